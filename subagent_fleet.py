@@ -20365,23 +20365,18 @@ class Workspace(Record):
         One that others may know is refused, and one that cannot be sent.
         """
         variable = fleet.gateway.master_key_env
-        path = quote_shell(self.path(ENVIRONMENT_FILE))
         key = self.world.environ.get(variable)
-        if key:
-            return self._check_letters(key, f"${variable}", fix=f"unset {variable}")
-
-        key = self.kept_key(fleet)
+        place, fix = f"${variable}", f"unset {variable}"
         if not key:
-            return ""
-        self._refuse_known_key(path)
-        return self._check_letters(key, path, fix=f"rm {path}; subagent-fleet generate")
-
-    def _check_letters(self, key: str, place: str, *, fix: str) -> str:
-        """Return a key that a header can hold."""
-        if re.fullmatch("[!-~]+", key):
-            return key
-        raise FleetError("bad-key", f"the key in {place} holds more than printable ASCII without "
-                         "blanks, so it cannot be sent", fix=fix, status=EXIT_REFUSED)
+            place = quote_shell(self.path(ENVIRONMENT_FILE))
+            fix = f"rm {place}; subagent-fleet generate"
+            key = self.kept_key(fleet)
+            if key:
+                self._refuse_known_key(place)
+        if not re.fullmatch("[!-~]*", key):  # a header cannot hold it
+            raise FleetError("bad-key", f"the key in {place} holds more than printable ASCII "
+                             "without blanks, so it cannot be sent", fix=fix, status=EXIT_REFUSED)
+        return key
 
     def _refuse_known_key(self, path: str) -> None:
         """Refuse the key of a file that others have read, or have put there."""
@@ -20553,28 +20548,18 @@ def last_session(receipts: Sequence[Receipt], *, since: float) -> str:
 
 def find_agent_type(world: World, session: str, agent: str) -> str:
     """Return what Claude Code calls a subagent of a session, where it has kept that (2.1.326)."""
-    if not (_ID.fullmatch(session) and _ID.fullmatch(agent)):
-        return ""
-    pattern = f"projects/*/{session}/subagents/agent-{agent}.meta.json"
-    for path in world.paths_below(claude_directory(world), pattern):
-        with contextlib.suppress(FleetError, ValueError, KeyError, TypeError, RecursionError):
-            label = read(AgentLabel, parse_object(world.read_bytes(path)))
-            return label.kind if label else ""
+    if _ID.fullmatch(session) and _ID.fullmatch(agent):
+        pattern = f"projects/*/{session}/subagents/agent-{agent}.meta.json"
+        for path in world.paths_below(claude_directory(world), pattern):
+            return read_label(world, path).kind
     return ""
 
 
 def find_session_words(world: World, session: str) -> str:
     """Return the first line of what was asked in a session, where Claude Code has kept that."""
-    if not _ID.fullmatch(session):
-        return ""
-    for path in world.paths_below(claude_directory(world), f"projects/*/{session}.jsonl"):
-        transcript = Transcript(path)
-        with contextlib.suppress(FleetError):
-            for line in world.read_part(path, 0, TITLE_PART_BYTES).splitlines(keepends=True):
-                if line.endswith(b"\n") and not transcript.prompt:
-                    transcript.feed(line)
-        if transcript.prompt:
-            return crop(clean_line(transcript.prompt), TITLE_LIMIT)
+    if _ID.fullmatch(session):
+        for path in world.paths_below(claude_directory(world), f"projects/*/{session}.jsonl"):
+            return crop(clean_line(read_first_prompt(world, path)), TITLE_LIMIT)
     return ""
 
 
@@ -20675,22 +20660,19 @@ def subagent_paths(world: World, found: SessionFile) -> dict[str, str]:
 
 def read_label(world: World, path: str) -> AgentLabel:
     """Return what lies beside a subagent's transcript."""
-    try:
-        content = world.read_bytes(f"{path[:-len('.jsonl')]}.meta.json")
-    except FleetError:  # Claude Code before 2.1 keeps none
-        return AgentLabel()
-    return read(AgentLabel, parse_object(content)) or AgentLabel()
+    with contextlib.suppress(FleetError):  # Claude Code before 2.1 keeps none
+        return read(AgentLabel, parse_object(world.read_bytes(path))) or AgentLabel()
+    return AgentLabel()
 
 
-def read_first_prompt(world: World, found: SessionFile) -> str:
-    """Return what a session began with, as far as its first part tells."""
-    if not found.path:
-        return ""
-    transcript = Transcript(found.path)
-    for line in world.read_part(found.path, 0, PART_BYTES).split(b"\n"):
-        transcript.feed(line)
-        if transcript.prompt:
-            break
+def read_first_prompt(world: World, path: str) -> str:
+    """Return what a session began with, as far as the first part of its transcript tells."""
+    transcript = Transcript(path)
+    with contextlib.suppress(FleetError):
+        for line in world.read_part(path, 0, TITLE_PART_BYTES).split(b"\n"):
+            transcript.feed(line)
+            if transcript.prompt:
+                break
     return transcript.prompt
 
 
@@ -20725,7 +20707,8 @@ def read_session(workspace: Workspace, found: SessionFile, facts: TraceFacts, *,
     """Read all there is of a session."""
     world = workspace.world
     paths = subagent_paths(world, found)
-    labels = {agent: read_label(world, path) for agent, path in paths.items()}
+    labels = {agent: read_label(world, f"{path[:-len('.jsonl')]}.meta.json")
+              for agent, path in paths.items()}
     if found.path:
         paths = {"": found.path, **paths}
     transcripts = [read_transcript(world, path, agent) for agent, path in paths.items()]
@@ -20863,13 +20846,6 @@ def read_trusted(world: World) -> dict[str, list[str]]:
     return {config: list(hashes) for config, hashes in trusted.items()}
 
 
-def write_trusted(world: World, trusted: Mapping[str, Sequence[str]]) -> None:
-    """Keep what was accepted."""
-    report = {"schema": "subagent-fleet/trusted/1", "trusted": trusted}
-    content = json.dumps(report, indent=1).encode("utf-8") + b"\n"
-    world.replace_files([(world.user_place("state", "trusted.json"), content, 0o600)])
-
-
 def trust_name(world: World, source: str) -> str:
     """Return under which name a fleet file is accepted: where it really lies."""
     return source if source == "<stdin>" else world.real_path(source)
@@ -20883,13 +20859,19 @@ def hash_of(name: str, stake: Stake) -> str:
 def accept_stakes(world: World, source: str, stakes: Iterable[Stake]) -> None:
     """Keep that this is accepted of a fleet file, beside what was before."""
     name = trust_name(world, source)
-    trusted = read_trusted(world)
-    hashes = trusted.setdefault(name, [])
+    hashes = read_trusted(world).get(name, [])
     new = [hash_of(name, stake) for stake in stakes]
-    new = [one for one in new if one not in hashes]
-    if new:
-        hashes += new
-        write_trusted(world, trusted)
+    if not set(new) <= set(hashes):
+        keep_trusted(world, source, [*hashes, *new])
+
+
+def keep_trusted(world: World, source: str, hashes: Sequence[str]) -> None:
+    """Keep what is accepted of a fleet file from now on, beside what is of the others."""
+    trusted = {**read_trusted(world), trust_name(world, source): list(dict.fromkeys(hashes))}
+    report = {"schema": "subagent-fleet/trusted/1",
+              "trusted": {name: kept for name, kept in trusted.items() if kept}}
+    content = json.dumps(report, indent=1).encode("utf-8") + b"\n"
+    world.replace_files([(world.user_place("state", "trusted.json"), content, 0o600)])
 
 
 def find_stakes(world: World, fleet: Fleet) -> list[Stake]:
@@ -22262,8 +22244,7 @@ def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> 
         before = (change.found or b"").decode("utf-8", "backslashreplace")
         after = (change.wanted or b"").decode("utf-8", "backslashreplace")
         if change.path == ENVIRONMENT_FILE:
-            before = _hide_secrets(before, secret)
-            after = _hide_secrets(after, secret)
+            before, after = (secret.sub(r"\1\2(hidden)", text) for text in (before, after))
 
         shown = list(difflib.unified_diff(
             before.splitlines(), after.splitlines(),
@@ -22285,10 +22266,6 @@ def _secret_pattern(key_variable: str) -> re.Pattern[str]:
     names = rf"KEY|TOKEN|SECRET|PASS(?:W(?:OR)?D)?|\b{key_variable}"
     return re.compile(rf"((?:{names})(?::?=|:-)).+|(\bset\b.*(?:{names}) ).+|sk-\S+",
                       re.IGNORECASE)
-
-
-def _hide_secrets(text: str, secret: re.Pattern[str]) -> str:
-    return secret.sub(lambda match: (match[1] or match[2] or "") + "(hidden)", text)
 
 
 @command("add", "add a machine and its models to fleet.yaml",
@@ -22335,18 +22312,15 @@ def insert_node(world: World, path: str, node: Node, config: Config, text: str) 
 def plan_insertion(config: Config, node: Node, names: Sequence[str], world: World) -> str:
     """Return the text of a fleet file with one more machine, which is asked for its models."""
     fleet = config.fleet
-    known = {other.endpoint: name for name, other in fleet.nodes.items()}
-    is_there = known.get(node.endpoint) == node.name  # and its models may be put in
-    if node.name in fleet.nodes and not is_there:
-        raise FleetError("known-node", f"{fleet.document.source} already has a node `{node.name}`",
-                         fix="choose another name, or change it there")
-    if node.endpoint in known and not is_there:
-        raise FleetError("known-node", f"{node.endpoint} is already the node "
-                         f"`{known[node.endpoint]}` of {fleet.document.source}",
-                         fix=f"subagent-fleet add {known[node.endpoint]}={node.endpoint}")
-
-    if is_there:
-        node = fleet.nodes[node.name]  # with its key
+    source = fleet.document.source
+    for other in fleet.nodes.values():
+        if (other.name == node.name) != (other.endpoint == node.endpoint):
+            raise FleetError("known-node", f"{source} already has a node `{other.name}` at "
+                             f"{other.endpoint}", fix="`subagent-fleet add "
+                             f"{other.name}={other.endpoint}` puts in its new models; another "
+                             "machine needs another name")
+    known = fleet.nodes.get(node.name)
+    node = known or node  # with its key
     state = probe_nodes(world, {node.name: node}, INIT_TIMEOUT_SECONDS,
                         are_known=False)[node.name]
     if not state.online:
@@ -22357,11 +22331,11 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
     models = [model for model in choose_models(fleet, state, names)
               if full_model_name(model.name) not in residents]
     if not models:
-        raise FleetError("known-node", f"{fleet.document.source} has `{node.name}` and these of "
-                         "its models already", fix="nothing is left to do: "
-                         "`subagent-fleet recommend` shows what it could do")
+        raise FleetError("known-node", f"{source} has `{node.name}` and these of its models "
+                         "already", fix="nothing is left to do: `subagent-fleet recommend` shows "
+                         "what it could do")
     added = plan_addition(fleet.models.values(), state, models)
-    if is_there:
+    if known:
         del added["nodes"]
     text = insert_sections(fleet.document, added)
     if is_as_written(fleet.document.text):  # and nobody but this program has changed it now
@@ -22486,32 +22460,29 @@ def format_setup(system: str, state: NodeState, reached: Sequence[NodeState]) ->
     return text + setup.after.format(**words)
 
 
-def format_servers(servers: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
-    """Return what else than Ollama answers on this machine, and how it is opened."""
-    text = ""
-    for server in servers:
-        state = server["node"]
-        names = some_of([model.name for model in state.models], 5) or "no model"
-        words = f"{state.runs} runs here ({state.endpoint}) with {names}"
-        if server["open"]:
-            words += f"; it answers at {some_of(server['open'], 3)}"
-        text += format_words([Cell(words)], look, indent="  ")
-        if not server["open"]:
-            text += format_fix(f"to open it to the fleet, {server['setup']}", look)
+def format_server(server: Mapping[str, Any], look: Look = PLAIN) -> str:
+    """Return what answers on this machine, and how it is opened where it is closed."""
+    state = server["node"]
+    names = some_of([model.name for model in state.models], 5) or "no model"
+    words = f"{state.runs} runs here ({state.endpoint}) with {names}"
+    if server["open"]:
+        words += f"; it answers at {some_of(server['open'], 3)}"
+    text = format_words([Cell(words)], look, indent="  ")
+    if not server["open"]:
+        text += format_fix(f"to open it to the fleet, {server['setup']}", look)
     return text
 
 
 def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
     """Return everything `worker` has to say, the part to paste last."""
-    paragraphs = []
     state = report["ollama"]
+    text = ""
     if state.online:
         names = ", ".join(model.name for model in state.models) or "no model"
         sentence = Cell(f"Ollama {state.version} runs here with {names}")
-        paragraphs.append(format_words([sentence], look, indent="  "))
-    if report["servers"]:
-        paragraphs.append(format_servers(report["servers"], look))
-
+        text = format_words([sentence], look, indent="  ")
+    text += "".join(format_server(server, look) for server in report["servers"])
+    paragraphs = [text] if text else []
     rows = []
     for address in report["addresses"]:
         answers = mark("no", "bad", look)
@@ -22645,17 +22616,10 @@ def format_measurements(measured: Sequence[Measurement], look: Look = PLAIN) -> 
     text = format_table(headers, rows, look=look, right=numbers, spare=("Load s", "First s"))
     if not any(known.is_worth_keeping for known in measured):
         text = "Nothing was measured:\n"
-    notes = "".join(_format_notes(known, look) for known in measured)
-    return text + (f"\n{notes}" if notes else "")
-
-
-def _format_notes(known: Measurement, look: Look) -> str:
-    """Return lines that say what a model did instead, and why it was asked no further."""
-    who = Cell(f"{known.model} on {known.node}:", "dim")
-    text = ""
-    for note in _measured_notes(known):
-        text += format_words([who, clean_line(note)], look, indent="  ")
-    return text
+    notes = "".join(format_words([Cell(f"{known.model} on {known.node}:", "dim"),
+                                  clean_line(note)], look, indent="  ")
+                    for known in measured for note in _measured_notes(known))
+    return f"{text}\n{notes}" if notes else text
 
 
 def _show_number(number: float | None, *, digits: int = 1) -> str:
@@ -22988,7 +22952,7 @@ def cmd_trust(options: Options, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     source = fleet.document.source
     if options.forget:
-        forget_stakes(world, source)
+        keep_trusted(world, source, ())
 
     stakes = find_stakes(world, fleet)
     untrusted = find_untrusted(world, fleet)
@@ -23008,13 +22972,6 @@ def cmd_trust(options: Options, world: World) -> int:
     accept_stakes(world, source, untrusted)
     world.out("Accepted.\n")
     return EXIT_OK
-
-
-def forget_stakes(world: World, source: str) -> None:
-    """Keep nothing any more that was accepted of a fleet file."""
-    trusted = read_trusted(world)
-    if trusted.pop(trust_name(world, source), None) is not None:
-        write_trusted(world, trusted)
 
 
 # -- look --
@@ -24354,7 +24311,7 @@ def list_sessions(sessions: Sequence[SessionFile], options: Options, world: Worl
     entries: list[dict[str, Any]] = []
     for session in listed:
         task = tasks.get(session.id, "")
-        prompt = first_line(read_first_prompt(world, session))
+        prompt = first_line(read_first_prompt(world, session.path)) if session.path else ""
         if task:
             prompt = f"task {task}: {prompt}"
         entries.append({"session": session.id, "task": task,

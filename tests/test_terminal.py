@@ -435,8 +435,8 @@ def test_what_was_served_is_read_by_people():
     rows = [("mini", 12, 1234567, 89, 1.5, 0), ("m5", 1, 2, 3, 0, 0)]
     assert sf.format_served(rows) == sf.format_served(rows, sf.Look(columns=80))
     assert sf.format_served(rows).splitlines()[-2:] == [
-        "mini        12  1,234,567          89   1.5 s         0",
-        "m5           1          2           3       -         0"]
+        "mini           12  1,234,567          89   1.5 s         0",
+        "m5              1          2           3       -         0"]
 
 
 def test_a_diff_is_painted_and_can_be_applied():
