@@ -15709,11 +15709,6 @@ _GLOB = "^(?![/~!]|([^\\u0000]*/)?[.][.](/|$))[^\\u000a" + _CONTROL + "\\u0009]{
 _REVISION = "^(?!-)[^\\u0000-\\u0020\\u007f~^:?*\\u005c\\u005b]{1,200}([~^][0-9]{0,4})*$"
 
 
-def _normal_span(span: int | str) -> int:
-    """Return seconds."""
-    return span if isinstance(span, int) else _normal_keep_alive(span)
-
-
 def _normal_coder(coder: str | list[str]) -> tuple[str, ...] | str:
     return coder if isinstance(coder, str) else tuple(coder)
 
@@ -15737,7 +15732,7 @@ RULES.update({
     "span": Rule(
         {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 604800},
                    {"type": "string", "pattern": _SPAN}]},
-        "seconds, or a duration such as `45m`", "45m", _normal_span,
+        "seconds, or a duration such as `45m`", "45m", _normal_keep_alive,
         lambda text: _amount_slips(text, _SECONDS)),
     "changes": _choice_rule("required", "none"),
     "check place": _choice_rule("own", "same"),
@@ -15853,21 +15848,14 @@ def check_tasks(document: Document, fleet: Fleet | None = None, others: Collecti
     `others` are tasks that are there already: what comes after one of them is known, too.
     """
     check = _Checker(document)
-    if document.value is None:
-        where, excerpt = document.locate(())
-        return None, [Finding("empty-tasks", "error", "the file is empty; it needs `tasks:`",
-                              where, excerpt, "write `tasks:`, below it a name, below that "
-                              "`prompt:`")]
     last = []
-    plan = TaskPlan({}, TaskFile({}), {})
+    plan = None
     try:
-        file = check.section("task file", (), document.value)
-        if not check.findings:
-            plan = _merge_tasks(check, file)
-            for task in (file.tasks or {}).values():
-                _check_task(check, plan, task.name, fleet, others)
-        if not check.findings:
-            _check_order(check, plan)
+        if document.value is None:
+            check.error("empty-tasks", (), "is empty; it needs `tasks:`",
+                        fix="write `tasks:`, below it a name, below that `prompt:`")
+        else:
+            plan = _plan_tasks(check, fleet, others)
     except FleetError as error:  # too many
         last = [error.finding]
     if check.findings:
@@ -15875,9 +15863,12 @@ def check_tasks(document: Document, fleet: Fleet | None = None, others: Collecti
     return plan, []
 
 
-def _merge_tasks(check: _Checker, file: TaskFile) -> TaskPlan:
+def _plan_tasks(check: _Checker, fleet: Fleet | None, others: Collection[str]) -> TaskPlan | None:
     """Return every task with the defaults under it, its twins as tasks of their own."""
     tree: Any = check.document.value
+    file = check.section("task file", (), tree)
+    if check.findings:
+        return None
     shared = tree.get("defaults") or {}
     plan = TaskPlan({}, file, {}, shared)
     for name, task in file.tasks.items():
@@ -15894,6 +15885,10 @@ def _merge_tasks(check: _Checker, file: TaskFile) -> TaskPlan:
                             fix="give one of them another name")
             plan.tasks[twin.name] = twin
             plan.origins[twin.name] = where
+    for task in plan.tasks.values():
+        _check_task(check, plan, task, fleet, others)
+    if not check.findings:
+        _check_order(check, plan)
     return plan
 
 
@@ -15905,12 +15900,10 @@ def twins_of(task: TaskSpec) -> list[TaskSpec]:
             for letter in string.ascii_lowercase[:task.times]]
 
 
-def _check_task(check: _Checker, plan: TaskPlan, name: str, fleet: Fleet | None,
+def _check_task(check: _Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | None,
                 others: Collection[str]) -> None:
-    """Report what is wrong with a task beyond its single values."""
-    tree: Any = check.document.value
-    own = tree["tasks"][name] or {}
-    task = plan.tasks.get(name) or plan.tasks[f"{name}-a"]
+    """Report what is wrong with a task beyond its single values; of twins it is said once."""
+    path = ("tasks", task.group)
     for is_wrong, slug, word, what, fix in (
             (not (task.prompt or task.prompt_file), "missing-key", "prompt", "is missing",
              "add `prompt:` (what to do) or `prompt_file:`"),
@@ -15922,16 +15915,17 @@ def _check_task(check: _Checker, plan: TaskPlan, name: str, fleet: Fleet | None,
             (task.base == "after" and len(task.after) != 1, "bad-base", "base",
              "is `after`, which needs exactly one task in `after:`", "name a branch or a commit")):
         if is_wrong:
-            check.error(slug, ("tasks", name, word), what, fix=fix)
+            check.error(slug, (*path, word), what, fix=fix)
 
     known = dict.fromkeys([*plan.tasks, *(one.group for one in plan.tasks.values()), *others])
     for place, other in enumerate(task.after):
-        check.reference(("tasks", name, "after", place), other, known, "task")
+        check.reference((*path, "after", place), other, known, "task")
     if fleet and task.talks:
         word = "agent" if task.agent else "model"
         records = fleet.agents if task.agent else _models_by_name(fleet)
-        at = ("tasks", name, word) if word in own else ("defaults", word)
-        check.reference(at, getattr(task, word), records, word)
+        # Where it was said: by the task, or once for all.
+        where = path if word in (check.document.value["tasks"][task.group] or {}) else ("defaults",)
+        check.reference((*where, word), getattr(task, word), records, word)
 
 
 def _check_order(check: _Checker, plan: TaskPlan) -> None:
@@ -15952,11 +15946,9 @@ def _check_order(check: _Checker, plan: TaskPlan) -> None:
 
 def expand_names(names: Iterable[str], tasks: Mapping[str, TaskSpec]) -> tuple[str, ...]:
     """Return task names in which the name of a group stands for all its twins."""
-    expanded: list[str] = []
-    for name in names:
-        twins = [] if name in tasks else [one.name for one in tasks.values() if one.group == name]
-        expanded += twins or [name]
-    return tuple(expanded)
+    return tuple(one for name in names for one in (
+        [name] if name in tasks else [twin.name for twin in tasks.values() if twin.group == name]
+        or [name]))
 
 
 def render_tasks_schema() -> dict[str, Any]:
@@ -15998,24 +15990,20 @@ def plan_slots(fleet: Fleet | None) -> dict[str, int]:
 @_with(lambda: functools.lru_cache(512))
 def _glob_pattern(glob: str) -> re.Pattern[str]:
     """Return a pattern of paths as git's ignore files have them, anchored where it has a slash."""
+    known = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+
+    def translate(piece: re.Match[str]) -> str:
+        text = piece[0]
+        if text[0] == "[" and len(text) > 1:
+            inside = text[1:-1].replace("\\", "\\\\").replace("[", "\\[")
+            return f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
+        return known.get(text) or re.escape(text)
+
     glob = glob.removeprefix("./")
     if glob.endswith("/"):
         glob += "**"
     start = "" if "/" in glob else "(?:.*/)?"
-    pattern = ""
-    at = 0
-    while at < len(glob):
-        piece = re.match(r"\*\*/|/\*\*$|\*\*|\*|\?|\[!?\]?[^\]/]*\]|.", glob[at:], re.S)
-        text = piece[0] if piece else ""
-        known = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-        if text in known:
-            pattern += known[text]
-        elif text.startswith("[") and len(text) > 1:
-            inside = text[1:-1].replace("\\", "\\\\").replace("[", "\\[")
-            pattern += f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
-        else:
-            pattern += re.escape(text)
-        at += max(len(text), 1)
+    pattern = re.sub(r"(?s)\*\*/|/\*\*$|\*\*|\*|\?|\[!?\]?[^\]/]*\]|.", translate, glob)
     try:
         return re.compile(f"{start}{pattern}(?:/.*)?", re.S)
     except re.error:  # a class such as [z-a]: the text itself
@@ -16119,27 +16107,25 @@ class OpenCall(Record):
 class Heard:
     """What an agent has said so far, line by line: where it stands, what it did, what it asks."""
 
+    result: dict[str, Any] | None = None
+    result_at = -1  # the offset behind it
+    phase = "silent"  # then requesting, answering, tool, asking, settled
+    since = last = 0.0  # by the clock of who listens
+    turn_at = -1  # the offset behind the line that began its last turn
+    has_background = False
+    worked = 0  # calls that changed something, or may have
+    tool_errors = turns = questions = context = repeats = 0
+    said = _last_call = ""
+
     def __init__(self, *, heard_from: int = 0) -> None:
         self.heard_from = heard_from  # a result before this offset answers an earlier prompt
-        self.result: dict[str, Any] | None = None
-        self.result_at = -1  # the offset behind it
-        self.phase = "silent"  # then requesting, answering, tool, asking, settled
-        self.since = self.last = 0.0  # by the clock of who listens
-        self.turn_at = -1  # the offset behind the line that began its last turn
-        self.session = ""
         self.calls: dict[str, OpenCall] = {}
         self.requests: dict[str, dict[str, Any]] = {}  # what it asks leave for, or asks a person
-        self.has_background = False
         self.tools: dict[str, int] = {}
-        self.worked = 0  # calls that changed something, or may have
-        self.tool_errors = self.turns = self.questions = self.context = 0
         self.denied: list[dict[str, str]] = []
         self.written: list[str] = []
         self.commands: list[str] = []
         self.subagents: dict[str, dict[str, int]] = {}
-        self.said = ""
-        self.repeats = 0
-        self._last_call = ""
 
     @property
     def is_settled(self) -> bool:
@@ -16198,47 +16184,41 @@ class Heard:
     def _read_system(self, event: dict[str, Any], end: int, now: float) -> None:
         kind = event.get("subtype")
         if kind == "init":
-            self.session = str(event.get("session_id", ""))
             self.turn_at = end
             self._enter("requesting", now)
-        elif kind == "status" and event.get("status") == "requesting":
-            if not self.requests:
-                self._enter("requesting", now)
+        elif kind == "status" and event.get("status") == "requesting" and not self.requests:
+            self._enter("requesting", now)
         elif kind == "background_tasks_changed":
             self.has_background = bool(event.get("tasks"))
         elif kind in ("task_started", "task_progress") and event.get("subagent_type"):
-            name = str(event["subagent_type"])
-            record = self.subagents.setdefault(name, {"runs": 0, "tool_uses": 0})
-            if kind == "task_started":
-                record["runs"] += 1
-            else:
-                uses = int(event.get("usage", {}).get("tool_uses", 0))
-                record["tool_uses"] = max(record["tool_uses"], uses)
+            record = self.subagents.setdefault(
+                str(event["subagent_type"]), {"runs": 0, "tool_uses": 0})
+            record["runs"] += kind == "task_started"
+            uses = int(event.get("usage", {}).get("tool_uses", 0))
+            record["tool_uses"] = max(record["tool_uses"], uses)
 
     def _read_stream_event(self, event: dict[str, Any], _: int, now: float) -> None:
         # The line of the answer itself has what stood at its beginning: 0 of a local model.
         if not event.get("parent_tool_use_id"):
-            self._count_context(event["event"]["usage"])
-
-    def _count_context(self, usage: Mapping[str, Any]) -> None:
-        count = sum(int(usage.get(word) or 0) for word in (
-            "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"))
-        self.context = count or self.context
+            usage = event["event"]["usage"]
+            count = sum(int(usage.get(word) or 0) for word in (
+                "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"))
+            self.context = count or self.context
 
     def _read_assistant(self, event: dict[str, Any], _: int, now: float) -> None:
         message = event["message"]
         if message.get("model") == "<synthetic>":  # the client's own words for an error
             return
-        is_main = not event.get("parent_tool_use_id")
-        if is_main:
-            self._count_context(message.get("usage") or {})
         for block in message["content"]:
             if block.get("type") == "tool_use":
                 self._begin_call(block, now)
-            elif block.get("type") == "text" and is_main:
-                self.said = (self.said + "\n" + block["text"])[-LAST_WORDS_CHARACTERS:]
+            elif block.get("type") == "text" and not event.get("parent_tool_use_id"):
+                self._say(block["text"])
                 if not self.calls:
                     self._enter("answering", now)
+
+    def _say(self, text: str) -> None:
+        self.said = f"{self.said}\n{text}"[-LAST_WORDS_CHARACTERS:]
 
     def _begin_call(self, block: dict[str, Any], now: float) -> None:
         tool = str(block["name"])
@@ -16292,7 +16272,7 @@ class Heard:
         self.result = event
         self.result_at = end
         self.turns += int(event.get("num_turns") or 0)
-        self.said = f"{self.said}\n{event.get('result') or ''}"[-LAST_WORDS_CHARACTERS:]
+        self._say(str(event.get("result") or ""))
         self.calls.clear()
         self.requests.clear()
         for denial in event.get("permission_denials") or []:
@@ -16616,7 +16596,7 @@ class Limits(Record):
 
 def count_busy(states: Mapping[str, TaskState], aliases: Mapping[str, str]) -> dict[str, int]:
     """Return how many places are taken, by alias."""
-    busy: dict[str, int] = {}
+    busy = dict.fromkeys(aliases.values(), 0)
     for state in states.values():
         if state.is_at_work:
             alias = aliases.get(state.name, "")
@@ -16629,16 +16609,13 @@ def plan_starts(states: Mapping[str, TaskState], aliases: Mapping[str, str], lim
     """Return the waiting tasks that start now: those of high priority first, then the oldest."""
     busy = count_busy(states, aliases)
     room = limits.most - sum(busy.values())
-    if room <= 0:
-        return []
-
     ready = [state for state in states.values() if state.state == "waiting" and state.until <= now]
     ready.sort(key=lambda state: (-state.task.priority, state.at if state.spoken else 0.0,
                                   state.order))
     starts: list[str] = []
     for state in ready:
         alias = aliases.get(state.name, "")
-        if len(starts) == room:
+        if len(starts) >= room:
             break
         if busy.get(alias, 0) >= limits.slots.get(alias, limits.most) or alias in limits.resting:
             continue
@@ -16664,26 +16641,18 @@ def explain_wait(state: TaskState, states: Mapping[str, TaskState], alias: str, 
     """Return what a waiting task waits for."""
     blockers = blockers_of(state, states)
     if blockers:
-        words = []
-        for name in blockers[:3]:
-            over = states[name].state if name in states and states[name].is_over else ""
-            words.append(f"{name} ({over})" if over else name)
-        if len(blockers) > 3:
-            words.append(f"{len(blockers) - 3} more")
-        return f"for {', '.join(words)}"
+        return "for " + some_of([
+            f"{name} ({states[name].state})" if name in states and states[name].is_over else name
+            for name in blockers], 3)
     if state.until > now:
-        return f"{state.reason or 'for its next try'} ({state.until - now:.0f} s)".strip()
+        return f"for its next try in {state.until - now:.0f} s" \
+            + (f": {state.reason}" if state.reason else "")
     if alias in limits.resting:
         return f"{alias}: {limits.resting[alias]}"
-    busy = limits.busy
     slots = limits.slots.get(alias, limits.most)
-    if slots <= limits.most and busy.get(alias, 0) >= slots:
-        asking = [f"; {one.name} asks: subagent-fleet task answer {one.name}"
-                  for one in states.values() if one.state == "asking" and one.is_at_work
-                  and (one.task.agent, one.task.model) == (state.task.agent, state.task.model)]
-        return f"for a slot of {alias or 'its coder'} ({slots} of {slots} in use)" \
-            + "".join(asking[:1])
-    if sum(busy.values()) >= limits.most:
+    if slots <= limits.most and limits.busy.get(alias, 0) >= slots:
+        return f"for a slot of {alias or 'its coder'} ({slots} of {slots} in use)"
+    if sum(limits.busy.values()) >= limits.most:
         return f"for one of {limits.most} places"
     return "to start"
 
@@ -16777,37 +16746,44 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
     `code` is the exit code of the check, None where the task has none.
     """
     task = state.task
-    problem = ""
-    feedback = ""
-    cause = "diff"
-    if task.check and code != 0:
-        cause = "check"
-        problem = f"check failed (exit {code})"
-        tail = "\n".join(output.splitlines()[-FEEDBACK_LINES:])
-        feedback = (f"The check of this task failed (exit {code}): {task.check}\n\n{tail}\n\n"
-                    "Fix that. The check runs again when you end.")
-    elif work.exit_code and not task.check:
-        cause = "coder"
-        problem = f"{task.program} ended with exit code {work.exit_code}"
-        feedback = f"The last try ended with exit code {work.exit_code}."
-    elif task.changes == "none" and work.changed:
-        problem = f"changed {some_of(work.changed, 3)}, but must change nothing"
-        feedback = (f"This task must change nothing, but these files differ: "
-                    f"{some_of(work.changed, 20)}. Undo that.")
-    elif task.changes == "required" and not work.changed:
-        if work.said.rstrip().endswith("?") and task.talks:
-            return Ruling("asking")
-        problem = "nothing was changed"
-        feedback = ("Nothing in the worktree has changed, so nothing was done. Do the task, "
-                    "or say why it cannot be done.")
-
-    if problem and task.talks and state.round < task.rounds:
-        return Ruling("running", problem, feedback, cause)
+    problem = _find_problem(task, work, code, output)
+    if problem.cause == "asks":
+        return Ruling("asking")
+    if problem.cause and task.talks and state.round < task.rounds:
+        return replace(problem, to="running")
     if work.outside:
         return rule_out(task, work)
-    if problem:
-        return replace(after_failure(state, problem, cause), feedback=feedback)
+    if problem.cause:
+        # What it said stands in no receipt, so not in the reason either.
+        hint = ""
+        if problem.cause == "diff" and not work.changed:
+            hint = " (if the task is only to answer: `changes: none`)"
+        failure = after_failure(state, problem.reason + hint, problem.cause)
+        return replace(failure, feedback=problem.feedback)
     return Ruling("done" if task.check else "review")
+
+
+def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str) -> Ruling:
+    """Return what is wrong with work, and what its agent is told; without a cause, nothing is."""
+    if task.check and code != 0:
+        tail = "\n".join(output.splitlines()[-FEEDBACK_LINES:])
+        return Ruling("", f"check failed (exit {code})", (
+            f"The check of this task failed (exit {code}): {task.check}\n\n{tail}\n\n"
+            "Fix that. The check runs again when you end."), "check")
+    if work.exit_code and not task.check:
+        return Ruling("", f"{task.program} ended with exit code {work.exit_code}",
+                      f"The last try ended with exit code {work.exit_code}.", "coder")
+    if task.changes == "none" and work.changed:
+        return Ruling("", f"changed {some_of(work.changed, 3)}, but must change nothing", (
+            "This task must change nothing, but these files differ: "
+            f"{some_of(work.changed, 20)}. Undo that."), "diff")
+    if task.changes == "none" or work.changed:
+        return Ruling("")
+    if work.said.rstrip().endswith("?") and task.talks:
+        return Ruling("", cause="asks")
+    return Ruling("", "nothing was changed", (
+        "Nothing in the worktree has changed, so nothing was done. Do the task, or say why it "
+        "cannot be done."), "diff")
 
 
 def rule_out(task: TaskSpec, work: WorkDone) -> Ruling:
@@ -16948,17 +16924,13 @@ def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
 
 def _task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     """Return what is shown of one task."""
-    heard = sight.heard.get(state.name)
+    heard = sight.heard.get(state.name, Heard())
     alias = sight.aliases.get(state.name, "")
-    is_live = state.state in LIVE_STATES and not state.asleep
     served = sight.served.get(state.session) if state.session else None
-    idle = context = None
-    where = ""
-    if is_live:
-        where = (served.node if served else "") or alias
-        idle = max(sight.now - heard.last, 0.0) if heard and heard.last else None
+    is_live = state.state in LIVE_STATES and not state.asleep
+    context = None
     window = sight.windows.get(alias)
-    tokens = (served.input_tokens if served else 0) or (heard.context if heard else 0)
+    tokens = (served.input_tokens if served else 0) or heard.context
     if window and tokens and not state.is_over:
         context = min(round(100 * tokens / window), 999)
 
@@ -16966,18 +16938,20 @@ def _task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     tries = state.task.tries
     number = min(state.failures + 1, tries) if state.tried else 0
     return TaskRow(
-        state.name, state.task.group, state.state, f"{number}/{tries}",
-        max(sight.now - state.at, 0.0),
-        state.total_at(sight.now) if state.tried else 0.0, idle,
-        _describe_task(state, heard, sight), context, int(state.diff.get("files", 0)),
-        int(state.diff.get("plus", 0)), int(state.diff.get("minus", 0)), where,
+        state.name, state.task.group, state.state, f"{number}/{tries}", sight.now - state.at,
+        state.total_at(sight.now) if state.tried else 0.0,
+        sight.now - heard.last if is_live and heard.last else None,
+        _describe_task(state, heard, sight), context,
+        int(state.diff.get("files", 0)), int(state.diff.get("plus", 0)),
+        int(state.diff.get("minus", 0)),
+        (served.node if served else "") or alias if is_live else "",
         sum(load[0] for load in loads), round(sum(load[1] for load in loads), 1), len(loads),
         suggest_task_step(state), state.session, state.branch,
         "" if state.gone else state.worktree, state.task.agent or "", alias, state.reason,
         state.cause)
 
 
-def _describe_task(state: TaskState, heard: Heard | None, sight: TaskSight) -> str:
+def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
     """Return what a task does, waits for, asks or has ended with."""
     if state.state == "waiting":
         if not blockers_of(state, sight.tasks) and not sight.holder:
@@ -16986,10 +16960,8 @@ def _describe_task(state: TaskState, heard: Heard | None, sight: TaskSight) -> s
         return explain_wait(state, sight.tasks, alias, sight.limits, sight.now)
     if state.state == "asking":
         return question_of(state.question.get("request", {}))
-    if state.state == "running" and heard and state.task.talks:
-        return heard.now
     if state.state == "running":
-        return state.task.program
+        return heard.now if state.task.talks else state.task.program
     if state.state == "checking":
         return state.task.check or "looking at the diff"
     return state.reason
@@ -18740,9 +18712,14 @@ class TaskWork:
                    cause=ruling.cause)
         is_good = ruling.to in ("done", "review")
         if ruling.to == "waiting":
-            self._tell("waits", f"{ruling.reason}: for its next try")
+            self._tell("waits", f"for its next try: {ruling.reason}")
         else:
-            self._tell(ruling.to, self._sum_up(receipt) if is_good else ruling.reason)
+            text = ruling.reason
+            if is_good:
+                text = self._sum_up(receipt)
+            elif ruling.cause == "diff" and work.said:
+                text += f". It said: {shorten(work.said)}"
+            self._tell(ruling.to, text)
 
     def _write_receipt(self, state: TaskState, ruling: Ruling, ended: str,
                        work: WorkDone) -> dict[str, Any]:

@@ -44,7 +44,10 @@ def test_words_of_success_with_nothing_done_are_a_failure(rig):
     rig.add("a", "say so", check="true", tries=1, rounds=1)
     rig.work()
     assert rig.states() == {"a": "failed"}
-    assert rig.tasks()["a"].reason == "nothing was changed"
+    assert rig.tasks()["a"].reason == \
+        "nothing was changed (if the task is only to answer: `changes: none`)"
+    assert rig.said[-1][2].endswith("`changes: none`). It said: All done, tests pass!")
+    assert "All done" not in json.dumps(rig.receipt("a"))
     assert "says it is done, but made no call that changes anything" in rig.receipt("a")["flags"]
 
 

@@ -440,7 +440,7 @@ def test_what_was_tried_longest_ago_comes_first_among_equals():
     (("b", "waiting", {"after": ("a",)}), "for a"),
     (("b", "waiting", {"after": ("bad",)}), "for bad (failed)"),
     (("b", "waiting", {"until": 130.0, "reason": "the model cannot be asked"}),
-     "the model cannot be asked (30 s)"),
+     "for its next try in 30 s: the model cannot be asked"),
     (("b", "waiting"), "for a slot of big (2 of 2 in use)")])
 def test_why_a_task_waits_is_said(state, words):
     states = states_of(("a", "running"), ("a2", "checking"), ("bad", "failed"), state)
