@@ -2873,7 +2873,6 @@ def plan_tools(tools: Iterable[str]) -> tuple[str, ...]:
 _BILLIONS = _Pattern(r"(?:(\d+)x)?(\d+(?:\.\d+)?)b(?![a-z])")
 
 
-@_with(lambda: functools.lru_cache(1024))  # the same models lie on most machines
 def billions(ollama_model: str) -> float:
     """Return the parameters in billions that a model's name tells, else 0."""
     sizes = _BILLIONS.findall(ollama_model.lower())
@@ -2932,6 +2931,16 @@ def prints_calls(ollama_model: str) -> bool:
     return "qwen2.5-coder" in ollama_model.lower()
 
 
+# What ollama.com offers without tools (November 2026), for where no machine is asked.
+_TOOLLESS = _Pattern("(?:.*/)?(?:(?:code)?gemma[23]?n?|(?:bak)?llava|llama2|codellama|moondream|"
+                     "phi[34]?|deepseek-coder|starcoder2?|tinyllama)(?::.*)?")
+
+
+def lacks_tools(ollama_model: str) -> bool:
+    """Tell whether a model's name alone says that it does not call tools."""
+    return prints_calls(ollama_model) or bool(_TOOLLESS.fullmatch(ollama_model.lower()))
+
+
 def can_chat(model: NodeModel) -> bool:
     """Tell whether a model answers, and by a name that a fleet file accepts."""
     if not obeys(model.name, "line"):
@@ -2951,13 +2960,6 @@ def find_models(models: Iterable[_Named], ollama_model: str) -> list[_Named]:
     return [model for model in models if full_model_name(model.name) == full_name]
 
 
-def near_model(models: Iterable[NodeModel], ollama_model: str) -> str:
-    """Return the model of a node that may have been meant by a name it does not have, or ""."""
-    names = {model.name.lower()[:64]: model.name for model in models if rate_model(model).score}
-    matches = difflib.get_close_matches(ollama_model.lower()[:64], list(names)[:100], 1)  # 3 ms
-    return names[matches[0]] if matches else ""
-
-
 def mend_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
     """Return what mends it that a node lacks a model: what the node has, else a download."""
     pull = f"{obtain_model(state.provider, model.ollama_model)} on {state.name}"
@@ -2966,11 +2968,23 @@ def mend_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
     text = fleet.document.text if fleet else ""
     if PLACEHOLDERS_MARK in text and is_as_written(text) and any(map(can_chat, state.models)):
         return f"`subagent-fleet recommend --write` uses the models that {state.name} has"
-    near = near_model(state.models, model.ollama_model)
+    names = {able.name.lower(): able.name for able in state.models if rate_model(able).score}
+    near = names.get(find_nearest(model.ollama_model.lower(), names))
     if near:  # a pull takes an hour, a typing mistake a second
         return (f"write `{model.name_key}: {quote_yaml(near)}` in models.{model.name}, which "
                 f"{state.name} has, or {pull}")
     return pull
+
+
+def mend_toolless(model: Model, state: NodeState, gigabytes: float | None) -> str:
+    """Return what mends it that a model calls no tools: one that does and fits its machine."""
+    pull = plan_pull(gigabytes)
+    if not pull:
+        return f"use another machine: {tell_pull(gigabytes)}"
+    line = f"write `{model.name_key}: {quote_yaml(pull)}` in models.{model.name}"
+    if find_models(state.models, pull):
+        return line
+    return f"{obtain_model(state.provider, pull)} on {state.name}, and {line}"
 
 
 # -- what was measured --
@@ -3391,7 +3405,7 @@ def plan_main_fallbacks(fleet: Fleet) -> list[Model]:
     main = plan_tiers(fleet)["main"]
     able = [model for model in fleet.models.values()
             if model.name != main and model.context >= MAIN_CONTEXT_TOKENS
-            and not model.cloud and not prints_calls(model.ollama_model)]
+            and not model.cloud and not lacks_tools(model.ollama_model)]
     return sorted(able, key=lambda model: (-billions(model.ollama_model), model.name))
 
 
@@ -3489,6 +3503,12 @@ def _held_model(model: Model, state: NodeState) -> NodeModel:
     """Return a model as its node has it; where it does not, one of which nothing is known."""
     matches = find_models(state.models, model.ollama_model)
     return matches[0] if matches else NodeModel("")
+
+
+def count_ready(routes: Mapping[str, RouteState]) -> str:
+    """Return `1 of 2 models ready`."""
+    ready = [name for name, route in routes.items() if route.state == "ready"]
+    return f"{len(ready)} of {count_of(routes, 'model')} ready"
 
 
 class Load(Record):
@@ -4250,8 +4270,11 @@ class Seating:
 def _assign_strongest(seating: Seating) -> None:
     """The main session and the implementer get the strongest model that fits its machine."""
     for job in (MAIN_JOB, "implementer"):
-        seating.take(job, [([one], f"the strongest: {_show_strength(one)}")
-                           for one in seating.able[job]])
+        able = seating.able[job]
+        reasons = ["the strongest", *(f"the strongest that fits, as {one.model.name} does not"
+                                      for one in able)]
+        seating.take(job, [([one], f"{why}: {_show_strength(one)}")
+                           for one, why in zip(able, reasons)])
 
 
 def _assign_reviewer(seating: Seating) -> None:
@@ -4262,7 +4285,7 @@ def _assign_reviewer(seating: Seating) -> None:
     others = [one for one in near if _maker_of(one.model) != _maker_of(main.model)]
     nobody = "no other model is strong enough"
     if len(seating.able["reviewer"]) == 1:
-        nobody = "the only model that can do it"
+        nobody = "the only model that can do it" if main.calls_tools else "no other comes nearer"
     elif away or others:
         nobody = "no other model fits beside it"
     elif near:
@@ -4366,6 +4389,7 @@ class Assignment(Record):
     why: dict[str, str] = {}  # by job
     idle: dict[str, str] = {}  # node -> why nothing runs there
     flaw: str = ""  # what the main session's model lacks, or why none will do
+    flaws: dict[tuple[str, str], str] = {}  # of all models, by place
     counted: tuple[str, ...] = ()  # what each model takes, and how many agents it keeps warm
 
     def placement(self, job: str) -> Placement:
@@ -4392,6 +4416,7 @@ def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement]
         idle={state.name: _explain_idle(seating, state) for state in states
               if state.online and state.name not in busy},
         flaw=_plan_flaw(seating, states),
+        flaws={candidate.place: candidate.rating.flaw for candidate in seating.candidates},
         counted=tuple(_count_placements(placements, states, memory or {})))
 
 
@@ -4703,7 +4728,7 @@ def describe_placement(placement: Placement) -> str:
 
 def join_words(words: Sequence[str]) -> str:
     """Return `a, b and c`."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def plan_starter(states: Sequence[NodeState], measured: Iterable[Measurement] = (),
@@ -4809,12 +4834,17 @@ class Advice(Record):
     now: Model | None
     planned: Placement | None
     why: str
+    settings: str = ""  # what else would change of a model that stays
 
     @property
-    def is_change(self) -> bool:
+    def is_move(self) -> bool:
         if self.now is None or self.planned is None:
             return True
         return _place_of_model(self.now) != self.planned.place
+
+    @property
+    def is_change(self) -> bool:
+        return self.is_move or bool(self.settings)
 
 
 class Recommendation(Record):
@@ -4832,69 +4862,71 @@ class Recommendation(Record):
 
 def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
                         measured: Sequence[Measurement]) -> Recommendation:
-    """Return what would be assigned otherwise, with what it is decided on."""
-    own = {_place_of_model(model): model for model in fleet.models.values()}
+    """Return what `init` would write now beside the file, with what it is decided on."""
     memory = {name: node.memory_gb for name, node in fleet.nodes.items() if node.memory_gb}
-    homes = [_keep_home(fleet.nodes[name], own, state) for name, state in states.items()]
+    homes = [_keep_home(fleet, state) for state in states.values()]
     starter = plan_starter(homes, measured, memory)
-    plan = starter.assignment
-    placed = {placement.place: placement.name for placement in plan.placements}
-    flaws = {candidate.place: candidate.rating.flaw
-             for candidate in plan_candidates(states.values(), measured)}
+    advices = tuple(_advise(fleet, starter.assignment))
 
-    advices = [*_advise_jobs(fleet, plan, flaws)]
-    advices += [Advice("", None, placement, placement.why) for placement in plan.placements
-                if not placement.jobs and placement.place not in own]
-    advices += [Advice("", model, None, flaws.get(place) or "no role needs it")
-                for place, model in own.items() if place not in placed and not model.cloud]
-
-    places = {*placed, *(_place_of_model(advice.now) for advice in advices if advice.now)}
     latest = latest_measurements(measured)
+    places = {_place_of_model(advice.now) for advice in advices if advice.now}
+    places.update(placement.place for placement in starter.assignment.placements)
     known = [latest.get((fleet.nodes[node].endpoint, name)) for node, name in sorted(places)]
     found = tuple(filter(None, known))
-    return Recommendation(
-        tuple(advices), replace(starter, tree=_keep_agents(fleet, starter.tree, plan, placed)),
-        found, (*_plan_unknown(fleet, states, len(known) - len(found)), *_plan_ties(found)))
+    unknown = (*_plan_unknown(fleet, states, len(known) - len(found)), *_plan_ties(found))
+    return Recommendation(advices, starter, found, unknown)
 
 
-def _advise_jobs(fleet: Fleet, plan: Assignment, flaws: Mapping[tuple[str, str], str]
-                 ) -> Iterator[Advice]:
-    """Yield for each job who does it and who would."""
-    jobs = {**plan_routes(fleet), MAIN_JOB: fleet.models[plan_tiers(fleet)["main"]]}
-    for job in plan.jobs:
-        now = jobs.get(job)
-        if now is None or now.cloud:
-            continue  # a cloud is the person's own decision: it is neither judged nor moved
-        advice = Advice(job, now, plan.placement(job), plan.why[job])
-        flaw = flaws.get(_place_of_model(now))
-        if advice.is_change and flaw and flaw != flaws.get(plan.placement(job).place):
-            advice = replace(advice, why=f"{now.ollama_model} {flaw}")
-        yield advice
-
-
-def _keep_home(node: Node, own: Mapping[tuple[str, str], Model], state: NodeState) -> NodeState:
+def _keep_home(fleet: Fleet, state: NodeState) -> NodeState:
     """Return what a node has without what would leave the house, unless the file has it so."""
+    node = fleet.nodes[state.name]
     is_far = node.provider == "anthropic" or not is_private(_host_of(node.endpoint))
-    kept = []
-    for model in state.models:
-        known = own.get((state.name, full_model_name(model.name)))
-        if not (known.cloud if known else is_far):
-            kept.append(model)
-    return replace(state, models=tuple(kept))
+    clouds = {_place_of_model(model): model.cloud for model in fleet.models.values()}
+    return replace(state, models=tuple(
+        model for model in state.models
+        if not clouds.get((state.name, full_model_name(model.name)), is_far)))
 
 
-def _keep_agents(fleet: Fleet, planned: Mapping[str, Any], plan: Assignment,
-                 placed: Mapping[tuple[str, str], str]) -> dict[str, Any]:
-    """Return the planned fleet with the nodes as the file has them, and all of its agents."""
-    tree: Any = fleet.document.value
-    agents = {}
-    for name, values in tree["agents"].items():
-        now = fleet.models[fleet.agents[name].model]
-        model = plan.jobs.get(name) or placed.get(_place_of_model(now))
-        if now.cloud:
-            model = now.name
-        agents[name] = {**values, "model": model or plan.jobs.get(MAIN_JOB, "")}
-    return {**planned, "nodes": tree["nodes"], "agents": agents}
+def _advise(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
+    """Yield who does each job and who would, then the models without one that come or go."""
+    jobs = {**plan_routes(fleet), MAIN_JOB: fleet.models[plan_tiers(fleet)["main"]]}
+    placed = [placement.place for placement in plan.placements]
+    # A cloud is the person's own decision: it is neither judged nor moved.
+    own = [model for model in fleet.models.values() if not model.cloud]
+    for job in plan.jobs:
+        if jobs.get(job) in own:
+            planned = plan.placement(job)
+            advice = Advice(job, jobs[job], planned, plan.why[job],
+                            _list_settings(fleet, plan, jobs[job], planned))
+            flaw = plan.flaws.get(_place_of_model(jobs[job]))
+            if advice.is_move and flaw and flaw != plan.flaws[planned.place]:
+                advice = replace(advice, why=f"{jobs[job].ollama_model} {flaw}")
+            yield advice
+
+    homes = [_place_of_model(model) for model in own]
+    for placement in plan.placements:
+        if not placement.jobs and placement.place not in homes:
+            yield Advice("", None, placement, placement.why)
+    for model, place in zip(own, homes):
+        if placed and place not in placed:
+            # What is wrong with the strongest, too, is no reason.
+            flaw = plan.flaws.get(place, "was not found there")
+            if not flaw or flaw == plan.flaws[placed[0]]:
+                flaw = "no role needs it"
+            yield Advice("", model, None, flaw)
+
+
+def _list_settings(fleet: Fleet, plan: Assignment, now: Model, planned: Placement) -> str:
+    """Return what would change of a model that stays: its context, who stands in for it."""
+    nodes = {placement.name: placement.node for placement in plan.placements}
+    heirs = sorted({nodes[name] for name in planned.fallback})
+    old = {fleet.models[name].node for name in now.fallback if not fleet.models[name].cloud}
+    words = []
+    if now.context != planned.context:
+        words.append(f"a context of {planned.context:,}")
+    if old != set(heirs):
+        words.append(f"a fallback on {join_words(heirs)}" if heirs else "no fallback")
+    return join_words(words)
 
 
 def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState], unmeasured: int
@@ -5017,7 +5049,8 @@ CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OUR_GATEWAY = "this fleet's gateway"
 OLD_GATEWAY = "a gateway with an older config"
 FAR_GATEWAY = "a gateway elsewhere"
-TOOL_CALLER = "qwen3-coder:30b"  # a model that calls tools, to name where one does not
+FIND_WORK = "`subagent-fleet recommend` shows what it could do; or remove it"
+FIND_ROOM = "`subagent-fleet recommend` shows what fits; or correct `memory_gb`"
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 KNOWN_TOOLS = """
     Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
@@ -5051,6 +5084,7 @@ class Facts(Record):
     # By node: what it answered, and who else can reach it.
     states: dict[str, NodeState] = {}
     looks: dict[str, Exposure] = {}
+    memory: dict[str, float] = {}  # GB for models, where that is known
     # Who holds the gateway's port; see check_gateway.
     holder: str = ""
     # The versions of the programs, None where they were not found; LiteLLM's also tells
@@ -5150,14 +5184,18 @@ def _swap(finding: Finding, words: Mapping[str, str]) -> Finding:
     return replace(finding, what=swap(finding.what), fix=swap(finding.fix))
 
 
-def plan_verdict(findings: Sequence[Finding]) -> str:
-    """Return the one sentence a person wants, and what to type first."""
+def plan_verdict(findings: Sequence[Finding], ready: str = "", following: str = "") -> str:
+    """Return the one sentence a person wants, and what to type first.
+
+    Where nothing is wrong, `ready` counts the models, and `following` is what the others need.
+    """
     errors = [finding for finding in findings if finding.level == "error"]
     warnings = [finding for finding in findings if finding.level == "warning"]
-    if not errors and not warnings:
-        return "Ready: everything is in order."
     if not errors:
-        return f"Ready, with {count_of(warnings, 'warning')}."
+        if not warnings and not following:
+            return "Ready: everything is in order."
+        also = f", with {count_of(warnings, 'warning')}" if warnings else ""
+        return f"{ready or 'Ready'}{also}. {following}".rstrip()
 
     counts = count_of(errors, "error")
     if warnings:
@@ -5167,25 +5205,6 @@ def plan_verdict(findings: Sequence[Finding]) -> str:
             place = f"{finding.where}: " if finding.where else ""
             return f"Not ready: {counts}. First: {place}{finding.fix}"
     return f"Not ready: {counts}."
-
-
-def join_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings that differ in a name alone as one, which names the others."""
-    joined: list[tuple[Finding, list[str]]] = []
-    for finding in findings:
-        words = finding.what.split()
-        for first, others in joined:
-            known = first.what.split()
-            if (first.slug, first.level, first.fix, len(known)) == (
-                    finding.slug, finding.level, finding.fix, len(words)):
-                apart = [new for old, new in zip(known, words) if old != new] or [finding.where]
-                if len(apart) <= 2:
-                    others.append(apart[0].strip(":,`"))
-                    break
-        else:
-            joined.append((finding, []))
-    return [replace(first, what=f"{first.what} (also: {', '.join(others)})") if others else first
-            for first, others in joined]
 
 
 def quote_shell(text: str) -> str:
@@ -5298,9 +5317,7 @@ def _lint_nodes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             yield warn(fleet, "endpoint-gateway", path, fix=fix,
                        what=f"{node.endpoint} is this fleet's own gateway, not an Ollama")
         if name not in busy:
-            machine = f"{quote_shell(name)}={quote_shell(node.endpoint)}"
-            yield warn(fleet, "unused-node", path[:2], what="no model runs on it",
-                       fix=f"`subagent-fleet add {machine}` puts its models in; or remove it")
+            yield warn(fleet, "unused-node", path[:2], what="no model runs on it", fix=FIND_WORK)
 
 
 @check("Config", "file")
@@ -5367,30 +5384,20 @@ def _lint_main_fallback(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
     heirs = [model.name for model in plan_main_fallbacks(fleet) if model.node != main.node]
     if heirs:
+        names = [*main.fallback, heirs[0]]
         yield warn(fleet, "no-fallback", ("models", main.name),
                    what=f"it serves the main session, which ends when {main.node} sleeps",
-                   fix=f"write `{_show_fallback(main, heirs[0])}`")
-
-
-def _show_fallback(model: Model, more: str) -> str:
-    """Return a model's fallbacks and one more as the file holds them."""
-    return f"fallback: [{', '.join(map(quote_yaml, [*model.fallback, more]))}]"
+                   fix=f"write `fallback: [{', '.join(map(quote_yaml, names))}]`")
 
 
 @check("Config", "file")
 def _lint_unused_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Warn of models that get no work."""
     used = plan_used_models(fleet)
-    main = fleet.models[plan_tiers(fleet)["main"]]
-    heirs = {model.name for model in plan_main_fallbacks(fleet)}
     for name in fleet.models:
         if name not in used:
-            fix = f"write `model: {quote_yaml(name)}` in one of agents, or remove it"
-            if name in heirs:
-                line = _show_fallback(main, name)
-                fix = f"write `{line}` in models.{main.name}, or remove it"
             yield warn(fleet, "unused-model", ("models", name),
-                       what="no agent, tier or fallback uses it", fix=fix)
+                       what="no agent, tier or fallback uses it", fix=FIND_WORK)
 
 
 @check("Config", "file")
@@ -5405,12 +5412,14 @@ def _lint_agents(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                 yield warn(fleet, "unknown-frontmatter", ("agents", name, "frontmatter", key),
                            what="Claude Code is not known to read it", fix=fix)
         model = fleet.models[agent.model].ollama_model
+        node = fleet.nodes[fleet.models[agent.model].node]
         edits = agent.tools is None or EDIT_TOOLS & set(plan_tools(agent.tools))
         if edits and prints_calls(model):
             yield warn(fleet, "prints-tool-calls", ("agents", name, "model"),
                        what=f"it may edit, but {model} is known to print tool calls as text "
                             "instead of making them",
-                       fix=f"choose a model that calls tools, such as {TOOL_CALLER}")
+                       fix=mend_toolless(fleet.models[agent.model], NodeState(node.name, ""),
+                                         node.memory_gb))
 
 
 def _lint_tool(fleet: Fleet, path: tuple[str | int, ...], tool: str) -> Iterator[Finding]:
@@ -5553,66 +5562,45 @@ def _check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Nodes", "file")
 def _check_memory(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Name the models that are larger than their node, then those that evict each other."""
-    states = {name: facts.states.get(name) or NodeState(name, node.endpoint, "not asked")
-              for name, node in fleet.nodes.items()}
-    loads = {name: plan_loads(fleet, state) for name, state in states.items()}
-    rooms = {name: node.memory_gb - sum(load.gigabytes for load in loads[name])
-             for name, node in fleet.nodes.items() if node.memory_gb}
-
+    """Name the models that are larger than their machine, then those that evict each other."""
     for name, node in fleet.nodes.items():
-        memory = node.memory_gb or float("inf")
-        fitting = [load for load in loads[name] if load.gigabytes <= memory]
-        for load in loads[name]:
+        state = facts.states.get(name) or NodeState(name, node.endpoint, "not asked")
+        loads = plan_loads(fleet, state)
+        fitting = [load for load in loads if load.gigabytes <= (node.memory_gb or load.gigabytes)]
+        for load in loads:
             if load not in fitting:
-                yield _name_large_model(fleet, load, rooms, states[name])
+                yield _name_large_model(fleet, load, state)
 
         need = sum(load.gigabytes for load in fitting)
-        if len(fitting) > 1 and (need > memory or _spills(states[name])):
+        is_spilled = any(0 < (loaded.gpu_percent or 0) < 100 for loaded in state.loaded)
+        if len(fitting) > 1 and (is_spilled or need > (node.memory_gb or need)):
             names = some_of([load.model.ollama_model for load in fitting], 5)
             yield warn(fleet, "memory-short", ("nodes", name, "memory_gb"),
                        what=f"{names} need about {need:.0f} GB and evict each other",
-                       fix=_plan_move(rooms, fitting)
-                       or "move one to another node, or choose a smaller one")
+                       fix=FIND_ROOM)
 
 
-def _name_large_model(fleet: Fleet, load: Load, rooms: Mapping[str, float],
-                      state: NodeState) -> Finding:
-    """Return the Finding on a model that does not fit its node, even alone."""
+def _name_large_model(fleet: Fleet, load: Load, state: NodeState) -> Finding:
+    """Return the Finding on a model that does not fit its machine, even alone."""
     model = load.model
     memory = fleet.nodes[model.node].memory_gb or 0
     key = "ollama_model"
     what = f"by its name, {model.ollama_model} needs"
-    fixes = [_plan_move(rooms, [load])]
-    fixes += [f"write `{model.name_key}: {quote_yaml(other.model.name)}` in models.{model.name}"
-              for other in rank_models(state)
-              if plan_gigabytes(other.model, model.context) <= memory]
-    # What keeps the model comes first: less context, another machine, then another model.
+    fix = FIND_ROOM
     if load.held:
         key = "context"
         what = f"{model.ollama_model} with a context of {model.context:,} needs"
+        # What keeps the model comes first: less context, then another that is there.
         least = MAIN_CONTEXT_TOKENS if _plan_prompts(fleet)[model.name] else SMALL_CONTEXT_TOKENS
         context = plan_fitting_context(load.held, memory, model.max_parallel)
+        others = [other.model.name for other in rank_models(state)
+                  if plan_gigabytes(other.model, model.context) <= memory]
         if context >= least:
-            fixes.insert(0, f"write `context: {context}`")
-    fixes.append("choose a smaller model, or correct `memory_gb`")
+            fix = f"write `context: {context}`"
+        elif others:
+            fix = f"write `{model.name_key}: {quote_yaml(others[0])}` in models.{model.name}"
     return warn(fleet, "model-too-large", ("models", model.name, key),
-                what=f"{what} about {load.gigabytes:.0f} GB; {model.node} has {memory:g}",
-                fix=next(filter(None, fixes)))
-
-
-def _plan_move(rooms: Mapping[str, float], loads: Iterable[Load]) -> str:
-    """Return what to write so that one of these runs where there is room, or nothing."""
-    for load in loads:
-        for name, room in rooms.items():
-            if name != load.model.node and load.gigabytes <= room:
-                return f"write `node: {quote_yaml(name)}` in models.{load.model.name}"
-    return ""
-
-
-def _spills(state: NodeState) -> bool:
-    """Tell whether a node holds a model partly outside of its GPU."""
-    return any(0 < (loaded.gpu_percent or 0) < 100 for loaded in state.loaded)
+                what=f"{what} about {load.gigabytes:.0f} GB; {model.node} has {memory:g}", fix=fix)
 
 
 # -- Routes --
@@ -5626,7 +5614,8 @@ def _check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         if not state.online:
             continue  # said of the node
         flaws = [*_presence_flaws(fleet, model, state),
-                 *_ability_flaws(fleet, model, state, users=users[model.name]),
+                 *_ability_flaws(fleet, model, state, users=users[model.name],
+                                 gigabytes=facts.memory.get(model.node)),
                  *_context_flaws(fleet, model, state)]
         yield from flaws
         if not flaws:
@@ -5688,8 +5677,8 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
                       fix="choose a local model, or add `cloud: true`")
 
 
-def _ability_flaws(fleet: Fleet, model: Model, state: NodeState, *,
-                   users: Sequence[str]) -> Iterator[Finding]:
+def _ability_flaws(fleet: Fleet, model: Model, state: NodeState, *, users: Sequence[str],
+                   gigabytes: float | None) -> Iterator[Finding]:
     """Yield what will be asked of a model that it cannot do."""
     capabilities = _held_model(model, state).capabilities
     if capabilities is None:
@@ -5699,7 +5688,7 @@ def _ability_flaws(fleet: Fleet, model: Model, state: NodeState, *,
         yield Finding("no-tools", "error",
                       f"{what} cannot call tools, which {', '.join(users)} will ask of it",
                       _locate(fleet, "models", model.name, "ollama_model"),
-                      fix=f"choose a model that can, such as {TOOL_CALLER}")
+                      fix=mend_toolless(model, state, gigabytes))
     if model.thinking and "thinking" not in capabilities:
         title = kind_title(state.provider)
         yield Finding("no-thinking", "error", f"{what} cannot think; {title} refuses it",
@@ -15572,7 +15561,7 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
         "models": models,
         "agents": agents,
         "findings": [_page_line(sight, "warn", _say_where(finding), finding.fix)
-                     for finding in join_findings(sight.findings) if finding.level == "warning"],
+                     for finding in sight.findings if finding.level == "warning"],
         "warmup": list(sight.warmup),
         "tasks": list(sight.tasks),
         "names": list(sight.names),
@@ -15602,7 +15591,7 @@ def plan_needs(sight: Sight, routes: Mapping[str, RouteState]) -> Iterator[tuple
                    f"{some_of(alone, 4)}", state.mend)
     if sight.gateway.level == "error":
         yield "bad", sight.gateway.what, sight.gateway.fix
-    for finding in join_findings(sight.findings):
+    for finding in sight.findings:
         if finding.level == "error" and finding.slug not in ("node-offline", sight.gateway.slug):
             yield "bad", _say_where(finding), finding.fix
 
@@ -15636,7 +15625,7 @@ def plan_headline(sight: Sight, routes: Mapping[str, RouteState],
     if not sentence.startswith("Ready:"):
         return "warn", sentence
     if warnings:
-        return "warn", f"Ready, with {count_of(join_findings(warnings), 'warning')}."
+        return "warn", f"Ready, with {count_of(warnings, 'warning')}."
     return "ok", sentence
 
 
@@ -21706,10 +21695,11 @@ def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node]) -> Non
         answers = [line.strip() for line in format_answers(states).splitlines()]
         what = "; ".join(filter(None, (*answers, starter.flaw)))
         start = "" if any(state.online for state in states) else "start Ollama, "
-        fix = f"{start}{tell_pull(memory['local'])}, then `subagent-fleet up`"
-        if not plan_pull(memory["local"]):
-            fix = (f"{tell_pull(memory['local'])}; take a machine that has them: "
-                   "`subagent-fleet up --node mini=192.168.1.50`")
+        room = memory["local"]
+        fix = f"{start}{tell_pull(room)}, then `subagent-fleet up`"
+        if not plan_pull(room):
+            what += f"; this machine has about {room:.0f} GB for models: {tell_pull(room)}"
+            fix = "with a larger machine: `subagent-fleet up --node mini=192.168.1.50`"
         raise FleetError("no-model", f"no fleet.yaml, and no model to write one with: {what}",
                          fix=fix)
     look = look_of(world, "stderr")
@@ -22267,12 +22257,16 @@ def cmd_add(options: Options, world: World) -> int:
         return EXIT_OK
 
     kept = insert_node(world, path, node, config, text)
-    before = {finding.what for finding in config.warnings}
-    after = load_config(world, options.config).warnings
-    tell_findings([finding for finding in after if finding.what not in before], world)
+    # That nothing asks the new models yet is no fault: the next command is about that.
+    known = {finding.what for finding in config.warnings}
+    tell_findings([finding for finding in load_config(world, options.config).warnings
+                   if finding.what not in known
+                   and finding.slug not in ("unused-model", "no-fallback")], world)
     world.out(f"\n{clean_line(path)} has {clean_line(node.name)}. {clean_line(kept)}\n")
-    world.out("Next: `subagent-fleet recommend` shows what it could do, then "
-              "`subagent-fleet up`\n")
+    following = "`subagent-fleet recommend` shows what it could do"
+    if is_as_written(text):
+        following = "`subagent-fleet recommend --write` gives it work"
+    world.out(f"Next: {following}, then `subagent-fleet up`\n")
     return EXIT_OK
 
 
@@ -22311,6 +22305,9 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
         raise FleetError("known-node", f"{source} has `{node.name}` and these of its models "
                          "already", fix="nothing is left to do: `subagent-fleet recommend` shows "
                          "what it could do")
+    tell_findings([Finding("no-tools", "warning", f"{model.name} {rate_model(model).flaw}",
+                           fix=f"{obtain_model(state.provider, SMALL_PLACEHOLDER)} on {node.name}")
+                   for model in models if rate_model(model).flaw], world)
     added = plan_addition(fleet.models.values(), state, models)
     if known:
         del added["nodes"]
@@ -22635,11 +22632,15 @@ def format_recommendation(advised: Recommendation, look: Look = PLAIN) -> str:
             now = Cell(f"{advice.now.ollama_model} on {advice.now.node}")
         if advice.planned:
             planned = Cell(f"{advice.planned.model.name} on {advice.planned.node}")
-        if not advice.is_change:
+        if not advice.is_move:
             planned = Cell("the same", "dim")
+            if advice.settings:
+                planned = Cell(f"the same, with {advice.settings}")
         rows.append((advice.job or "-", now, planned, advice.why))
     text = format_table(("Role", "Now", "Planned", "Why"), rows, look=look)
-    for sentence in advised.starter.assignment.counted:
+    plan = advised.starter.assignment
+    idle = [f"{node} idles: {why}." for node, why in plan.idle.items()]
+    for sentence in (*plan.counted, *idle):
         text += format_words([clean_line(sentence)], look, indent="  ")
     if advised.measured:
         text += "\nWhat was measured:\n" + format_measurements(advised.measured, look)
@@ -22679,21 +22680,29 @@ def cmd_recommend(options: Options, world: World) -> int:
     text += format_flaw(advised.starter.flaw, states.values(), "subagent-fleet recommend", look,
                         memory)
     text += "\n"
-    text += tell_recommendation(advised, path, written, look)
+    text += tell_recommendation(advised, path, fleet, written, look)
     world.out(text)
     return EXIT_OK
 
 
-def plan_block(starter: Starter) -> dict[str, Any]:
+def plan_block(fleet: Fleet, starter: Starter) -> dict[str, Any]:
     """Return the lines to put into a fleet file: its models, and the model of each agent."""
-    agents = {name: {"model": values["model"]} for name, values in starter.tree["agents"].items()}
     models = {name: {key: values[key] for key in FILE_KEYS["model"] if key in values}
               for name, values in starter.tree["models"].items()}
+    jobs = starter.assignment.jobs
+    agents = {}
+    for name, agent in fleet.agents.items():
+        model = jobs.get(name, agent.model)
+        if fleet.models[agent.model].cloud:
+            model = agent.model
+        elif model not in models:
+            model = jobs[MAIN_JOB]
+        agents[name] = {"model": model}
     return {"models": models, "agents": agents}
 
 
-def tell_recommendation(advised: Recommendation, path: str, written: Sequence[str], look: Look
-                        ) -> str:
+def tell_recommendation(advised: Recommendation, path: str, fleet: Fleet,
+                        written: Sequence[str], look: Look) -> str:
     """Return what was done with a recommendation, or how it is done."""
     if written:
         lines = "".join(clean_line(line) + "\n" for line in written)
@@ -22702,7 +22711,7 @@ def tell_recommendation(advised: Recommendation, path: str, written: Sequence[st
         return "Nothing would change.\n"
     sentence = ("To apply this: `subagent-fleet recommend --write`, or put this into "
                 f"{clean_line(path)}:\n\n")
-    return wrap_text(sentence, look) + show_block(path, plan_block(advised.starter))
+    return wrap_text(sentence, look) + show_block(path, plan_block(fleet, advised.starter))
 
 
 def write_recommendation(world: World, path: str, fleet: Fleet, advised: Recommendation
@@ -22741,10 +22750,10 @@ def report_recommendation(fleet: Fleet, advised: Recommendation, written: Sequen
                        "model": placement.model.name, "context": placement.context,
                        "fallback": placement.fallback}
         roles.append({"role": advice.job or None, "changes": advice.is_change, "why": advice.why,
-                      "now": now, "planned": planned})
+                      "settings": advice.settings, "now": now, "planned": planned})
     return {"fleet": fleet.name, "roles": roles, "measured": advised.measured,
             "unknown": advised.unknown, "counted": advised.starter.assignment.counted,
-            "block": dump_yaml(plan_block(advised.starter)),
+            "block": dump_yaml(plan_block(fleet, advised.starter)),
             "written": bool(written)}
 
 
@@ -23266,11 +23275,8 @@ def format_status(page: StatusPage, look: Look = PLAIN) -> str:
 
 def _format_verdict(page: StatusPage, look: Look) -> str:
     """Return the sentence that says whether the fleet is ready, and what to type if not."""
-    states = [page.routes[name].state for name in page.fleet.models]
-    ready = states.count("ready")
-    is_ready = ready == len(states) and page.is_served
-
-    verdict = Cell(f"{ready} of {count_of(states, 'model')} ready.", "warn")
+    is_ready = page.is_served and all(route.state == "ready" for route in page.routes.values())
+    verdict = Cell(f"{count_ready(page.routes)}.", "warn")
     if is_ready:
         verdict = Cell("ready.", "ok")
     parts: list[object] = [Cell(f"{page.fleet.name}:", "bold"), verdict]
@@ -23636,7 +23642,7 @@ def format_doctor(findings: Sequence[tuple[str, Finding]], verdict: str, look: L
     for topic, finding in findings:
         topics.setdefault(topic, []).append(finding)
     for topic, listed in topics.items():
-        blocks.append(format_topic(topic, join_findings(listed), look, verbose=verbose))
+        blocks.append(format_topic(topic, listed, look, verbose=verbose))
     blocks.append(wrap_text(f"{clean_line(verdict)}\n", look, indent="  "))
     return "\n".join(blocks)
 
@@ -23661,10 +23667,19 @@ def cmd_doctor(options: Options, world: World) -> int:
         facts = observe_files(workspace, fleet, facts)
 
     findings = list(plan_doctor(fleet, facts))
-    verdict = plan_verdict(join_findings(finding for _, finding in findings))
-    for _, finding in findings:
-        if finding.slug in ("port-free", "litellm-down"):  # no error: it may be about to start
-            verdict = add_gateway(verdict, finding)
+    ready = following = ""
+    gateway = [finding for _, finding in findings if finding.slug in ("port-free", "litellm-down")]
+    if fleet:  # what `status` says of it
+        routes = {name: plan_route_state(fleet, facts.states, model)
+                  for name, model in fleet.models.items()}
+        if any(route.state != "ready" for route in routes.values()):
+            ready = count_ready(routes)
+            following = plan_next_step(fleet, facts.states, routes)
+            for finding in gateway:  # no error: it may be about to start
+                following = add_gateway(following, finding)
+    verdict = plan_verdict([finding for _, finding in findings], ready, following)
+    if gateway and verdict.startswith("Ready"):
+        verdict = add_gateway(verdict, gateway[0])
     if options.json:
         listed = [{"topic": topic, **show_record(retype(finding, world))}
                   for topic, finding in findings]
@@ -23704,7 +23719,9 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
         facts = observe_task_file(world, fleet, facts)
         weak = lint_key(fleet, world.environ)
         paths = [*managed_settings(world), *usual_settings(world)]
+        memory = {name: node.memory_gb for name, node in fleet.nodes.items() if node.memory_gb}
         facts = replace(facts, settings=find_settings(world, paths),
+                        memory=with_own_memory(world, memory),
                         problems=(*facts.problems, *weak))
         facts = observe_files(workspace, fleet, facts)
         key = known_key(workspace, fleet)

@@ -253,7 +253,7 @@ def test_what_needs_a_person_comes_first_with_what_to_type():
         ("ask", "docs asks: Which one?", "a: `x 1`"),
         ("warn", "scope is parked: Edit", "`git diff`"),
         ("bad", "1 task failed: noop", "`subagent-fleet tasks`"),
-        ("bad", "a is too old (also: b)", "`npm install it`")]
+        ("bad", "a is too old", "`npm install it`"), ("bad", "b is too old", "`npm install it`")]
 
 
 def test_a_machine_without_another_for_its_work_is_a_need():
@@ -263,14 +263,6 @@ def test_a_machine_without_another_for_its_work_is_a_need():
     down = {**ALL_WELL["states"], "a": sf.NodeState("a", "http://127.0.0.1:1", reason="refused")}
     (need,) = sf.plan_picture(sight(**{**ALL_WELL, "states": down}))["needs"]
     assert "runs twin" in need["what"]  # big has a fallback
-
-
-def test_a_picture_shows_warnings_once_with_all_machines():
-    findings = [finding(level, what) for level in ("ok", "info", "warning")
-                for what in ("`a` is old", "`b` is old", "`b` is slow today")]
-    assert sf.plan_picture(sight(findings=findings))["findings"] == [
-        {"level": "warn", "what": "`a` is old (also: b)", "fix": "`npm install it`"},
-        {"level": "warn", "what": "`b` is slow today", "fix": "`npm install it`"}]
 
 
 def test_the_log_of_litellm_is_told_by_severity_and_holds_no_key():

@@ -1,5 +1,6 @@
 """Section 17's `doctor` and `worker`: what they gather, and the commands."""
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -245,13 +246,37 @@ def test_doctor_on_a_machine_in_order_is_ready_and_changes_nothing(doctor, run_c
     done = run_cli("doctor", env=doctor.env)
     assert (done.returncode, done.stderr) == (0, "")
     port = doctor.fleet["project"]["gateway"]["port"]
-    assert done.stdout.splitlines()[-1] == (
+    verdict = f"0 of 1 model ready. No gateway runs at http://127.0.0.1:{port}. Next: `subagent-fleet warmup`"
+    assert done.stdout.splitlines()[-1] == verdict
+    assert run_cli("status", env=doctor.env).stdout.endswith(f"\nt: {verdict}\n")  # the same
+    doctor.node.loaded = {"qwen3:8b": 32768}
+    assert run_cli("doctor", env=doctor.env).stdout.splitlines()[-1] == (
         f"Ready, but no gateway runs at http://127.0.0.1:{port}: `subagent-fleet serve` in another "
         "terminal, or `subagent-fleet up`.")
     assert doctor.ask() == {} and doctor.status == 0
     assert doctor.answer["mended"] == []
     assert {path for path, _ in doctor.node.requests} == {
         "/api/version", "/api/tags", "/api/ps", "/api/show"}
+
+
+def test_doctor_and_init_name_the_same_model_to_pull(doctor, run_here, monkeypatch):
+    monkeypatch.setattr(sf.World, "total_gigabytes", lambda world: 21.4)  # a Mac of 20 GB
+    doctor.fleet["nodes"]["local"] = doctor.fleet["nodes"].pop("mini")
+    doctor.fleet["models"]["small"].update(node="local", ollama_model="gemma3:12b")
+    doctor.node.models = {"gemma3:12b": {"capabilities": ["completion"], "context": 40960}}
+    doctor.write()
+    assert doctor.ask()["no-tools"] == "error"
+    finding, = [finding for finding in doctor.answer["findings"] if finding["id"] == "no-tools"]
+    env = {**doctor.env, "OLLAMA_HOST": f"127.0.0.1:{doctor.node.port}"}
+    said = run_here("init", "--output", "other.yaml", env=env).stdout
+    pull, = set(re.findall("`(ollama pull [^`]+)`", said))
+    assert pull == "ollama pull gpt-oss:20b"
+    assert finding["fix"] == ("`ollama pull gpt-oss:20b` on local, and write "
+                              '`"ollama_model": "gpt-oss:20b"` in models.small')
+    doctor.node.models["gpt-oss:20b"] = {"capabilities": ["completion", "tools"]}
+    doctor.ask()
+    finding, = [finding for finding in doctor.answer["findings"] if finding["id"] == "no-tools"]
+    assert finding["fix"] == 'write `"ollama_model": "gpt-oss:20b"` in models.small'  # which is there
 
 
 def test_doctor_without_a_config_checks_the_machine(run_here, tmp_path):
@@ -299,7 +324,7 @@ def test_doctor_weighs_models_with_their_context_as_the_node_tells(doctor, run_h
     doctor.write()
     assert doctor.ask() == {"model-too-large": "warning"}
     finding, = [f for f in doctor.answer["findings"] if f["id"] == "model-too-large"]
-    assert finding["fix"] == "choose a smaller model, or correct `memory_gb`"  # the main one keeps 32768
+    assert finding["fix"] == sf.FIND_ROOM  # the main one keeps 32768
     doctor.fleet["models"]["small"]["context"] = 40960
     doctor.fleet["nodes"]["mini"]["memory_gb"] = 10
     doctor.write()
@@ -404,6 +429,7 @@ def test_doctor_knows_its_own_gateway(doctor):
                                stdout=subprocess.PIPE, env=clean_environment(**doctor.env))
     try:
         assert b"Serving" in serving.stdout.readline()
+        doctor.node.loaded = {"qwen3:8b": 32768}
         assert doctor.ask() == {} and doctor.answer["verdict"] == "Ready: everything is in order."
         assert "gateway-up" in [finding["id"] for finding in doctor.answer["findings"]]
         doctor.env["LITELLM_MASTER_KEY"] = "sk-of-another-fleet-9"

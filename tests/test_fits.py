@@ -166,6 +166,22 @@ def test_what_is_said_of_little_memory_is_what_init_then_does(fake_node, run_cli
     assert "pull a model" not in with_it
 
 
+def test_up_on_a_small_machine_says_what_is_missing(fake_node, run_cli, monkeypatch):
+    monkeypatch.setattr(sf.World, "total_gigabytes", lambda world: 4.0)
+    node = fake_node({"bge-m3": {"capabilities": ["embedding"]}})
+    done = run_cli("up", env={"OLLAMA_HOST": f"127.0.0.1:{node.port}"})
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1
+    assert ("this machine has about 3 GB for models: qwen3:4b, the smallest that would do, needs 8 GB "
+            "fix: with a larger machine: `subagent-fleet up --node mini=192.168.1.50`") in said
+
+
+def test_a_stronger_model_that_does_not_fit_is_named(machine, run_cli):
+    node = machine("qwen3-coder:30b", "gpt-oss:20b")
+    said = " ".join(run_cli("init", "--node", f"mini={node.endpoint}", "--memory", "mini=20").stdout.split())
+    assert "the strongest that fits, as qwen3-coder:30b does not: " in said, said
+
+
 @pytest.mark.parametrize("words", ["mini=64", "local=x", "local=0", "local", "=3"])
 def test_memory_of_nobody_is_refused(run_cli, words):
     done = run_cli("init", "--offline", "--memory", words)

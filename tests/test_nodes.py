@@ -18,7 +18,7 @@ from node_rig import probe
 from tools import PROGRAM, SCRIPT, clean_environment, free_port, limit_of, not_held_up
 
 PORT = free_port()  # nobody serves there
-NO_GATEWAY = f"no gateway runs at http://127.0.0.1:{PORT}"
+NO_GATEWAY = f"No gateway runs at http://127.0.0.1:{PORT}"
 
 
 def write_fleet(directory, nodes, models, agents=None):
@@ -263,7 +263,7 @@ def test_status_prints_nodes_and_routes_of_the_specification(fleet, command):
     assert re.search(r"^m4 +big:32b +32,768 +62 % +never$", done.stdout, re.M)
     assert routes_of(done) == ["planner -> m5 -> small:7b -> light-local: cold",
                                "implementer -> m4 -> big:32b -> heavy-local: ready"]
-    assert lines[-1].partition("ready. ")[2] == f"Next: `subagent-fleet warmup` ({NO_GATEWAY})"
+    assert lines[-1].partition("ready. ")[2] == f"{NO_GATEWAY}. Next: `subagent-fleet warmup`"
 
 
 def test_status_ready_when_all_is_loaded(fleet, command):
@@ -271,7 +271,7 @@ def test_status_ready_when_all_is_loaded(fleet, command):
     m4.loaded["big:32b"], m5.loaded["small:7b"] = 32768, 8192
     done = command("status", "--check")
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == (
-        f"local-dev: ready, but {NO_GATEWAY}: `subagent-fleet serve` in another terminal, or "
+        f"local-dev: ready, but {NO_GATEWAY.replace('No', 'no')}: `subagent-fleet serve` in another terminal, or "
         "`subagent-fleet up`.")
 
 
@@ -288,8 +288,8 @@ def test_status_offline_node_names_the_fallback(fleet, command):
     done = command("status")
     assert routes_of(done)[0].endswith("light-local: node offline \u2192 fallback heavy")
     assert done.stdout.splitlines()[-1] == \
-        f"local-dev: 1 of 2 models ready. Next: m5 ({fleet[1].endpoint}) is offline, refused: {sf.mend_reason('refused', 'ollama')}. " \
-        f"({NO_GATEWAY})"
+        f"local-dev: 1 of 2 models ready. {NO_GATEWAY}. Next: m5 ({fleet[1].endpoint}) is offline, refused: " \
+        f"{sf.mend_reason('refused', 'ollama')}."
 
 
 @pytest.mark.parametrize("words", [b"404 page not found", b"", {"detail": "Not Found"}])
@@ -303,21 +303,21 @@ def test_a_404_that_speaks_of_no_model_is_no_ollama_to_every_command(fleet, comm
         in command("warmup", "--model", "light").stdout
     fleet[0].loaded["big:32b"] = 32768
     assert command("status").stdout.splitlines()[-1] \
-        == f"local-dev: 1 of 2 models ready. Next: m5 ({url}) is offline, not ollama: {fix}. ({NO_GATEWAY})"
+        == f"local-dev: 1 of 2 models ready. {NO_GATEWAY}. Next: m5 ({url}) is offline, not ollama: {fix}."
 
 
 def test_status_missing_model_says_what_to_pull(fleet, command):
     del fleet[0].models["big:32b"]
     done = command("status")
     assert routes_of(done)[1].endswith("heavy-local: model missing")
-    assert done.stdout.splitlines()[-1].startswith("local-dev: 0 of 2 models ready. Next: `ollama pull big:32b` on m4")
+    assert done.stdout.splitlines()[-1].startswith(f"local-dev: 0 of 2 models ready. {NO_GATEWAY}. Next: `ollama pull big:32b` on m4")
 
 
 def test_status_json_holds_nodes_models_and_routes(fleet, command):
     fleet[0].loaded["big:32b"] = 4096
     nodes, found = nodes_of(command, "status")
     assert found["schema"] == "subagent-fleet/status/1" and found["ready"] is False
-    assert found["next"] == f"Next: `subagent-fleet warmup` ({NO_GATEWAY})"
+    assert found["next"] == f"{NO_GATEWAY}. Next: `subagent-fleet warmup`"
     assert (found["gateway"]["id"], found["gateway"]["level"]) == ("port-free", "info")
     heavy = found["models"][0]
     assert (heavy["name"], heavy["state"], heavy["context"], heavy["loaded"]["context"]) \

@@ -186,6 +186,61 @@ def test_add_keeps_the_file_as_written(house, tmp_path, capsys, fake_node):
     assert fleet.models[fleet.agents["reviewer"].model].ollama_model == "devstral:24b"
 
 
+def test_add_warns_of_nothing_that_the_next_command_does(house, tmp_path, capsys, fake_node):
+    node = fake_node({"devstral:24b": {"parameters": "23.6B"}})
+    assert sf.main(["add", f"gpu={node.endpoint}"]) == 0
+    said = capsys.readouterr()
+    assert "warning" not in said.err + said.out
+    assert said.out.endswith(
+        "\nNext: `subagent-fleet recommend --write` gives it work, then `subagent-fleet up`\n")
+    assert sf.main(["validate"]) == 0  # later it is said, and what helps
+    assert "no agent, tier or fallback uses it\n" in capsys.readouterr().err
+
+
+def test_a_model_without_tools_is_nobodys_fallback(house, tmp_path, capsys, fake_node):
+    node = fake_node({"gemma3:12b": {"capabilities": ["completion", "vision"]}})
+    assert sf.main(["add", f"gem={node.endpoint}"]) == 0
+    said = capsys.readouterr().err
+    assert "warning: gemma3:12b cannot call tools\n" in said
+    assert "fix: `ollama pull qwen3:8b` on gem\n" in said and "fallback" not in said
+    path = tmp_path / "fleet.yaml"
+    tree = sf.parse_yaml(path.read_text())
+    for model in tree["models"].values():
+        model.pop("fallback", None)
+    del tree["models"]["small-coder"]
+    tree["agents"] = {name: {**agent, "model": "heavy-coder"} for name, agent in tree["agents"].items()}
+    path.write_text(sf.dump_yaml(tree), encoding="utf-8")
+    assert sf.main(["validate"]) == 0
+    assert "write `fallback" not in capsys.readouterr().err
+
+
+def test_a_machine_that_is_left_out_is_told_why(fake_node, run_cli):
+    big, small = fake_node({"qwen3-coder:30b": {}}), fake_node({"qwen3:14b": {"size": 9 * 10**9}})
+    env = {"OLLAMA_HOST": f"127.0.0.1:{small.port}"}
+    run_cli("init", "--node", f"mini={big.endpoint}", "--memory", "local=4", env=env)
+    said = run_cli("validate").stderr
+    assert "nodes.local: no model runs on it" in said and "subagent-fleet add" not in said
+    assert "fix: `subagent-fleet recommend` shows what it could do; or remove it\n" in said
+    done = run_cli("recommend", env=env)
+    assert "local idles: its models do not fit its memory.\n" in done.stdout
+    assert done.stdout.endswith("\nNothing would change.\n")
+
+
+def test_what_else_would_change_of_a_model_is_said(house, tmp_path, capsys):
+    mini, laptop = house["mini"].endpoint, house["laptop"].endpoint
+    none = sf.Score(0, 6)
+    measure(tmp_path, *(replace(measurement(node, endpoint, model, 0), tools=none, context=sf.Score(1, 3))
+                        for node, endpoint, model in (("mini", mini, "qwen3-coder:30b"),
+                                                      ("mini", mini, "gpt-oss:20b"),
+                                                      ("laptop", laptop, "qwen3:8b"))))
+    rows = {row["role"]: row for row in report(capsys)[1]["roles"]}
+    assert rows["main session"]["changes"]
+    assert rows["main session"]["settings"] == "a context of 32,768"
+    assert not any("can do it" in row["why"] for row in rows.values())
+    assert sf.main(["recommend"]) == 0
+    assert "the same, with a context of 32,768" in capsys.readouterr().out
+
+
 def test_nothing_is_planned_into_a_cloud_and_what_is_there_stays(house, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("FAR_API_KEY", "sk-of-a-person")
     body = b'{"data": [{"type": "model", "id": "claude-opus-5-5"}], "has_more": false}'
