@@ -12216,7 +12216,7 @@ FILLER_LINES_LIMIT = 400_000  # 25 MB, whatever a node counts
 COUNT_TOLERANCE = 0.02
 COUNT_SLACK_TOKENS = 16  # on top of it: of a short prompt that share is nothing
 LEAST_LINE_TOKENS = 4.0  # a node that counts fewer a line counts wrongly
-QUICK_SECONDS = 15.0  # a long prompt may take, with --quick
+QUICK_SECONDS = 5.0  # the longest prompt may take, with --quick
 ANSWER_TOKENS = 512
 THINKING_TOKENS = 2048  # for who thinks before it answers
 
@@ -12307,6 +12307,7 @@ class Trial(Record):
     judges: tuple[Callable[[Answer], str], ...] = ()  # "": right, else what it is instead
     speeds: tuple[str, ...] = ()  # fields of a Measurement that the answer tells
     thinks: bool = False  # the model is asked to
+    is_quick: bool = True  # asked with --quick, too
 
     @property
     def title(self) -> str:
@@ -12365,7 +12366,7 @@ def _ask_again(subject: Subject) -> Question:
 def _ask_long_prompt(subject: Subject) -> Question | None:
     """Ask with half the context: prompts are read the slower, the longer they are."""
     half = subject.model.context // 2
-    if subject.is_quick or half < 2 * SPEED_TOKENS:
+    if half < 2 * SPEED_TOKENS:
         return None
     return _fill(subject, subject.count_lines(half), 2)
 
@@ -12394,11 +12395,12 @@ def time_answer(answer: Answer) -> dict[str, Any]:
 SPEED_TRIALS = (
     Trial("speed", "load", _ask_load, speeds=("load_seconds",)),
     Trial("speed", "prompt", _ask_prompt, speeds=("prompt_rate", "is_counted")),
-    Trial("speed", "first token", _ask_again, speeds=("first_token_seconds",)),
+    Trial("speed", "first token", _ask_again, speeds=("first_token_seconds",), is_quick=False),
     Trial("speed", "answer", lambda subject: _ask(
         subject, "Write the numbers from 1 to 200, one a line, and nothing else.", tokens=128),
         speeds=("answer_rate",)),
-    Trial("speed", "long prompt", _ask_long_prompt, speeds=("long_prompt_rate",)))
+    Trial("speed", "long prompt", _ask_long_prompt, speeds=("long_prompt_rate",),
+          is_quick=False))
 
 
 # -- tools --
@@ -12440,8 +12442,6 @@ _PRINTED_CALL = _Pattern(
 def calls_rightly(*wanted: tuple[str, dict[str, Any]], says: str = "") -> Callable[[Answer], str]:
     """Return the judge of an answer that makes these calls, in any order, and then says a word."""
     def judge(answer: Answer) -> str:
-        if answer.missing:
-            return answer.missing
         is_short = len(answer.calls) < max(len(wanted), 1)
         if is_short and _PRINTED_CALL.search(answer.text):
             return PRINTED_CALL
@@ -12496,19 +12496,20 @@ def _plain(value: Any) -> Any:
 
 
 def _call_trial(name: str, text: str, *wanted: tuple[str, dict[str, Any]],
-                says: str = "") -> Trial:
+                says: str = "", is_quick: bool = False) -> Trial:
     """Return the trial that asks a model with the five tools for these calls."""
     return Trial("tools", name, lambda subject: _ask(subject, text, tools=TRIAL_TOOLS),
-                 (calls_rightly(*wanted, says=says),))
+                 (calls_rightly(*wanted, says=says),), is_quick=is_quick)
 
 
 TOOL_TRIALS = (
     _call_trial("an enum, a name with a dash",
                 "Set the log level of the service billing to debug.",
-                ("set-log-level", {"service": "billing", "level": "debug"})),
+                ("set-log-level", {"service": "billing", "level": "debug"}), is_quick=True),
     _call_trial("a nested object",
                 'Open a ticket with the title "Login fails". Its owner is Ada, team web.',
-                ("open_ticket", {"title": "Login fails", "owner": {"name": "Ada", "team": "web"}})),
+                ("open_ticket", {"title": "Login fails", "owner": {"name": "Ada", "team": "web"}}),
+                is_quick=True),
     _call_trial("an array", "Run the tests in tests/api and tests/web, in this order; stop early.",
                 ("run_tests", {"paths": ["tests/api", "tests/web"], "stop_early": True})),
     _call_trial("none where none fits", "How much is 17 plus 25? Answer with the number alone.",
@@ -12518,13 +12519,13 @@ TOOL_TRIALS = (
                 ("set-log-level", {"service": "billing", "level": "error"}),
                 ("set-log-level", {"service": "search", "level": "info"})),
     _call_trial("an answer after the result", "What is the value of the setting retry_limit?",
-                ("get_setting", {"key": "retry_limit"}), says="7391"))
+                ("get_setting", {"key": "retry_limit"}), says="7391", is_quick=True))
 
 
 # -- context --
 
 def _ask_full(subject: Subject) -> Question:
-    """Ask with the context full; with --quick only as far as can be read in a while."""
+    """Ask with the context full; with --quick only as far as is read soon."""
     tokens = subject.model.context - subject.room
     if subject.is_quick:
         readable = int((subject.prompt_rate or 0) * QUICK_SECONDS)
@@ -12532,10 +12533,8 @@ def _ask_full(subject: Subject) -> Question:
     return _fill(subject, subject.count_lines(tokens), 3)
 
 
-def _ask_too_much(subject: Subject) -> Question | None:
+def _ask_too_much(subject: Subject) -> Question:
     """Ask with one token more than the context holds, as far as the node's counts tell."""
-    if subject.is_quick:  # a node that cuts the prompt reads all of the rest
-        return None
     tokens = subject.model.context + 1
     lines = subject.count_lines(tokens)
     missing = max(tokens - subject.count_tokens(lines), 0)
@@ -12554,8 +12553,6 @@ def holds_context(answer: Answer) -> str:
 
 def knows_beginning(answer: Answer) -> str:
     """Judge whether the word at the very beginning is still known."""
-    if answer.missing:
-        return holds_context(answer)
     if answer.question.word.lower() in answer.text.lower():
         return holds_context(answer)
     return f"lost the beginning of a prompt of {answer.question.tokens:,} tokens"
@@ -12563,8 +12560,6 @@ def knows_beginning(answer: Answer) -> str:
 
 def counts_rightly(answer: Answer) -> str:
     """Judge whether the node read all that was sent."""
-    if answer.missing:
-        return holds_context(answer)
     expected, counted = answer.question.tokens, answer.end.input_tokens
     if abs(counted - expected) <= COUNT_SLACK_TOKENS + COUNT_TOLERANCE * expected:
         return ""
@@ -12583,9 +12578,16 @@ def refuses_too_much(answer: Answer) -> str:
     return ""
 
 
+def find_flaws(trial: Trial, answer: Answer) -> list[str]:
+    """Return what each judge of a trial says of an answer; "": it is right."""
+    if answer.missing and refuses_too_much not in trial.judges:
+        return [holds_context(answer)] * len(trial.judges)
+    return [judge(answer) for judge in trial.judges]
+
+
 CONTEXT_TRIALS = (
     Trial("context", "full", _ask_full, (knows_beginning, counts_rightly)),
-    Trial("context", "one token more", _ask_too_much, (refuses_too_much,)))
+    Trial("context", "one token more", _ask_too_much, (refuses_too_much,), is_quick=False))
 
 
 # -- what it claims --
@@ -12606,8 +12608,6 @@ def _ask_image(subject: Subject) -> Question | None:
 
 def thinks_and_answers(answer: Answer) -> str:
     """Judge whether there are thoughts, and an answer behind them."""
-    if answer.missing:
-        return answer.missing
     if not answer.thoughts.strip():
         return "did not think"
     if answer.text.strip():
@@ -12619,15 +12619,14 @@ def thinks_and_answers(answer: Answer) -> str:
 
 def sees_red(answer: Answer) -> str:
     """Judge whether the red square was seen."""
-    if answer.missing:
-        return answer.missing
     if not re.search(r"\bred\b", answer.text.lower()):
         return "did not see a red square"
     return ""
 
 
-CLAIM_TRIALS = (Trial("thinking", "thinks", _ask_thought, (thinks_and_answers,), thinks=True),
-                Trial("images", "sees", _ask_image, (sees_red,)))
+CLAIM_TRIALS = (Trial("thinking", "thinks", _ask_thought, (thinks_and_answers,), thinks=True,
+                      is_quick=False),
+                Trial("images", "sees", _ask_image, (sees_red,), is_quick=False))
 TRIALS = (*SPEED_TRIALS, *TOOL_TRIALS, *CONTEXT_TRIALS, *CLAIM_TRIALS)
 
 
@@ -12644,27 +12643,19 @@ class Course:
         self.model = subject.model
         self.measurement = Measurement(node.name, node.endpoint, subject.model.ollama_model,
                                        tokens=subject.model.context)
-        self.at = 0  # which trial is under way
+        self.stage = "load"  # which trial is under way
         self.is_done = False
         self._subject = subject
         self._flaws: dict[str, list[str]] = {}  # by topic, "" where an answer was right
-
-    @property
-    def stage(self) -> str:
-        """What it is asked now, of how many in its topic."""
-        if self.is_done:
-            return "done"
-        topic = TRIALS[self.at].topic
-        names = [trial.topic for trial in TRIALS]
-        return f"{topic} {self.at - names.index(topic) + 1} of {names.count(topic)}"
 
     def run(self, world: World) -> None:
         """Ask everything, one after the other; a node that dies ends it."""
         try:
             self._load_anew(world)
-            for self.at, trial in enumerate(TRIALS):
+            for trial in TRIALS:
+                self.stage = trial.title
                 question = trial.ask(self._subject)
-                if question:
+                if question and (trial.is_quick or not self._subject.is_quick):
                     self.take(trial, self._ask(world, trial, question))
                 if trial is SPEED_TRIALS[0]:
                     self._subject = replace(self._subject, loaded=self._see_loaded(world))
@@ -12699,7 +12690,7 @@ class Course:
         if self.measurement.load_seconds is None:  # a server that loads as asked and counts not
             self.note(load_seconds=round(answer.first_seconds, 2))
 
-        # Learn how many tokens a line of filler has, and how fast prompts are read.
+        # Learn how many tokens a line of filler has.
         lines, tokens = answer.question.lines, answer.end.input_tokens
         fills = self._subject.fills
         if lines and tokens and not answer.missing:
@@ -12711,7 +12702,7 @@ class Course:
 
     def _judge(self, trial: Trial, answer: Answer) -> None:
         """Note what the judges say of an answer; each flaw once, with the answer to read."""
-        flaws = [judge(answer) for judge in trial.judges]
+        flaws = find_flaws(trial, answer)
         known = self._flaws.setdefault(trial.topic, [])
         known += flaws
         wrong = list(filter(None, known))
@@ -24673,7 +24664,7 @@ EXAM_WORDS = (
 
 @command("bench", "measure what each model can do: speed, tool calls, context", CONFIG, OUT,
          Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
-         Flag("--quick", "skip prompts that take long to read"),
+         Flag("--quick", "ask ten short questions of each model, no long prompts"),
          Flag("--exam", "let each model redo fixes from this repository's history"),
          *EXAM_WORDS, TRUST, JSON,
          group=LOOK, examples=("bench", "bench --quick --model heavy-coder",
@@ -24688,9 +24679,9 @@ def cmd_bench(options: Options, world: World) -> int:
     ask_trust(fleet, options, world)
     if options.exam:
         return hold_exam(fleet, options, world)
-    bench = Bench(open_workspace(options, world), plan_courses(fleet, options, world))
-    bench.run()
-    measured = [course.measurement for course in bench.courses]
+    courses = plan_courses(fleet, options, world)
+    run_courses(open_workspace(options, world), courses)
+    measured = [course.measurement for course in courses]
     if options.json:
         print_report(world, "bench", {"fleet": fleet.name, "measurements": measured})
     else:
@@ -24721,7 +24712,9 @@ def hold_exam(fleet: Fleet, options: Options, world: World) -> int:
         world.on_stop(exam.stops.append)
         with LiveLine(world) as line:
             exam.find(lambda text: line.show(f"proving {text}"))
-        tell(world, describe_left(exam))
+        reasons = list(exam.left.values())
+        left = "; ".join(f"{why} ({reasons.count(why)})" for why in dict.fromkeys(reasons))
+        tell(world, f"{count_of(exam.fixes, 'question')}. Commits left out: {left or 'none'}.\n")
         todo = exam.plan_todo(examinees)
         if todo and not exam.stops:
             backing = replace(backing, key=need_key(workspace, fleet))
@@ -24801,10 +24794,12 @@ def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Options,
         rows.append((one.name, f"up to {count_of(sittings, 'task')} on "
                      f"{some_of([model.node for model in one.models])}, {one.slots} at a time"))
     longest = max(sittings * plan.usual.deadline / one.slots for one in examinees)
-    text = (f"The exam runs this repository's own commits, with your rights:\n"
-            f"{format_pairs(rows, look_of(world, 'stderr'))}"
-            f"Each task may take {show_span(plan.usual.deadline)}: at most {show_span(longest)} in "
-            "all. Commit messages become prompts.\n")
+    look = look_of(world, "stderr")
+    each, total = show_span(plan.usual.deadline), show_span(longest)
+    text = (wrap_text("The exam runs this repository's own commits, with your rights:\n", look)
+            + format_pairs(rows, look)
+            + wrap_text(f"Each task may take {each}, all of them {total} at most. "
+                        "Commit messages become prompts.\n", look))
     if plan.origin == "typed" and not plan.usual.setup or options.trust:
         world.err(text)
         return
@@ -24812,13 +24807,6 @@ def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Options,
     agree(world, text, "Run it?", FleetError(
         "unasked-check", f"the exam would run `{'; '.join(commands)}`, which you did not type",
         fix="add --trust, or --check 'COMMAND'", status=EXIT_REFUSED))
-
-
-def describe_left(exam: Exam) -> str:
-    """Return how many questions there are, and why the other commits are none."""
-    reasons = list(exam.left.values())
-    left = "; ".join(f"{reason} ({reasons.count(reason)})" for reason in dict.fromkeys(reasons))
-    return f"{count_of(exam.fixes, 'question')}. Commits left out: {left or 'none'}.\n"
 
 
 def keep_scores(workspace: Workspace, fleet: Fleet, examinees: Sequence[Examinee],
@@ -24834,8 +24822,7 @@ def keep_scores(workspace: Workspace, fleet: Fleet, examinees: Sequence[Examinee
                 known = Measurement(model.node, endpoint, examinee.name, tokens=model.context)
             scored.append(replace(known, exam=standing.score, digest=examinee.digest))
     if scored:
-        report = render_report("bench", {"measurements": merge_measurements(measured, scored)})
-        workspace.keep(BENCH_FILE, report.encode("ascii"))
+        keep_measurements(workspace, scored)
 
 
 def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[Standing],
@@ -24849,7 +24836,7 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[S
         low, high = score.interval
         failures = [f"{EXAM_OUTCOMES[word]} {count}" for word, count in standing.failures.items()]
         rows.append([standing.model, f"{score.passed} of {score.asked}",
-                     f"{100 * low:.0f} to {100 * high:.0f} %",
+                     f"{100 * low:.0f} to {100 * high:.0f}",
                      f"{standing.each_time} of {score.questions}",
                      show_span(standing.seconds / score.asked), f"{standing.input:,}",
                      f"{standing.output:,}", ", ".join(failures) or "-"])
@@ -24859,6 +24846,7 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[S
                "Failures"]
     text = format_table(headers, rows, look=look, right=("Tokens in", "Tokens out"),
                         spare=("Each time",))
+    text += format_words(["Likely: how many of 100 such tasks it would pass."], look)
     for name, beaten, ties in tell_apart(standings):
         if beaten:
             text += format_words([f"{name} is better than {join_words(beaten)}."], look)
@@ -24869,18 +24857,15 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[S
     names = [one.name for one in examinees]
     lines = []
     for fix in exam.fixes:
-        cells = [_show_sittings(exam, examinee, fix) for examinee in examinees]
+        cells = []
+        for examinee in examinees:
+            said = exam.said.get((fix.commit, examinee.name), "")  # last by the check, just now
+            cells.append(", ".join(EXAM_OUTCOMES[one.outcome]
+                                   for one in exam.sittings_of(examinee)
+                                   if one.commit == fix.commit) + (f": {said}" if said else ""))
         lines.append([fix.commit[:10], clean_line(first_line(fix.message))[:60], *cells])
     text += "\n" + format_table(["Commit", "Question", *names], lines, look=look)
     return text + "".join(f"Not counted: {clean_line(trouble)}\n" for trouble in exam.troubles)
-
-
-def _show_sittings(exam: Exam, examinee: Examinee, fix: Fix) -> str:
-    """Return what came of a question, and what the check said last where it was asked just now."""
-    said = exam.said.get((fix.commit, examinee.name), "")
-    words = [EXAM_OUTCOMES[one.outcome] for one in exam.sittings_of(examinee)
-             if one.commit == fix.commit]
-    return ", ".join(words) + (f": {said}" if said else "") or "-"
 
 
 def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict[str, object]:
@@ -24930,55 +24915,49 @@ def plan_courses(fleet: Fleet, options: Options, world: World) -> list[Course]:
     return courses
 
 
-class Bench:
-    """Runs courses, one after the other on a node; tells how far they are, keeps what there is."""
+def run_courses(workspace: Workspace, courses: Sequence[Course]) -> None:
+    """Run courses, one after the other on a node; however it ends, what was measured is kept."""
+    world = workspace.world
+    groups: dict[str, list[Course]] = {}  # by node: two at once would measure each other
+    for course in courses:
+        if not course.is_done:
+            groups.setdefault(course.node.name, []).append(course)
+    saved: list[Measurement] = []
 
-    def __init__(self, workspace: Workspace, courses: Sequence[Course]) -> None:
-        self.courses = courses
-        self._workspace = workspace
-        self._world = workspace.world
-        self._groups: dict[str, list[Course]] = {}  # by node: two at once would measure each other
+    def save() -> None:
+        nonlocal saved
+        measured = [course.measurement for course in courses]
+        if measured != saved and any(known.is_worth_keeping for known in measured):
+            saved = measured
+            keep_measurements(workspace, measured)
+
+    jobs = {name: lambda group=group: [course.run(world) for course in group]
+            for name, group in groups.items()}
+    try:
+        with LiveLine(world) as line:
+            for _ in run_together(world, jobs):
+                save()
+                active = [next((course for course in group if not course.is_done), group[-1])
+                          for group in groups.values() if not group[-1].is_done]
+                line.show(" | ".join(f"{course.node.name}: {course.model.ollama_model}, "
+                                     f"{course.stage}" for course in active))
+    except BaseException:
         for course in courses:
             if not course.is_done:
-                self._groups.setdefault(course.node.name, []).append(course)
-        self._saved: list[Measurement] = []
+                course.fail("interrupted")
+        save()
+        if saved:
+            world.err(f"what was measured is kept in {BENCH_FILE}\n")
+        raise
+    finally:
+        save()
 
-    def run(self) -> None:
-        """Run all; however it ends, what was measured is kept."""
-        def run_group(courses: Sequence[Course]) -> None:
-            for course in courses:
-                course.run(self._world)
 
-        jobs = {name: lambda group=group: run_group(group) for name, group in self._groups.items()}
-        try:
-            with LiveLine(self._world) as line:
-                for _ in run_together(self._world, jobs):
-                    self._save()
-                    active = [next((one for one in group if not one.is_done), group[-1])
-                              for group in self._groups.values() if not group[-1].is_done]
-                    line.show(" | ".join(
-                        f"{course.node.name}: {course.model.ollama_model}, {course.stage}"
-                        for course in active))
-        except BaseException:
-            for course in self.courses:
-                if not course.is_done:
-                    course.fail("interrupted")
-            if self._save():
-                self._world.err(f"what was measured is kept in {BENCH_FILE}\n")
-            raise
-        finally:
-            self._save()
-
-    def _save(self) -> bool:
-        """Write what is new to what earlier runs measured; tell whether there was any."""
-        measured = [course.measurement for course in self.courses]
-        if measured == self._saved or not any(known.is_worth_keeping for known in measured):
-            return False
-        self._saved = measured
-        merged = merge_measurements(read_measurements(self._workspace), measured)
-        report = render_report("bench", {"measurements": merged})
-        self._workspace.keep(BENCH_FILE, report.encode("ascii"))
-        return True
+def keep_measurements(workspace: Workspace, measured: Sequence[Measurement]) -> None:
+    """Add measurements to what earlier runs have kept."""
+    merged = merge_measurements(read_measurements(workspace), measured)
+    report = render_report("bench", {"measurements": merged})
+    workspace.keep(BENCH_FILE, report.encode("ascii"))
 
 
 @command("serve", "serve the fleet to Claude Code", CONFIG, OUT,
@@ -28582,7 +28561,7 @@ MODELS_PAGE = """\
 # What your models can
 
 ```sh
-subagent-fleet bench --quick     # minutes; without --quick, prompts that fill the context, too
+subagent-fleet bench --quick     # a minute; without --quick, prompts that fill the context, too
 ```
 
 `bench` asks each model on its machine what a session will ask of it, as its route does, one after

@@ -135,7 +135,7 @@ def answer(text="", calls=(), *, refusal=None, failure="", thoughts="", reason="
 def judge_of(topic, name):
     """The judges of a trial, as one that says the first flaw."""
     (trial,) = [trial for trial in sf.TRIALS if (trial.topic, trial.name) == (topic, name)]
-    return lambda given: next(filter(None, (judge(given) for judge in trial.judges)), "")
+    return lambda given: next(filter(None, sf.find_flaws(trial, given)), "")
 
 
 DEBUG = ("set-log-level", {"service": "billing", "level": "debug"})
@@ -307,7 +307,7 @@ def test_quick_fills_what_is_read_in_a_while():
         return sf.CONTEXT_TRIALS[0].ask(subject).tokens
     assert tokens() > 240_000
     assert tokens(is_quick=True) < 1100
-    assert 2900 < tokens(is_quick=True, prompt_rate=200.0) <= 3100
+    assert 1900 < tokens(is_quick=True, prompt_rate=400.0) <= 2100
     assert tokens(is_quick=True, prompt_rate=1e6) == tokens()
 
 
@@ -504,8 +504,8 @@ def test_bench_asks_as_a_route_does_and_one_after_the_other(benched, quick):
 
 
 @pytest.mark.parametrize("flaw, topic, passed, instead", [
-    ("prints", "tools", 1, "printed the call as text"),
-    ("again", "tools", 2, "made 3 calls, not 1"),
+    ("prints", "tools", 0, "printed the call as text"),
+    ("again", "tools", 1, "made 3 calls, not 1"),
     ("no tools", "tools", 0, 'refused: "x" does not support tools'),
     ("small", "context", 0, "holds 4,096 tokens, not 8,192")])
 def test_bench_says_what_a_model_did_instead(benched, quick, flaw, topic, passed, instead):
@@ -534,7 +534,7 @@ def test_bench_says_who_cuts_a_prompt_and_quick_does_not_ask(benched, quick):
 
 def test_a_trial_of_tools_goes_on_as_an_agent_would(benched, quick):
     coder, _ = benched(coder=["one by one"])
-    known = results(quick("bench", "--quick", "--json", "--model", "coder"))["coder:30b"]
+    known = results(quick("bench", "--json", "--model", "coder"))["coder:30b"]
     assert known["tools"] == {"passed": 6, "asked": 6, "instead": ""}
     turns = [[message["role"] for message in chat["messages"]] for chat in coder.chats
              if "billing to error" in chat["messages"][0]["content"]]
@@ -602,7 +602,7 @@ def test_bench_measures_one_model_of_two_names_once(benched, quick, tmp_path):
     path.write_text(text.replace("models:\n", "models:\n" + again), encoding="utf-8")
     assert len(json.loads(quick("bench", "--quick", "--json").stdout)["measurements"]) == 2
     firsts = [chat for chat in coder.chats if "tools" in chat and len(chat["messages"]) == 1]
-    assert len(firsts) == len(sf.TOOL_TRIALS)
+    assert len(firsts) == 3 and len(coder.chats) == 10, "quick asks ten questions"
 
 
 def test_bench_asks_what_leaves_the_house_only_by_name(fake_node, quick, tmp_path):
@@ -665,13 +665,6 @@ def test_bench_of_machines_that_are_off_shows_no_empty_table():
     assert text.startswith("Nothing was measured:\n") and "refused" in text and "tok/s" not in text
 
 
-def test_progress_says_what_is_asked():
-    subject = sf.Subject(sf.Model("m", "mini", "coder:30b", "x"), seed="s")
-    course = sf.Course(sf.Node("mini", "http://mini:1"), subject)
-    course.at = 6
-    assert course.stage == "tools 2 of 6"
-
-
 @pytest.mark.parametrize("columns", [60, 20, 0])
 def test_a_line_that_is_drawn_again_is_one(columns, capsys, monkeypatch):
     world = sf.World()
@@ -708,7 +701,7 @@ def test_status_shows_what_was_measured(benched, quick, tmp_path):
     assert [model["measured"] for model in before] == [None, None]
     quick("bench", "--quick")
     models = json.loads(quick("status", "--json").stdout)["models"]
-    assert [model["measured"]["tools"]["passed"] for model in models] == [1, 6]
+    assert [model["measured"]["tools"]["passed"] for model in models] == [0, 3]
     assert models[0]["measured"]["prompt_rate"] == 1000
 
 
@@ -879,7 +872,7 @@ def test_bench_of_a_node_that_is_silent_gives_up_in_time(benched, quick, tmp_pat
     done = quick("bench", "--json", "--quick")
     coder.goes_on.set()
     known = results(done)["coder:30b"]  # one trial was not answered; the machine lives on
-    assert known["tools"]["passed"] == 5 and "timeout" in known["tools"]["instead"]
+    assert known["tools"]["passed"] == 2 and "timeout" in known["tools"]["instead"]
     assert known["context"]["passed"] == 2 and known["failure"] == ""
 
 
@@ -894,8 +887,8 @@ def test_progress_is_shown_on_a_terminal_and_taken_away(benched, quick, monkeypa
     monkeypatch.setattr(sf.LiveLine, "show", go_on)
     monkeypatch.setattr(sf.World, "is_terminal", lambda _, stream="stdout": stream == "stderr")
     done = quick("bench", "--quick")
-    assert "\r\x1b[K  mini: coder:30b, tools " in done.stderr
-    assert done.stderr.endswith("\r\x1b[K") and "tools 3 of" not in done.stdout
+    assert "\r\x1b[K  mini: coder:30b, tools: " in done.stderr
+    assert done.stderr.endswith("\r\x1b[K") and "tools: " not in done.stdout
 
 
 def test_bench_leads_to_recommend_which_decides_by_it(benched, quick):
