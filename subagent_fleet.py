@@ -7233,6 +7233,10 @@ class Backend(ABC):
             raise NodeFailure("bad answer", f"{path} holds no list of models")
         return sorted(entries, key=lambda entry: entry[key])  # Ollama's own order changes by ask
 
+    def _list(self, path: str, make: Callable[[dict[str, Any]], Any]) -> Ask:
+        """Ask for a list of models; `make` makes something of each entry."""
+        return self._ask(path, lambda value: tuple(map(make, self._entries(value, path))))
+
     def identify(self) -> Ask:
         """Ask for its version; the quickest thing that only this kind answers."""
         def parse(value: Any) -> str:
@@ -7403,10 +7407,10 @@ class Ollama(Backend):
            "%LOCALAPPDATA%\\Ollama\\server.log (Windows) or docker logs ollama")
 
     def list_models(self) -> Ask:
-        return self._ask("/api/tags", self._parse_tags)
+        return self._list("/api/tags", self._model)
 
     def list_loaded(self) -> Ask:
-        return self._ask("/api/ps", self._parse_loaded)
+        return self._list("/api/ps", self._loaded)
 
     def describe(self, model_name: str) -> Ask:
         return self._ask("/api/show", functools.partial(self._parse_show, model_name),
@@ -7440,22 +7444,19 @@ class Ollama(Backend):
     def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
         return OllamaReader(self.name, talk, model, estimate)
 
-    def _parse_tags(self, value: Any) -> tuple[NodeModel, ...]:
-        models = []
-        for entry in self._entries(value, "/api/tags"):
-            details = read_field(entry, "details", dict)
-            # Only /api/show knows what a model can do; but these can do nothing else.
-            is_embedding = "bert" in read_field(details, "family")
-            models.append(NodeModel(
-                name=entry["name"],
-                size=read_field(entry, "size", int),
-                parameters=read_field(details, "parameter_size"),
-                quantization=read_field(details, "quantization_level"),
-                capabilities=("embedding",) if is_embedding else None,
-                trained_context=read_field(details, "context_length", int) or None,
-                remote=read_field(entry, "remote_host") or read_field(entry, "remote_model"),
-                digest=read_field(entry, "digest")[:64]))
-        return tuple(models)
+    def _model(self, entry: dict[str, Any]) -> NodeModel:
+        details = read_field(entry, "details", dict)
+        # Only /api/show knows what a model can do; but these can do nothing else.
+        is_embedding = "bert" in read_field(details, "family")
+        return NodeModel(
+            name=entry["name"],
+            size=read_field(entry, "size", int),
+            parameters=read_field(details, "parameter_size"),
+            quantization=read_field(details, "quantization_level"),
+            capabilities=("embedding",) if is_embedding else None,
+            trained_context=read_field(details, "context_length", int) or None,
+            remote=read_field(entry, "remote_host") or read_field(entry, "remote_model"),
+            digest=read_field(entry, "digest")[:64])
 
     def _parse_show(self, model_name: str, value: Any) -> dict[str, object]:
         """Return what /api/show adds to a model: what it can do and what it was trained for.
@@ -7487,17 +7488,14 @@ class Ollama(Backend):
                     known[name] = parse_json(match[1])
         return {**plan_cache(known)}
 
-    def _parse_loaded(self, value: Any) -> tuple[LoadedModel, ...]:
-        loaded = []
-        for entry in self._entries(value, "/api/ps"):
-            size = read_field(entry, "size", int)
-            percent = None
-            if size and "size_vram" in entry:
-                percent = min(100, round(100 * read_field(entry, "size_vram", int) / size))
-            loaded.append(LoadedModel(
-                name=entry["name"], context=read_field(entry, "context_length", int),
-                gpu_percent=percent, size=size, expires=read_field(entry, "expires_at")))
-        return tuple(loaded)
+    def _loaded(self, entry: dict[str, Any]) -> LoadedModel:
+        size = read_field(entry, "size", int)
+        percent = None
+        if size and "size_vram" in entry:
+            percent = min(100, round(100 * read_field(entry, "size_vram", int) / size))
+        return LoadedModel(
+            name=entry["name"], context=read_field(entry, "context_length", int),
+            gpu_percent=percent, size=size, expires=read_field(entry, "expires_at"))
 
     def _parse_loading(self, value: Any) -> None:
         if not read_field(refuse_error(value), "done", bool):
@@ -7888,8 +7886,7 @@ class ChatServer(Backend):
     names_choice = True  # it takes the name of the tool that must be called
 
     def list_models(self) -> Ask:
-        return self._ask(self.list_path, lambda value: tuple(
-            self._model(entry) for entry in self._entries(value, self.list_path)))
+        return self._list(self.list_path, self._model)
 
     def _model(self, entry: dict[str, Any]) -> NodeModel:
         """Return what a list says of a model; of one that a router does not run it says little."""
@@ -7980,37 +7977,32 @@ def _read_abilities(entry: dict[str, Any]) -> tuple[str, ...] | None:
 
 
 def _open_messages(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return chat messages as Chat Completions have them: images are parts, calls have text.
+    """Make chat messages those of Chat Completions: images are parts, arguments are text.
 
     A result is only text there: its images are shown behind all results.
     """
     shown: list[dict[str, Any]] = []
     images: list[dict[str, Any]] = []  # that no message has shown yet
     for message in messages:
-        role = message["role"]
+        role, text = message["role"], message["content"]
         if role == "assistant" and images:
             shown.append({"role": "user", "content": images})
             images = []
-        for image in message.get("images", ()):
-            kind = _PIXELS.get(image[:4], "image/png")
-            url = f"data:{kind};base64,{image}"
+        for image in message.pop("images", ()):
+            url = f"data:{_PIXELS.get(image[:4], 'image/png')};base64,{image}"
             images.append({"type": "image_url", "image_url": {"url": url}})
-
-        plain = {"role": role, "content": message["content"]}
-        if role == "tool":
-            plain["tool_call_id"] = message["tool_call_id"]
-        elif role == "user" and images:
-            text = [{"type": "text", "text": message["content"]}] if message["content"] else []
-            plain["content"] = [*images, *text]
+        if role == "user" and images:
+            message["content"] = [*images, *([{"type": "text", "text": text}] if text else [])]
             images = []
+
+        message.pop("tool_name", None)
         if "thinking" in message:
-            plain["reasoning_content"] = message["thinking"]
-        if "tool_calls" in message:
-            plain["tool_calls"] = [{"id": call["id"], "type": "function", "function": {
-                "name": call["function"]["name"],
-                "arguments": render_json(call["function"]["arguments"]).decode("ascii")}}
-                for call in message["tool_calls"]]
-        shown.append(plain)
+            message["reasoning_content"] = message.pop("thinking")
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            function["arguments"] = render_json(function["arguments"]).decode("ascii")
+            call["type"] = "function"
+        shown.append(message)
     return [*shown, {"role": "user", "content": images}] if images else shown
 
 
@@ -10398,19 +10390,11 @@ class Child:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-
-    def ended(self) -> bool:
-        """Tell whether it has ended by itself."""
-        return self._process.poll() is not None
+        self.number = process.pid  # for who shall end it when this program has gone
 
     def wait(self) -> None:
         """Wait until it has ended."""
         self._process.wait()
-
-    @property
-    def number(self) -> int:
-        """Its number, for who shall end it when this program has gone."""
-        return self._process.pid
 
     def exit_code(self) -> int | None:
         """Return its exit code as a shell has it; None while it runs."""
@@ -11930,9 +11914,14 @@ class Warmth:
         self.stage = "waiting"  # asking, loading, busy, not answering, unloading, pulling, done
         self.began = self.seconds = 0.0
         self.pulled = self.size = 0  # bytes of a download
-        self.ok, self.reason, self.detail, self.fix = True, "", "", ""
+        self.reason = self.detail = self.fix = ""
         self.loaded: LoadedModel | None = None
         self.rivals: tuple[str, ...] = ()  # what its machine holds instead, while it is busy
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing has failed so far."""
+        return not self.reason
 
     @property
     def state(self) -> str:
@@ -11950,7 +11939,6 @@ class Warmth:
 
     def fail(self, failure: NodeFailure) -> None:
         """Note what went wrong and what mends it."""
-        self.ok = False
         self.reason = failure.reason
         self.detail = failure.detail or failure.reason
         self.fix = failure.fix or mend_reason(failure.reason, self.node.provider)
@@ -11973,8 +11961,8 @@ def warm_nodes(world: World, groups: Mapping[str, Sequence[Warmth]],
         # Whoever does not answer this has taken five seconds, not the minutes of a load.
         _time_step(_ask_first, warmths[0], world, how)
         for warmth in warmths[1:]:
-            warmth.ok, warmth.reason = warmths[0].ok, warmths[0].reason
-            warmth.detail, warmth.fix = warmths[0].detail, warmths[0].fix
+            warmth.reason, warmth.detail = warmths[0].reason, warmths[0].detail
+            warmth.fix = warmths[0].fix
 
         for warmth in warmths:
             for step in (_load, _see_loaded):
@@ -17950,7 +17938,7 @@ class AgentProcess:
     def lives(self) -> bool:
         """Tell whether its process goes on."""
         if self._child:
-            return not self._child.ended()
+            return self._child.exit_code() is None
         return (self._talks or self.exit_code() is None) and self._world.is_held(self._alive)
 
     def exit_code(self) -> int | None:
@@ -18258,7 +18246,7 @@ class TaskWork:
              "FLEET_TASK_ID": self.name}, stdout=log, stderr=log))
         until = self._world.clock() + seconds
         try:
-            while not child.ended():
+            while child.exit_code() is None:
                 if self._world.clock() > until:
                     return 124
                 self._pause(0.25)
@@ -19665,7 +19653,7 @@ class Exam:
             child = world.spawn(Launch([world.which("sh") or "/bin/sh", "-c", command], tree,
                                        {**world.environ, CHECK_MARK: mark}, log, log))
         until = world.clock() + PROOF_SECONDS
-        while not child.ended() and world.clock() < until and not self.stops:
+        while child.exit_code() is None and world.clock() < until and not self.stops:
             world.sleep(0.02)
         code = child.exit_code()
         for _ in range(100):
@@ -21462,7 +21450,7 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
 
     until = world.clock() + LITELLM_START_SECONDS
     while who_serves(world, fleet, key, until) != OUR_GATEWAY:
-        if child.ended() or world.clock() > until:
+        if child.exit_code() is not None or world.clock() > until:
             raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
         world.sleep(TICK_SECONDS)
 
@@ -25526,7 +25514,7 @@ def serve_for_tasks(folder: Folder, fleet: Fleet, options: Options) -> None:
         world.replace_files([(folder.place("serve.pid"), str(child.number).encode(), 0o600)])
         until = world.clock() + GATEWAY_START_SECONDS
         while who_serves(world, fleet, key, until) != OUR_GATEWAY:
-            if child.ended() or world.clock() > until:
+            if child.exit_code() is not None or world.clock() > until:
                 raise FleetError("gateway-failed", "the gateway did not start", fix=f"see {log}")
             world.sleep(0.05)
         world.err(f"Serving {quote_name(fleet)} at {gateway_url(fleet.gateway)} while agents "

@@ -309,7 +309,7 @@ def test_a_childs_log_is_private_and_no_link(tmp_path, world):
     program = f"import sys, threading; sys.path.insert(0, {str(pathlib.Path(sf.__file__).parent)!r}); import subagent_fleet as sf\n" \
               "world = sf.World()\n" \
               f"child = world.start(sf.Launch([sys.executable, '-c', 'print(7)'], '/', {{}}, {str(log)!r}, {str(log)!r}))\n" \
-              "while not child.ended(): world.sleep(0.01)\n" \
+              "while child.exit_code() is None: world.sleep(0.01)\n" \
               "child.stop()\n"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=20)
     assert log.read_bytes() == b"7\n" and stat.S_IMODE(log.stat().st_mode) == 0o600
