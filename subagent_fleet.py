@@ -20560,27 +20560,23 @@ class SessionFile(Record):
 def find_sessions(workspace: Workspace, receipts: Iterable[Receipt]) -> list[SessionFile]:
     """Return the sessions of this directory and of its gateway, the latest first."""
     world = workspace.world
-    projects = world.path(claude_directory(world), "projects")
-    everywhere: dict[str, str] = {}
-    for path in world.paths_below(projects, "*/*.jsonl"):
-        everywhere[world.split(path)[1][:-len(".jsonl")]] = path
     here = {project_name(world, place) for place in (workspace.out, world.directory)}
-
     served: dict[str, list[float]] = {}
     for receipt in receipts:
-        if _ID.fullmatch(receipt.session):
-            served.setdefault(receipt.session, []).append(receipt.time)
-    sessions = []
-    for session in dict.fromkeys([*everywhere, *served]):
-        path = everywhere.get(session, "")
-        times = served.get(session, [])
-        name = world.split(world.parent(path))[1]
-        if not _ID.fullmatch(session) or not (times or name in here):
-            continue
+        served.setdefault(receipt.session, []).append(receipt.time)
+    paths: dict[str, str] = {}
+    projects = world.path(claude_directory(world), "projects")
+    for path in world.paths_below(projects, "*/*.jsonl"):
+        place, name = world.split(path)
+        session = name[:-len(".jsonl")]
+        if session in served or world.split(place)[1] in here:
+            paths[session] = path
 
-        changed = 0.0
-        if path:
-            changed = world.changed_at(path)
+    sessions = []
+    for session in filter(_ID.fullmatch, {**paths, **served}):
+        times = served.get(session, [])
+        path = paths.get(session, "")
+        changed = world.changed_at(path) if path else 0.0
         sessions.append(SessionFile(session, path, max([*times, changed]), len(times)))
     return sorted(sessions, key=lambda found: -found.at)
 
@@ -21514,7 +21510,6 @@ def cmd_up(options: Options, world: World) -> int:
     fleet = find_or_write_fleet(options, world)
     ask_trust(fleet, options, world)
     workspace = open_workspace(options, world)
-    fleet = choose_port(workspace, fleet)
     is_first = world.kind_of(workspace.enter(ENVIRONMENT_FILE)) == "absent"
     write_unedited(workspace, fleet)
     if is_first:
@@ -21683,24 +21678,7 @@ def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node]) -> Non
                          fix=fix)
     look = look_of(world, "stderr")
     world.err(wrap_text(write_starter(world, path, nodes, starter), look)
-              + format_starter(starter, states, look, memory))
-
-
-def choose_port(workspace: Workspace, fleet: Fleet) -> Fleet:
-    """Return a fleet that names no port with the next free one, where another has the usual."""
-    world = workspace.world
-    gateway = fleet.gateway
-    if fleet.document.has(("project", "gateway", "port")) or not is_here(world, gateway.host):
-        return fleet
-    holder = who_serves(world, fleet, known_key(workspace, fleet), world.clock() + CONNECT_SECONDS)
-    if holder in ("", OUR_GATEWAY, OLD_GATEWAY):
-        return fleet
-
-    free = avoid_taken_port(world, gateway)
-    who = f"{holder}{describe_holder(world, gateway.port)}"
-    tell(world, f"Port {gateway.port} is taken by {who}, so this fleet uses {free.port}. "
-         f"To keep that port, write `port: {free.port}` under project.gateway.\n")
-    return replace(fleet, gateway=free)
+              + format_starter(starter, states, look, memory) + "\n")
 
 
 def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
@@ -21762,10 +21740,11 @@ def warm_for_session(fleet: Fleet, options: Options, world: World) -> None:
     lines: list[str] = []
     warmths = warm_fleet(fleet, here, world, say=lines.append, busy_seconds=HUNG_SECONDS)
     absent = [name for name, warmth in warmths.items() if not warmth.ok]
-    if not absent and len(warmths) <= JOINED_MODELS:
+    if absent or len(warmths) > JOINED_MODELS:
+        world.err("".join(lines))
+    else:
         loads = dict.fromkeys(map(format_load, warmths.values()))
-        lines = [wrap_text(f"Loaded: {', '.join(loads)}.\n", look_of(world, "stderr"))]
-    world.err("".join(lines))
+        tell(world, f"Loaded: {', '.join(loads)}.\n")
 
     states = see_warmed(fleet, warmths, world)
     main = fleet.models[plan_tiers(fleet)["main"]]
@@ -21841,7 +21820,7 @@ def format_after_init(starter: Starter, states: Sequence[NodeState], look: Look 
                                  "`subagent-fleet discover` shows how to fix that."], look,
                                 indent="  ")
         said = wrap_text("Check the file, then start everything, or only write the files:\n", look)
-        return f"{text}{said}  subagent-fleet up\n  subagent-fleet generate\n"
+        return f"{text}\n{said}  subagent-fleet up\n  subagent-fleet generate\n"
 
     if all(state.reason == "not asked" for state in states):
         return ("Fill in your machines' addresses, then run:\n"
@@ -22758,7 +22737,7 @@ def cmd_generate(options: Options, world: World) -> int:
 
     workspace = open_workspace(options, world)
     changes = workspace.compare(fleet, targets, renews=True)
-    result = Generation(fleet, workspace.out, (*config.warnings, *others), changes)
+    result = Generation(fleet, targets, workspace.out, (*config.warnings, *others), changes)
     if only_looks:
         show_generation(result, options, world)
         return EXIT_PROBLEM if options.check and result.differs else EXIT_OK
@@ -22770,8 +22749,6 @@ def cmd_generate(options: Options, world: World) -> int:
     result = replace(result, changes=[replace(change, ours=True) for change in changes],
                      written=True)
     show_generation(result, options, world)
-    if not options.json:
-        world.out(format_after_generate(result, targets, look_of(world)))
     return EXIT_OK
 
 
@@ -22779,6 +22756,7 @@ class Generation(Record):
     """What `generate` would write, or has written."""
 
     fleet: Fleet
+    targets: Sequence[str]
     out: str
     findings: tuple[Finding, ...]
     changes: list[Change]
@@ -22814,6 +22792,8 @@ def show_generation(result: Generation, options: Options, world: World) -> None:
     else:
         heading = "Would generate:" if options.check else "Generated:"
         world.out(format_changes(heading, result.listed, look_of(world)))
+        if result.written:
+            world.out(format_after_generate(result, look_of(world)))
 
 
 def report_generation(result: Generation, options: Options) -> dict[str, Any]:
@@ -22850,11 +22830,11 @@ def format_routes(fleet: Fleet, look: Look = PLAIN) -> str:
     return paint("Agent routing:", "bold", look) + "\n" + "".join(lines)
 
 
-def format_after_generate(result: Generation, targets: Sequence[str], look: Look) -> str:
+def format_after_generate(result: Generation, look: Look) -> str:
     """Return where work goes, what is typed next and, at first, how the key stays out of git."""
     fleet = result.fleet
-    if targets != fleet.targets:
-        lines = "".join(f"  subagent-fleet launch {name}\n" for name in targets
+    if result.targets != fleet.targets:
+        lines = "".join(f"  subagent-fleet launch {name}\n" for name in result.targets
                         if name in HARNESSES)
         return f"\nNext:\n{lines}" if lines else ""
 
@@ -26691,17 +26671,15 @@ def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool
          excludes=("user out",))
 def cmd_skills_list(options: Options, world: World) -> int:
     workspace = skills_workspace(options, world)
+    skills = installed_skills()
     words = {"created": "absent", "unchanged": "installed"}
-    rows = []
-    states: dict[str, str] = {}
-    for name, skill in installed_skills().items():
-        for change in workspace.compare_files(render_skills(SKILL_PLACES, [name]), "skills"):
-            states[change.path] = words.get(change.action, "differs")
-        installed = {target: states[f"{place}/{name}/SKILL.md"]
-                     for target, place in SKILL_PLACES.items()}
-        rows.append({"skill": name, "summary": skill.summary, "installed": installed})
-
+    states = {change.path: words.get(change.action, "differs") for change in
+              workspace.compare_files(render_skills(SKILL_PLACES, skills), "skills")}
     if options.json:
+        rows = [{"skill": name, "summary": skill.summary,
+                 "installed": {target: states[f"{place}/{name}/SKILL.md"]
+                               for target, place in SKILL_PLACES.items()}}
+                for name, skill in skills.items()]
         print_report(world, "skills list", {"out": workspace.out, "skills": rows})
     else:
         world.out(format_changes(f"Below {workspace.out}:", [*states.items()], look_of(world))
@@ -27237,7 +27215,7 @@ def suggest_flag(word: str, flags: Iterable[str]) -> str:
 
 def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list[str]) -> str:
     """Return what was probably meant by words that a command does not take, or nothing."""
-    flags = [flag.name for flag in row.flags if flag.name.startswith("-")]
+    flags = ["--help", *(flag.name for flag in row.flags if flag.name.startswith("-"))]
     first = unknown[0]
     better = [word for word in own if word not in unknown]
 

@@ -101,7 +101,7 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
             last = ["local did not answer: start Ollama.", "When a model is there, run:",
                     "  subagent-fleet init --output o/f.yaml --force"]
         else:
-            last = ["local: not reached; `subagent-fleet discover --config o/f.yaml` shows how to fix that.",
+            last = ["local: not reached; `subagent-fleet discover --config o/f.yaml` shows how to fix that.", "",
                     "Check the file, then start everything, or only write the files:",
                     "  subagent-fleet up --config o/f.yaml",
                     "  subagent-fleet generate --config o/f.yaml"]

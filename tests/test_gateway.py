@@ -1520,25 +1520,6 @@ def test_up_refuses_before_it_loads_models(project):
     assert not project.node.asked("/api/chat")
 
 
-@pytest.mark.slow
-def test_up_takes_a_free_port_where_the_file_names_none(project, monkeypatch):
-    config = project.place / "fleet.yaml"
-    config.write_text(config.read_text().replace(f", port: {project.port}", ""))
-    usual = socket.socket()
-    usual.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    with usual:
-        with contextlib.suppress(OSError):  # then another program has it, which is as good
-            usual.bind(("127.0.0.1", 4000))
-            usual.listen()
-        done = project("up")
-    assert (done.returncode, done.stdout) == (7, "PONG\n"), done.stderr
-    port, = re.findall("^Port 4000 is taken by another program.*, so this fleet uses ([0-9]+)[.] To keep "
-                       "that port, write `port: [0-9]+` under project.gateway", done.stderr, re.M)
-    assert f"Serving shop at http://127.0.0.1:{port}.\n" in done.stderr
-    environment = (project.place / ".env.subagent-fleet").read_text()
-    assert f"http://127.0.0.1:{port}" in environment and "out of date" not in done.stderr
-
-
 def test_up_refuses_when_nobody_answers_for_the_main_session(project):
     config = project.place / "fleet.yaml"
     text = config.read_text().replace("agents:", "  far: {node: gone, ollama_model: big:70b, "
