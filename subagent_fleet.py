@@ -458,14 +458,13 @@ NODE_KINDS = {  # a row of BACKENDS each
 
 def kind_title(provider: str) -> str:
     """Return what people call what a node runs."""
-    kind = NODE_KINDS.get(provider)
-    return kind.title if kind else provider
+    return NODE_KINDS[provider].title
 
 
 def _kind_server(provider: str) -> str:
     """Return what runs on a node, where that is one program, else that something does."""
-    kind = NODE_KINDS.get(provider)
-    return "its server" if kind and not kind.port else kind_title(provider)
+    kind = NODE_KINDS[provider]
+    return kind.title if kind.port else "its server"
 
 
 def ask_running(provider: str) -> str:
@@ -475,8 +474,7 @@ def ask_running(provider: str) -> str:
 
 def obtain_model(provider: str, model_name: str) -> str:
     """Return how a model comes to a node, in words that ` on NODE` or ` there` follows."""
-    kind = NODE_KINDS.get(provider)
-    return kind.obtain.replace("{}", model_name) if kind else f"offer `{model_name}`"
+    return NODE_KINDS[provider].obtain.replace("{}", model_name)
 
 
 # What mends it that a node was of no use, by the class of reasons; {} stands for what it
@@ -1483,6 +1481,9 @@ def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
               encoding: str, columns: int) -> Look:
     """Return the Look of a stream, from what it is and what its reader asked for."""
     is_dumb = environ.get("TERM") == "dumb"
+    # A Windows console that shows escapes instead of obeying them.
+    is_old = environ.get("OS") == "Windows_NT" and not any(
+        environ.get(name) for name in ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI"))
 
     # In the order of Python 3.13: who wants no colour is heard before who wants it anywhere.
     if environ.get("NO_COLOR"):
@@ -1490,30 +1491,18 @@ def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
     elif environ.get("FORCE_COLOR"):
         colour = True
     else:
-        colour = is_terminal and not is_dumb and not _is_old_console(environ)
+        colour = is_terminal and not is_dumb and not is_old
 
     # Colour that is forced into a pipe wraps nothing there: the reader behind it has a
     # width of its own, and a program does not know our marks.
     if not is_terminal:
         return Look(colour)
-    marks = not is_dumb and _can_encode(encoding, "".join(MARKS.values()))
-    return Look(colour, marks, max(columns, LEAST_COLUMNS))
-
-
-def _is_old_console(environ: Mapping[str, str]) -> bool:
-    """Tell whether this is a Windows console that shows escapes instead of obeying them."""
-    if environ.get("OS") != "Windows_NT":
-        return False
-    newer = ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI")
-    return not any(environ.get(name) for name in newer)
-
-
-def _can_encode(encoding: str, text: str) -> bool:
+    marks = not is_dumb
     try:
-        text.encode(encoding)
+        "".join(MARKS.values()).encode(encoding)
     except (UnicodeEncodeError, LookupError):
-        return False
-    return True
+        marks = False
+    return Look(colour, marks, max(columns, LEAST_COLUMNS))
 
 
 # A role says what a text means. Its colour and its mark only underline the words, which say
@@ -1751,12 +1740,10 @@ def _format_excerpt(excerpt: str, look: Look, *, margin: str) -> str:
     # What shall be pasted has no caret, and stays whole.
     if look.columns and lines and re.fullmatch(r" *\| +\^+", lines[-1]):
         # Both lines lose the same part, so that the caret stays below what it points at.
-        start = lines[0].find("| ") + 2  # behind the line's number
         hidden = max(lines[-1].find("^") - room * 2 // 3, 0)
-        shown = [line[:start] + line[start + hidden:] for line in lines]
+        lines = [crop(line[:8] + line[8 + hidden:], room) for line in lines]  # its number stays
         if hidden:
-            shown[0] = f"{shown[0][:start]}…{shown[0][start + 1:]}"
-        lines = [crop(shown[0], room), shown[-1][:room]]
+            lines[0] = f"{lines[0][:8]}…{lines[0][9:]}"
     return "".join(f"{margin}{line}\n" for line in lines)
 
 
