@@ -15488,11 +15488,7 @@ class Sight(Record):
     typing: Typing
     is_followed: bool = False  # the gateway tells what happens
     findings: Sequence[Finding] = ()
-    warmup: Sequence[Mapping[str, Any]] = ()
     tasks: Sequence[Mapping[str, Any]] = ()
-    names: Sequence[Mapping[str, str]] = ()  # {session, agent, name} of who asked
-    sessions: Sequence[Mapping[str, str]] = ()  # {session, title}
-    log: str = ""  # of LiteLLM, its end
     kept: Mapping[str, int] = {}  # conversations that are warm now, by model
 
 
@@ -15528,11 +15524,7 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
         "agents": agents,
         "findings": [_page_line(sight, "warn", _say_where(finding), finding.fix)
                      for finding in sight.findings if finding.level == "warning"],
-        "warmup": list(sight.warmup),
         "tasks": list(sight.tasks),
-        "names": list(sight.names),
-        "sessions": list(sight.sessions),
-        "log": parse_log(sight.log),
     }
 
 
@@ -23419,17 +23411,17 @@ class Lookout:
         self._examine_at = self._examine_at or began
         view = seen["view"]
         tasks = self._find_tasks()
-        names, sessions = self._name_askers(tasks)
-        self._dashboard.show(plan_picture(Sight(
+        picture = plan_picture(Sight(
             fleet, seen["states"], check_gateway(fleet, view.holder), world.now(), world.typing,
-            is_followed=self._is_followed, findings=self._findings, names=names,
-            sessions=sessions, warmup=read_warmup(self._workspace), tasks=tasks,
-            log=self._read_log(), kept={model.name: model.warm.conversations
-                                        for model in (view.page.models if view.page else ())})))
-        return max(PICTURE_SECONDS - (world.clock() - began), TICK_SECONDS)
+            is_followed=self._is_followed, findings=self._findings, tasks=tasks,
+            kept={model.name: model.warm.conversations
+                  for model in (view.page.models if view.page else ())}))
+        self._dashboard.show({**picture, **self._name_askers(tasks),
+                              "warmup": read_warmup(self._workspace),
+                              "log": parse_log(self._read_log())})
+        return max(until - world.clock(), TICK_SECONDS)
 
-    def _name_askers(self, tasks: Sequence[Mapping[str, Any]]) -> tuple[
-            list[dict[str, str]], list[dict[str, str]]]:
+    def _name_askers(self, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return who asked and in which sessions: only their ids are on the wire."""
         names: dict[tuple[str, str], str] = {}
         titles = {task["session"]: task["name"] for task in tasks}
@@ -23442,9 +23434,10 @@ class Lookout:
                 names[session, agent] = name if agent else agents.get(session) or name
                 if session not in titles:
                     titles[session] = self._names.title(session)
-        return ([{"session": session, "agent": agent, "name": name}
-                 for (session, agent), name in names.items()],
-                [{"session": session, "title": title} for session, title in titles.items()])
+        return {"names": [{"session": session, "agent": agent, "name": name}
+                          for (session, agent), name in names.items()],
+                "sessions": [{"session": session, "title": title}
+                             for session, title in titles.items()]}
 
     def _find_tasks(self) -> list[dict[str, Any]]:
         """Return the tasks of the repository in which this was started."""
@@ -24405,7 +24398,7 @@ def cmd_warmup(options: Options, world: World) -> int:
 
     if options.json:
         warmths = warm_fleet(fleet, options, world, say=lambda text: None)
-        results = [report_warmth(name, warmth) for name, warmth in warmths.items()]
+        results = [report_warmth(name, warmth, world.clock()) for name, warmth in warmths.items()]
         print_report(world, "warmup", {"results": results})
     else:
         warmths = warm_fleet(fleet, options, world, say=world.out)
@@ -24480,43 +24473,34 @@ def warm_fleet(fleet: Fleet, options: Options, world: World, *, say: Callable[[s
     if not options.unload:
         wake_sleepers(fleet, groups, world, say)
         heading = "Warming models:"
-    say(paint(heading, "bold", look_of(world)) + "\n")
+    look = look_of(world)
+    say(paint(heading, "bold", look) + "\n")
 
     how = WarmUp(options.timeout or None, busy_seconds, pull=options.pull, unload=options.unload,
                  fleet=fleet)
-    by_node = {name: list(group.values()) for name, group in groups.items()}
-    progress = WarmupFile(open_workspace(options, world))
-    news = WarmthNews(warmths)
+    workspace = open_workspace(options, world)
+    rows = {name: (name, warmth.node.name, warmth.model.ollama_model)
+            for name, warmth in warmths.items()}
+    widths = [max(map(width_of, column)) for column in zip(*rows.values())]
+    said: dict[str, str] = {}  # by the model's name: each state is said once
+    kept_at = 0.0
     try:
         with LiveLine(world) as line:
-            for _ in warm_nodes(world, by_node, how):
-                progress.write(warmths)
-                for row, warmth in news.take():
-                    line.clear()
-                    say(format_warmth(warmth, row, news.widths, look_of(world)))
+            for _ in warm_nodes(world, {name: list(group.values())
+                                        for name, group in groups.items()}, how):
+                if world.clock() >= kept_at + 1.0:
+                    keep_warmths(workspace, warmths)
+                    kept_at = world.clock()
+                for name, warmth in warmths.items():
+                    state = f"{warmth.stage} {warmth.state}"
+                    if warmth.stage in ("busy", "done") and said.get(name) != state:
+                        said[name] = state
+                        line.clear()
+                        say(format_warmth(warmth, rows[name], widths, look))
                 line.show(tell_progress(groups, world.clock()))
     finally:
-        progress.write(warmths, last=True)
+        keep_warmths(workspace, warmths)
     return warmths
-
-
-class WarmthNews:
-    """What was not said yet of models that are loaded: each state once."""
-
-    def __init__(self, warmths: Mapping[str, Warmth]) -> None:
-        self._warmths = warmths
-        self._said: dict[str, str] = {}  # by the model's name
-        self._rows = {name: (name, warmth.node.name, warmth.model.ollama_model)
-                      for name, warmth in warmths.items()}
-        self.widths = [max(map(width_of, column)) for column in zip(*self._rows.values())]
-
-    def take(self) -> Iterator[tuple[Sequence[str], Warmth]]:
-        """Yield (its row, who waits or has ended since the last time)."""
-        for name, warmth in self._warmths.items():
-            state = f"{warmth.stage} {warmth.state}"
-            if warmth.stage in ("busy", "done") and self._said.get(name) != state:
-                self._said[name] = state
-                yield self._rows[name], warmth
 
 
 WARMUP_FILE = f"{STATE_DIRECTORY}/warmup.json"
@@ -24546,31 +24530,16 @@ class WarmPage(Record):
     models: tuple[WarmRow, ...]
 
 
-class WarmupFile:
-    """Keeps how far a warm-up is where the dashboard reads it, while there is a workspace."""
-
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace, self._world = workspace, workspace.world
-        self._has_place = self._world.kind_of(workspace.path(STATE_DIRECTORY)) == "directory"
-        self._write_at = 0.0
-
-    def write(self, warmths: Mapping[str, Warmth], *, last: bool = False) -> None:
-        """Write what each model's warm-up does now, at most once a second."""
-        now = self._world.clock()
-        if not self._has_place or (now < self._write_at and not last):
-            return
-        self._write_at = now + 1.0
-        rows = []
-        for name, warmth in warmths.items():
-            seconds = warmth.seconds or now - warmth.began if warmth.began else 0
-            rows.append(WarmRow(
-                name, warmth.node.name, warmth.model.ollama_model, warmth.stage, warmth.state,
-                warmth.detail, warmth.pulled, warmth.size, round(seconds, 1)))
-        page = {"schema": f"subagent-fleet/{WARMUP_SCHEMA}", "time": round(self._world.now(), 1),
-                "models": [vars(row) for row in rows]}
-        with contextlib.suppress(FleetError):  # a full disk is no reason to load no model
-            place = self._workspace.enter(WARMUP_FILE)
-            self._world.replace_files([(place, render_json(page) + b"\n", 0o600)])
+def keep_warmths(workspace: Workspace, warmths: Mapping[str, Warmth]) -> None:
+    """Keep how far a warm-up is where the dashboard reads it, if there is a workspace."""
+    world = workspace.world
+    if world.kind_of(workspace.path(STATE_DIRECTORY)) != "directory":
+        return
+    rows = [report_warmth(name, warmth, world.clock()) for name, warmth in warmths.items()]
+    page = {"schema": f"subagent-fleet/{WARMUP_SCHEMA}", "time": round(world.now(), 1),
+            "models": [{key: row[key] for key in fields(WarmRow)} for row in rows]}
+    with contextlib.suppress(FleetError):  # a full disk is no reason to load no model
+        workspace.keep(WARMUP_FILE, render_json(page) + b"\n")
 
 
 def read_warmup(workspace: Workspace) -> list[dict[str, Any]]:
@@ -24599,12 +24568,13 @@ def plan_warmths(fleet: Fleet, options: Options) -> dict[str, Warmth]:
     return warmths
 
 
-def report_warmth(name: str, warmth: Warmth) -> dict[str, object]:
+def report_warmth(name: str, warmth: Warmth, now: float) -> dict[str, object]:
     """Return what `warmup --json` says of a model."""
+    seconds = warmth.seconds or (now - warmth.began if warmth.began else 0.0)
     return {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
-            "ok": warmth.ok, "state": warmth.state, "seconds": round(warmth.seconds, 1),
-            "loaded": warmth.loaded, "pulled_bytes": warmth.pulled, "detail": warmth.detail,
-            "fix": warmth.fix}
+            "ok": warmth.ok, "stage": warmth.stage, "state": warmth.state,
+            "seconds": round(seconds, 1), "loaded": warmth.loaded, "pulled_bytes": warmth.pulled,
+            "size_bytes": warmth.size, "detail": warmth.detail, "fix": warmth.fix}
 
 
 EXAM_WORDS = (
@@ -28991,8 +28961,8 @@ config, do so in their own fields. stderr and the exit code are as without `--js
   none), `measured` (as in `bench`), `unknown` and `counted` (sentences), `block` (to paste),
   `written`
 - `wake`: `results` (`node`, `state`: awake, woken, stopped or silent, `seconds`), `via`
-- `warmup`: `results` (`model`, `node`, `ollama_model`, `ok`, `state`: ok, not answering, busy or
-  failed, `seconds`, `loaded`, `pulled_bytes`, `detail`, `fix`)
+- `warmup`: `results` (`model`, `node`, `ollama_model`, `ok`, `stage`, `state`: ok, not answering,
+  busy or failed, `seconds`, `loaded`, `pulled_bytes`, `size_bytes`, `detail`, `fix`)
 - `bench`: `fleet`, `measurements` (`node`, `endpoint`, `model`, `date`, `tokens`: the context
   asked with, `load_seconds`, `prompt_rate`, `long_prompt_rate`, `answer_rate` in tokens a second,
   `first_token_seconds`, null where not measured, `is_counted`: by the node's own counters,
@@ -29038,7 +29008,7 @@ config, do so in their own fields. stderr and the exit code are as without `--js
   `waited`, `first_byte`, `total` in seconds, `input_tokens`, `output_tokens`, `cached_tokens`: of
   the input, that the machine still had, `read_again`: that had been read before and was read again,
   `read_again_why`: pushed out, or moved from which machine, `waited_for`: the agent or session
-  whose prompt was kept warm meanwhile)
+  whose prompt was kept warm meanwhile, `task`: whose session it is; and the rest of the receipt)
 - `skills list`: `out`, `skills` (`skill`, `summary`, `installed`: absent, installed or differs,
   by program)
 - `env --shell json`: `set` (name: value), `unset` (names)

@@ -213,7 +213,7 @@ def test_a_picture_says_what_is_known_of_a_fleet():
     assert models["big"]["fallback"] == ["small"]
     assert [models[name]["state"] for name in ("big", "small")] == ["ready", "node offline"]
     assert [agent["name"] for agent in picture["agents"]] == ["main", "planner"]
-    assert picture["log"] == picture["findings"] == picture["tasks"] == picture["warmup"] == []
+    assert picture["findings"] == picture["tasks"] == []
 
 
 LOADED = tuple(sf.LoadedModel(model.ollama_model, model.context or 65536, 100, 1, FOREVER)
@@ -268,7 +268,7 @@ def test_a_machine_without_another_for_its_work_is_a_need():
 def test_the_log_of_litellm_is_told_by_severity_and_holds_no_key():
     text = ("\x1b[31mERROR\x1b[0m: it broke\nINFO: fine\nWARNING: hm\n\n"
             "header Authorization: Bearer abc123 and sk-0123456789abcdef\nTraceback (most\n")
-    rows = sf.plan_picture(sight(log=text))["log"]
+    rows = sf.parse_log(text)
     assert [row["level"] for row in rows] == ["error", "info", "warning", "info", "error"]
     shown = json.dumps(rows)
     assert "abc123" not in shown and "sk-0" not in shown and "\\u001b" not in shown
