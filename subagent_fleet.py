@@ -10107,10 +10107,11 @@ def _outcome_of(job: Callable[[], Any]) -> Any:
 class Trying:
     """Around what the system may refuse: says in plain words what could not be done, and why."""
 
-    def __init__(self, verb: str, path: str, *, slug: str = "unwritable") -> None:
+    slugs = {"read": "unreadable", "enter": "unreadable", "run": "cannot-run"}
+
+    def __init__(self, verb: str, path: str) -> None:
         self._verb = verb
         self._path = path or "''"
-        self._slug = slug
 
     def __enter__(self) -> None:
         pass
@@ -10119,7 +10120,8 @@ class Trying:
         if not isinstance(error, (OSError, ValueError)):  # ValueError: a NUL in the path
             return
         reason = getattr(error, "strerror", None) or error
-        raise FleetError(self._slug, f"cannot {self._verb} {self._path}: {reason}",
+        raise FleetError(self.slugs.get(self._verb, "unwritable"),
+                         f"cannot {self._verb} {self._path}: {reason}",
                          fix=self._fix(getattr(error, "errno", None))) from None
 
     def _fix(self, code: int | None) -> str:
@@ -10232,12 +10234,15 @@ def _descend(place: Place, inner: str, *, makes: bool) -> int:
 
 
 class Directory:
-    """A directory below a root, held open: what is done in it is done there, wherever links lead.
+    """The directory of a path, held open: what is done in it is done there, wherever links lead.
 
     Where a system has no descriptors of directories (Windows), its path is looked at and used.
     """
 
-    def __init__(self, place: Place, inner: str, *, makes: bool = False) -> None:
+    def __init__(self, path: str, *, makes: bool = False, is_whole: bool = False) -> None:
+        place = _as_place(path)
+        inner = place.inner if is_whole else place.above  # the path is the directory's own
+        self.name = place.name
         self._path = os.path.join(place.root, inner)
         self._descriptor: int | None = None
         if makes:
@@ -10693,7 +10698,7 @@ class World:
     def visit(self, directory: str) -> Iterator[None]:
         """Work in a directory until it is left; SIGTERM ends that as Ctrl-C does."""
         before = self.directory
-        with Trying("enter", directory, slug="unreadable"):
+        with Trying("enter", directory):
             os.chdir(directory)
         with self._take_signals({signal.SIGTERM: signal.default_int_handler}):
             try:
@@ -10733,7 +10738,7 @@ class World:
     def kind_of(self, path: str, *, follow: bool = True) -> str:
         """Return file, directory, symlink, device or pipe, or absent."""
         look = os.stat if follow else os.lstat
-        with Trying("read", path, slug="unreadable"):
+        with Trying("read", path):
             try:
                 mode = look(path).st_mode
             except (FileNotFoundError, NotADirectoryError):
@@ -10785,7 +10790,7 @@ class World:
         if kind not in ("file", "absent"):
             raise FleetError("not-file", f"{path} is a {kind}, not a file",
                              fix="name a file, or `-` for standard input")
-        with Trying("read", path, slug="unreadable"), _open_to_read(path) as stream:
+        with Trying("read", path), _open_to_read(path) as stream:
             content = stream.read(limit + 1)
         if len(content) > limit:
             raise FleetError("too-large", fix="name the right file",
@@ -10796,7 +10801,7 @@ class World:
         """Return the size of a regular file in bytes; 0 where there is none."""
         if self.kind_of(path) != "file":
             return 0
-        with Trying("read", path, slug="unreadable"):
+        with Trying("read", path):
             return os.path.getsize(path)
 
     def changed_at(self, path: str) -> float:
@@ -10810,7 +10815,7 @@ class World:
         """Return up to `limit` bytes of a regular file from an offset; nothing where it is none."""
         if self.kind_of(path) != "file":
             return b""
-        with Trying("read", path, slug="unreadable"), open(path, "rb") as stream:
+        with Trying("read", path), open(path, "rb") as stream:
             stream.seek(start)
             return stream.read(limit)
 
@@ -10822,8 +10827,7 @@ class World:
 
     def make_directory(self, path: str, *, is_private: bool = False) -> None:
         """Make a directory and those above it; one that `is_private` only its owner enters."""
-        place = _as_place(path)
-        with Trying("make", place), Directory(place, place.inner, makes=True) as directory:
+        with Trying("make", path), Directory(path, makes=True, is_whole=True) as directory:
             if is_private:
                 directory.close_to_others()
 
@@ -10843,7 +10847,7 @@ class World:
                     key = (place.root, place.above)
                     with Trying("write", place):
                         if key not in held:
-                            directory = Directory(place, place.above, makes=True)
+                            directory = Directory(place, makes=True)
                             held[key] = holding.enter_context(directory)
                         staged.append((held[key], place))
                         held[key].write_new(place.new_name, content, mode, syncs=syncs)
@@ -10861,11 +10865,10 @@ class World:
 
     def append_line(self, path: str, line: bytes) -> None:
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`."""
-        place = _as_place(path)
-        with Trying("write", place), Directory(place, place.above) as directory:
-            if directory.size_of(place.name) > RECEIPTS_LIMIT_BYTES:
-                directory.replace(place.name, f"{place.name}.1")
-            descriptor = directory.open_to_append(place.name)
+        with Trying("write", path), Directory(path) as directory:
+            if directory.size_of(directory.name) > RECEIPTS_LIMIT_BYTES:
+                directory.replace(directory.name, f"{directory.name}.1")
+            descriptor = directory.open_to_append(directory.name)
             try:
                 _append(descriptor, line)
             finally:
@@ -10873,18 +10876,15 @@ class World:
 
     def remove(self, path: str) -> None:
         """Remove a file, where there is one."""
-        place = _as_place(path)
-        with Trying("remove", place), contextlib.suppress(FileNotFoundError), \
-                Directory(place, place.above) as directory:
-            directory.unlink(place.name)
+        with Trying("remove", path), contextlib.suppress(FileNotFoundError), \
+                Directory(path) as directory:
+            directory.unlink(directory.name)
 
     def remove_empty(self, path: str) -> None:
         """Remove a directory in which nothing is left."""
-        place = _as_place(path)
         # it is used, was never there, or lies behind a link
-        with contextlib.suppress(OSError, FleetError), \
-                Directory(place, place.above) as directory:
-            directory.rmdir(place.name)
+        with contextlib.suppress(OSError, FleetError), Directory(path) as directory:
+            directory.rmdir(directory.name)
 
     # -- programs --
 
@@ -10950,7 +10950,7 @@ class World:
         if hasattr(signal, "SIGHUP"):
             handlers[signal.SIGHUP] = hand_on
         with self._take_signals(handlers):
-            with Trying("run", argv[0], slug="cannot-run"):
+            with Trying("run", argv[0]):
                 child = subprocess.Popen(argv, env=environ, cwd=directory)
             children.append(child)
             if requests_to_end:
@@ -10975,9 +10975,8 @@ class World:
 
     def _open_log(self, path: str) -> IO[bytes]:
         """Return a file that a child's output is added to; only its owner can read it."""
-        place = _as_place(path)
-        with Trying("write", place), Directory(place, place.above, makes=True) as directory:
-            return open(directory.open_to_append(place.name), "ab", buffering=0)
+        with Trying("write", path), Directory(path, makes=True) as directory:
+            return open(directory.open_to_append(directory.name), "ab", buffering=0)
 
     def open_page(self, url: str) -> bool:
         """Show a page in the browser of who sits here; False where nobody does."""
@@ -11004,9 +11003,8 @@ class World:
 
     def hold(self, path: str) -> Hold | None:
         """Return the lock of a file, None where somebody else holds it."""
-        place = _as_place(path)
-        with Trying("lock", place), Directory(place, place.above) as directory:
-            descriptor = directory.open(place.name, os.O_RDWR | os.O_CREAT)
+        with Trying("lock", path), Directory(path) as directory:
+            descriptor = directory.open(directory.name, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -11040,21 +11038,19 @@ class World:
 
     def make_pipe(self, path: str) -> None:
         """Make a named pipe in the place of what is there."""
-        place = _as_place(path)
-        with Trying("make", place), Directory(place, place.above) as directory:
-            directory.make_pipe(place.name)
+        with Trying("make", path), Directory(path) as directory:
+            directory.make_pipe(directory.name)
 
     def open_pipe(self, path: str) -> Pipe:
         """Return a named pipe to write to; it stays open when its reader ends."""
-        place = _as_place(path)
-        with Trying("write", place), Directory(place, place.above) as directory:
+        with Trying("write", path), Directory(path) as directory:
             # For both, it opens at once, and what is written is not lost with the reader.
-            return Pipe(directory.open(place.name, os.O_RDWR))
+            return Pipe(directory.open(directory.name, os.O_RDWR))
 
     def spawn(self, launch: Launch) -> Child:
         """Start a program in the background."""
         flags = os.O_RDWR if self.kind_of(launch.stdin) != "file" else os.O_RDONLY
-        with Trying("run", launch.argv[0], slug="cannot-run"), contextlib.ExitStack() as closing:
+        with Trying("run", launch.argv[0]), contextlib.ExitStack() as closing:
             stdin = os.open(launch.stdin or os.devnull, flags)
             closing.callback(os.close, stdin)
             stdout = closing.enter_context(self._open_log(launch.stdout))
@@ -11142,11 +11138,10 @@ class World:
 
     def copy_file(self, source: str, target: str) -> None:
         """Copy a regular file with its mode; links are not followed out of the target's root."""
-        place = _as_place(target)
         with Trying("copy", source), _open_to_read(source) as stream, \
-                Directory(place, place.above, makes=True) as directory:
+                Directory(target, makes=True) as directory:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
-            descriptor = directory.open(place.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+            descriptor = directory.open(directory.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL,
                                         mode & 0o777)
             with open(descriptor, "wb") as copy:
                 shutil.copyfileobj(stream, copy)
