@@ -12868,7 +12868,7 @@ DOUBT_SECONDS = 240.0  # after a loss, until as much is tried again; each loss d
 DOUBT_LIMIT_SECONDS = 24 * 3600.0
 TURNS_AHEAD = 4  # for so many is thought ahead
 LEAVING = 0.8  # to read all elsewhere must be worth so much
-LOOK_SECONDS = 1.0  # while somebody waits for a seat
+LOOK_SECONDS = 0.5  # so often the queue and the rests are looked at although nothing happens
 CLIENT_SECONDS = 0.2  # so often who waits for a slot looks whether its client is still there
 REQUEST_SECONDS = 10.0  # for the headers; also how long an idle connection is kept
 FIRST_BYTE_SECONDS = 2.0  # of a new connection
@@ -13227,14 +13227,13 @@ class Scheduler:
         self._lock, self._clock = threading.RLock(), clock
         self.candidates = _plan_candidates(fleet)
         self.places = _plan_capacities(fleet)
-        self.is_due = threading.Event()  # a node rests, or is to be asked before its rest is over
+        self.is_due = threading.Event()  # a node is to be asked before its rest is over
         self._rests = {name: Rest() for name in fleet.nodes}
         self._busy = dict.fromkeys(fleet.nodes, 0)  # slots in use, by node
         self._queue: dict[int, Ticket] = {}
         self._holders: dict[int, Ticket] = {}  # of slots
         self._number = 0
         self._is_closed = False
-        self._is_refused = False  # somebody, although a slot is free
         # Which model served a conversation last, the one asked longest ago first.
         self._served: dict[tuple[Conversation, str], str] = {}
 
@@ -13249,7 +13248,7 @@ class Scheduler:
             self._number += 1
             ticket = Ticket(self._number, alias, conversation, prompt, self._clock(), patience)
             self._queue_up(ticket, candidates or self.candidates[alias])
-            self._serve_queue()
+            self._give_out()
         return ticket
 
     def _queue_up(self, ticket: Ticket, candidates: list[list[Model]]) -> None:
@@ -13278,14 +13277,14 @@ class Scheduler:
         with self._lock:
             self._stop_waiting(ticket)
             self._release(ticket)
-            self._serve_queue()
+            self._give_out()
 
     def move_on(self, ticket: Ticket, candidates: list[list[Model]]) -> None:
         """Leave a model that cannot do what is needed for these; it goes on with others."""
         with self._lock:
             self._release(ticket)
             self._queue_up(ticket, candidates)
-            self._serve_queue()
+            self._give_out()
 
     def close(self) -> None:
         """Let who waits wait no longer."""
@@ -13302,7 +13301,7 @@ class Scheduler:
             seats.claim = tokens
             if is_sure:
                 seats.room = tokens
-            self._serve_queue()
+            self._give_out()
 
     def succeed(self, ticket: Ticket) -> bool:
         """Note that the node answered: it rests no more and the conversation will prefer it.
@@ -13322,7 +13321,7 @@ class Scheduler:
             self._served[key] = ticket.model.name
             if len(self._served) > CONVERSATION_LIMIT:
                 del self._served[next(iter(self._served))]
-            self._serve_queue()
+            self._give_out()
         return had_rested
 
     def learn(self, ticket: Ticket, end: End, seconds: float) -> tuple[int, int, str]:
@@ -13366,24 +13365,22 @@ class Scheduler:
             ticket.candidates = others
             if any(others):
                 self._queue_up(ticket, others)
-            self._serve_queue()
-            self.is_due.set()
+            self._give_out()
         return rest.seconds
 
-    def take_due(self) -> tuple[list[str], float]:
-        """Return the nodes to be asked now whether they answer, and in how many seconds others are.
+    def look(self) -> list[str]:
+        """Give out what has become free by itself; return the nodes to ask whether they answer.
 
         Each is told once; `end_rest` has to follow.
         """
         with self._lock:
+            self._give_out()
             now = self._clock()
-            resting = {name: rest for name, rest in self._rests.items()
-                       if rest.until and not rest.is_asked}
-            due = [name for name, rest in resting.items() if rest.until <= now]
+            due = [name for name, rest in self._rests.items()
+                   if 0 < rest.until <= now and not rest.is_asked]
             for name in due:
                 self._rests[name].is_asked = True
-            later = [rest.until - now for rest in resting.values() if rest.until > now]
-            return due, min(later, default=REST_LIMIT_SECONDS)
+            return due
 
     def end_rest(self, name: str, why: str) -> float:
         """Take what a node was found to be: it answers, or it does not, and `why`.
@@ -13397,8 +13394,7 @@ class Scheduler:
                 rest.begin(self._clock(), why)
             else:
                 rest.until = 0.0  # that it answers requests is not known yet
-            self.is_due.set()  # a rest that goes on has another end
-            self._serve_queue()
+            self._give_out()
             return rest.seconds if rest.until else 0.0
 
     def show(self) -> tuple[dict[str, dict[str, Any]], int]:
@@ -13436,23 +13432,10 @@ class Scheduler:
             return {model.node: self._rests[model.node].why
                     for group in ticket.candidates for model in group}
 
-    def serve_queue(self) -> None:
-        """Look again who may be asked: a model's rest may have ended by itself."""
-        with self._lock:
-            self._give_out()
-
-    def _serve_queue(self) -> None:
-        """Give out what is free; where that will be looked at again soon, say so."""
-        if self._queue:
-            self._give_out()
-            if self._is_refused:
-                self.is_due.set()
-
     def _give_out(self) -> None:
         """Give what is free to who waits, in order."""
         now = self._clock()  # one for all: a rest that ends meanwhile is not for who came last
         line = sorted(self._queue.values(), key=lambda ticket: ticket.number)
-        self._is_refused = False
         # Whoever has waited long takes a seat that has lasted; who came before goes first.
         late = max((ticket.number for ticket in line if now - ticket.came >= ticket.patience),
                    default=0)
@@ -13480,18 +13463,6 @@ class Scheduler:
             del self._queue[ticket.number]
             ticket.is_alone = True
             ticket.wake()
-
-    def next_look(self) -> float:
-        """Return in how many seconds the queue has to be looked at although nothing happens."""
-        with self._lock:
-            if not self._queue:
-                return REST_LIMIT_SECONDS
-            now = self._clock()
-            ends = [place.missing.until - now for place in self.places.values()]
-            if self._is_refused:
-                ends += [LOOK_SECONDS, *(memory.until - now for place in self.places.values()
-                                         for memory in place.seats.memories)]
-            return min((end for end in ends if end > 0), default=REST_LIMIT_SECONDS)
 
     def _grant(self, ticket: Ticket, model: Model, now: float) -> None:
         self._stop_waiting(ticket)
@@ -13544,7 +13515,6 @@ class Scheduler:
             return True
         if is_late and place.seats.has_lasted(now):
             return True
-        self._is_refused = True
         if not ticket.waits_for:
             first = min(place.seats.taken(now), key=lambda memory: memory.since).conversation
             ticket.waits_for = first.agent or first.session or "another conversation"
@@ -13560,10 +13530,7 @@ class Scheduler:
             return False
         busy = [self.places[model.name] for model in awake]
         own = [place.seats.find_own(ticket) for place in busy if not place.has_room()]
-        if not any(memory and memory.waiter is ticket for memory in own):
-            return False
-        self._is_refused = True
-        return True
+        return any(memory and memory.waiter is ticket for memory in own)
 
     def _pick(self, free: list[Model], ticket: Ticket) -> Model | None:
         """Return who answers: the least busy node, who knows the prompt, the longest idle.
@@ -14416,16 +14383,13 @@ class Server(Reception):
     def _ask_rested(self) -> None:
         """Ask each node that has rested whether it answers, until the gateway stops."""
         while not self.stops:
-            due, seconds = self.scheduler.take_due()
-            for name in due:
+            for name in self.scheduler.look():
                 try:
                     threading.Thread(target=self._end_rest, args=(name,), daemon=True).start()
                 except RuntimeError:  # the system gives no more threads now
                     self.scheduler.end_rest(name, "no thread to ask it")
-            if self.scheduler.is_due.wait(min(seconds, self.scheduler.next_look())):
-                self.scheduler.is_due.clear()
-            else:
-                self.scheduler.serve_queue()
+            self.scheduler.is_due.wait(LOOK_SECONDS)
+            self.scheduler.is_due.clear()
 
     def look(self, node: Node) -> str:
         """Return why a node does not answer; "": it does, if not with a server's error."""

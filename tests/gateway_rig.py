@@ -44,7 +44,7 @@ class Desk:
 
     def ask(self, *, but=()):
         """Ask each node that has rested whether it answers, as the gateway does; return which."""
-        due, _ = self.scheduler.take_due()
+        due = self.scheduler.look()
         for name in due:
             self.scheduler.end_rest(name, "refused" if name in but else "")
         return due
@@ -127,7 +127,7 @@ class Shaken:
         return sf.Beginnings(links, tuple(range(1, len(links) + 1)), 9_000 * len(links))
 
     def ask(self, dead=""):
-        due, _ = self.scheduler.take_due()
+        due = self.scheduler.look()
         self.told.append(f"ask {due}, dead: {dead}")
         for name in due:
             self.scheduler.end_rest(name, "refused" if name in dead else "")
@@ -139,7 +139,7 @@ class Shaken:
         for _ in range(len(self.tickets) + 1):
             self.ask()
             self.now += sf.HOLD_SECONDS
-            self.scheduler.serve_queue()
+            self.ask()
             for ticket in [ticket for ticket in waiting if ticket.model]:
                 self.scheduler.succeed(ticket)
                 self.scheduler.leave(ticket)

@@ -197,7 +197,7 @@ def test_no_request_is_given_to_a_node_before_it_is_known_to_answer():
     desk.scheduler.fail(ticket, "refused")
     desk.now += 1000
     assert desk.serve() == "n"
-    assert desk.scheduler.take_due()[0] == ["a"] and desk.scheduler.take_due()[0] == []
+    assert desk.scheduler.look() == ["a"] and desk.scheduler.look() == []
     assert desk.serve() == "n"
     desk.scheduler.end_rest("a", "")
     assert desk.serve(conversation=("new", "")) == "m"
@@ -225,7 +225,7 @@ def test_who_waits_is_let_go_when_none_of_those_that_rest_answers():
     woken = []
     ticket = desk.enter()
     ticket.wake = lambda: woken.append(1)
-    due, _ = desk.scheduler.take_due()
+    desk.scheduler.look()
     desk.scheduler.end_rest("a", "timeout")
     assert not ticket.is_alone, "one may still answer"
     desk.scheduler.end_rest("b", "refused")

@@ -137,17 +137,16 @@ class Run:
         """Have the queue looked at when a seat or a rest ends, as the gateway's own thread does."""
         if not self.scheduler._queue and not any(r.until for r in self.scheduler._rests.values()):
             return
-        at = self.now + max(self.scheduler.next_look(), 0.01)
+        at = self.now + sf.LOOK_SECONDS
         if at < self.next_look:
             self.next_look = at
             self.push(at, "look")
 
     def look(self, _):
         self.next_look = float("inf")
-        due, _ = self.scheduler.take_due()
+        due = self.scheduler.look()
         for name in due:
             self.scheduler.end_rest(name, "")
-        self.scheduler.serve_queue()
 
     def ask(self, agent):
         prompt = agent.links() if self.warm else sf.UNKNOWN_PROMPT
@@ -311,7 +310,7 @@ class Desk:
 
     def look(self, seconds):
         self.now += seconds
-        self.scheduler.serve_queue()
+        self.scheduler.look()
 
     def warm(self, name="m"):
         return self.scheduler.show()[0][name]["warm"]
