@@ -223,13 +223,15 @@ _ABSENT = object()  # the value of what was not given
 class Field:
     """One name of a record: its annotation, its default, and what `noted` says of it."""
 
-    def __init__(self, kind: str, default: Any = REQUIRED, note: Any = None) -> None:
-        self.kind, self.default, self.note = kind, default, note
+    kind: str  # a record that has it fills it in
+
+    def __init__(self, default: Any, note: Any = None) -> None:
+        self.default, self.note = default, note
 
 
 def noted(note: object, default: Any = REQUIRED) -> Any:
     """Declare a field of a record with what some reader wants to know of it."""
-    return Field("", default, note)
+    return Field(default, note)
 
 
 @dataclass_transform(frozen_default=True)
@@ -250,12 +252,13 @@ class Record:
     def __init_subclass__(cls) -> None:
         cls._fields = {}
         for name, kind in cls.__annotations__.items():
-            default = cls.__dict__.get(name, REQUIRED)
-            if isinstance(default, Field):
-                cls._fields[name] = Field(kind, default.default, default.note)
-                setattr(cls, name, default.default)  # as it is where nothing is noted
+            field = cls.__dict__.get(name, REQUIRED)
+            if isinstance(field, Field):
+                setattr(cls, name, field.default)  # as it is where nothing is noted
             else:
-                cls._fields[name] = Field(kind, default)
+                field = Field(field)
+            field.kind = kind
+            cls._fields[name] = field
         cls._needed = [name for name, field in cls._fields.items() if field.default is REQUIRED]
         cls._usual = {name: field.default for name, field in cls._fields.items()}
         cls._usual.update(dict.fromkeys(cls._needed, _ABSENT))
@@ -802,10 +805,6 @@ class Document:
             key = True
         spans = self.places[path]
         return self.show(*(spans[:2] if key else spans[2:]))
-
-    def has(self, path: tuple) -> bool:
-        """Tell whether something is written at a path."""
-        return path in self.places
 
     @property
     def is_json(self) -> bool:
@@ -1952,12 +1951,6 @@ def full_endpoint(address: str) -> Endpoint:
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def _checked_endpoint(endpoint: str) -> str:
-    """Return it as it is: which port it lacks is known when the whole node is."""
-    split_endpoint(endpoint)
-    return endpoint
-
-
 def _normal_keep_alive(duration: int | str) -> int:
     """Return it as seconds: numbers stay, `1h30m` is added up, negative is for ever."""
     if isinstance(duration, int):
@@ -1967,11 +1960,6 @@ def _normal_keep_alive(duration: int | str) -> int:
 
     parts = re.findall("([0-9]+)([hms])", duration)
     return sum(int(number) * UNIT_SECONDS[unit] for number, unit in parts)
-
-
-def _normal_paragraph(text: str) -> str:
-    """Return it on one line."""
-    return " ".join(map(str.strip, text.strip().splitlines()))
 
 
 # -- Rules: what a value may be, and what is written by mistake --
@@ -2070,7 +2058,8 @@ RULES = {
     "text": _text_rule(_TEXT, "text without control characters", "You write code."),
     "paragraph": _text_rule(
         _PARAGRAPH, "one paragraph that says when to use the agent, without blank lines",
-        "Use for planning.", normal=_normal_paragraph),
+        "Use for planning.",
+        normal=lambda text: " ".join(map(str.strip, text.strip().splitlines()))),
     "tag": _text_rule(_ONE_LINE % 64, "text, 1 to 64 printable characters", "fast"),
     "tool": _text_rule(_TOOL, "a name such as `Read` or `\"Bash(git *)\"`", "Read"),
     "alias": _text_rule(
@@ -2081,7 +2070,9 @@ RULES = {
         "FLEET_GATEWAY_KEY"),
     "endpoint": _text_rule(
         _URL, "an address that begins with http:// or https://", "http://192.168.1.50:11434",
-        slips=_address_slips, normal=_checked_endpoint),
+        slips=_address_slips,
+        # As it is: which port it lacks is known when its whole node is.
+        normal=lambda text: split_endpoint(text) and text),
     "host": _text_rule(
         f"^({_HOST}|{_IPV6})$", "an address or host name", "127.0.0.1",
         slips=_address_slips, normal=str.lower),
@@ -2735,7 +2726,16 @@ def _section_schema(kind: str) -> dict[str, Any]:
     properties = {}
     choices = []  # one of two spellings, never both
     for key in keys:
-        rule = _key_schema(key)
+        if key.rule in NAME_RULES:
+            rule = {"type": "object", "propertyNames": RULES[NAME_RULES[key.rule]].schema,
+                    "additionalProperties": _section_schema(key.rule),
+                    "minProperties": int(key.rule != "agent")}
+        elif key.rule in SECTIONS:
+            rule = _section_schema(key.rule)
+        else:
+            rule = dict(RULES[key.rule].schema)
+            if key.default not in (REQUIRED, None):
+                rule["default"] = key.default
         properties[key.name] = {"description": key.words, **rule}
         if key.also:
             properties[key.also] = {"description": f"the same as {key.name}", **rule}
@@ -2747,18 +2747,6 @@ def _section_schema(kind: str) -> dict[str, Any]:
     if choices:
         schema["allOf"] = choices
     return schema
-
-
-def _key_schema(key: FileKey) -> dict[str, Any]:
-    if key.rule in NAME_RULES:
-        return {"type": "object", "propertyNames": RULES[NAME_RULES[key.rule]].schema,
-                "additionalProperties": _section_schema(key.rule),
-                "minProperties": int(key.rule != "agent")}
-    if key.rule in SECTIONS:
-        return _section_schema(key.rule)
-    if key.default is REQUIRED or key.default is None:
-        return dict(RULES[key.rule].schema)
-    return {**RULES[key.rule].schema, "default": key.default}
 
 
 # == 6. Planning ==============================================================
