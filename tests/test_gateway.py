@@ -1146,7 +1146,8 @@ def test_receipts_say_what_happened(rig):
     assert second["session"] == "" and {first["node"], second["node"]} == {"n0", "n1"}
     body = json.dumps(served.nodes[0].requests[0], separators=(",", ":"))
     assert first["sent"] == round(len(body) / sf.BYTES_A_TOKEN) > 40
-    wait_until(lambda: len(served.said) == 2)
+    wait_until(lambda: len(served.said) == 3)
+    assert served.said[0].split() == ["Time", "Agent", "Model", "Machine", "Took", "Outcome"]
     assert re.search(r"(?m)^..:..:..  planner[?] +m\d +n\d +(-|0\.\d s)  ok [(]waited .*, in 12, out \d[)]$",
                      "".join(served.said)), served.said
     if os.name == "posix":
@@ -1183,8 +1184,8 @@ def test_each_refusal_is_one_line_of_the_log(rig):
         served.ask(alias)
     served.ask(max_tokens=0)
     served.raw(b"\x1b\r\n\r\n")
-    wait_until(lambda: len(served.said) == 8)
-    assert [re.sub(r"^\d\d:\d\d:\d\d  ", "", told) for told in served.said] == [
+    wait_until(lambda: len(served.said) == 9)
+    assert [re.sub(r"^\d\d:\d\d:\d\d  ", "", told) for told in served.said[1:]] == [
         "refused: 401, the key is missing or wrong; send it as `Authorization: Bearer KEY` or "
         "`x-api-key: KEY`\n",
         "refused: 403, this server answers only at its own address: "
@@ -1320,7 +1321,7 @@ def test_serve_says_where_and_answers_until_it_is_told_to_stop(tmp_path):
         assert text_of(read_answer(connection.makefile("rb"))[2]) == "PONG"
     stdout, told = program.process.communicate(timeout=15)
     assert program.process.returncode == 0 and re.search(rb"  main +m +a +0\.\d s  ok [(]", told)
-    assert re.search(rb"(?m)^Served:\nNode +Requests .*\na +1 +12 +3 ", stdout)
+    assert re.search(rb"(?m)^Served:\nMachine +Requests .*\na +1 +12 +3 ", stdout)
     receipt = json.loads((tmp_path / ".subagent-fleet" / "requests.jsonl").read_text())
     assert receipt["outcome"] == "ok"
     with pytest.raises(OSError):

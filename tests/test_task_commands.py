@@ -290,7 +290,7 @@ def test_detached_it_works_in_the_background_and_there_is_one(typist):
     assert "in the background" in typist.run("run", "--detach")
     wait_for(lambda: typist.rig.states().get("a") == "running")
     typist.run("run", status=3)
-    assert "`run` is already active here" in typist.err
+    assert "`run` is already active here" in typist.err  # slug "supervised"
     assert typist.json("tasks")["supervisor"] > 1
     assert re.search("a +told", typist.run("task", "say", "a", "@write more z"))
     wait_for(lambda: typist.rig.states()["a"] == "done" and not typist.rig.folder.holder())
