@@ -22907,13 +22907,11 @@ def format_nodes(fleet: Fleet, states: Mapping[str, NodeState], headers: Sequenc
     """Return the name of a fleet and a table of its nodes: models, or why there are none."""
     rows = []
     for state in states.values():
-        status = mark("offline", "bad", look)
-        if state.online:
-            status = mark("online", "ok", look)
-        if state.name in resting:
-            status = mark("skipped", "warn", look)
+        word, role = ("online", "ok") if state.online else ("offline", "bad")
+        if state.online and state.name in resting:
+            word, role = "skipped", "warn"
         names = ", ".join(model.name for model in state.models)
-        cells = {"Node": state.name, "Status": status, "Endpoint": state.endpoint,
+        cells = {"Node": state.name, "Status": mark(word, role, look), "Endpoint": state.endpoint,
                  "Models": names or f"({state.reason or 'none'})"}
         rows.append([cells[header] for header in headers])
 
@@ -22932,11 +22930,9 @@ def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> 
     rows = []
     for model in models:
         state = model["state"]
-        words = state
-        if state == "missing":
-            words = f"missing: {model['fix']}"
-        presence = mark(words, _PRESENCE_ROLES[state], look)
-        rows.append((model["name"], model["node"], model["ollama_model"], presence))
+        words = f"missing: {model['fix']}" if state == "missing" else state
+        rows.append((model["name"], model["node"], model["ollama_model"],
+                     mark(words, _PRESENCE_ROLES[state], look)))
     return format_table(("Model", "Node", "Ollama model", "Found"), rows, look=look)
 
 
@@ -22944,9 +22940,7 @@ def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
     """Return what each node said of itself and its models, or why it said nothing."""
     text = ""
     for state in states.values():
-        says = state.why
-        if state.online:
-            says = f"{state.runs}, {state.latency_ms} ms"
+        says = f"{state.runs}, {state.latency_ms} ms" if state.online else state.why
         heading = Cell(f"{state.name} ({state.endpoint}):", "bold")
         text += "\n" + format_words([heading, Cell(says)], look, indent="  ")
 
@@ -22961,13 +22955,10 @@ def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
 def _describe_model(model: NodeModel) -> str:
     """Return what is known of a model: how large, what it was trained for, what it can do."""
     size = f"{model.size / 1e9:.1f} GB" if model.size else "size unknown"
-    parts = [size, model.parameters, model.quantization]
-    if model.trained_context:
-        parts.append(f"trained for {model.trained_context}")
-    parts += model.capabilities or ()
-    if model.remote:
-        parts.append(f"at {model.remote}")
-    return ", ".join(part for part in parts if part)
+    trained = f"trained for {model.trained_context}" if model.trained_context else ""
+    parts = [size, model.parameters, model.quantization, trained, *(model.capabilities or ()),
+             f"at {model.remote}" if model.remote else ""]
+    return ", ".join(filter(None, parts))
 
 
 @command("discover", "show which models every machine has", CONFIG,
@@ -22997,19 +22988,17 @@ def cmd_discover(options: Options, world: World) -> int:
         look = look_of(world)
         text = format_nodes(fleet, states, ("Node", "Status", "Models"), look)
         text += "\n" + format_presence(models, look)
-        described = states
-        if not options.verbose:
-            described = {name: state for name, state in states.items() if not state.online}
-        text += format_details(described, look)
+        text += format_details({name: state for name, state in states.items()
+                                if options.verbose or not state.online}, look)
         if written:
             text += f"\nWrote {written}\n"
         world.out(text)
 
     if not options.check:
         return EXIT_OK
-    is_reached = all(state.online for state in states.values())
-    is_present = all(model["state"] == "present" for model in models)
-    return EXIT_OK if is_reached and is_present else EXIT_PROBLEM
+    is_whole = all(state.online for state in states.values()) \
+        and all(model["state"] == "present" for model in models)
+    return EXIT_OK if is_whole else EXIT_PROBLEM
 
 
 def format_found(scan: Scan, known: Mapping[str, str], look: Look = PLAIN) -> str:
@@ -23110,11 +23099,7 @@ class StatusPage(Record):
     is_served: bool = True
     measured: Sequence[Measurement] = ()  # by `bench`
     left_house: Mapping[str, int] = {}  # requests and tokens
-
-    def resting(self) -> set[str]:
-        """Return the nodes that the gateway skips, as they have just failed."""
-        return {self.fleet.models[name].node for name, place in self.places.items()
-                if place.rests_seconds and self.states[self.fleet.models[name].node].online}
+    tasks: Sequence[TaskRow] = ()  # at work or waiting
 
     def find_measured(self, node: str, ollama_model: str) -> Measurement | None:
         """Return what was measured of a model on a node."""
@@ -23131,15 +23116,18 @@ def format_away(page: StatusPage) -> str:
     text = f"Leaves the house: what is asked of {some_of(names, 5)}."
     if page.left_house:
         requests, tokens_in, tokens_out = (page.left_house[name] for name in TOTALS[:3])
-        text += (f" So far {requests:,} request{'' if requests == 1 else 's'}, "
-                 f"{tokens_in:,} tokens in, {tokens_out:,} out.")
+        text += (f" So far {count_of(requests, 'request')}, {tokens_in:,} tokens in, "
+                 f"{tokens_out:,} out.")
     return text
 
 
 def format_status(page: StatusPage, look: Look = PLAIN) -> str:
     """Return what machines have and hold, who answers for each agent, whether all is ready."""
-    text = format_nodes(page.fleet, page.states, ("Node", "Status", "Endpoint", "Models"), look,
-                        page.resting())
+    fleet = page.fleet
+    resting = {fleet.models[name].node for name, place in page.places.items()
+               if place.rests_seconds}
+    text = format_nodes(fleet, page.states, ("Node", "Status", "Endpoint", "Models"), look,
+                        resting)
     offline = [state for state in page.states.values() if not state.online]
     text += "\n" * bool(offline)
     for state in offline:
@@ -23148,43 +23136,60 @@ def format_status(page: StatusPage, look: Look = PLAIN) -> str:
     text += _format_loaded(page, look)
 
     text += "\nAgent routing:\n"
-    for agent, model in plan_routes(page.fleet).items():
+    for agent, model in plan_routes(fleet).items():
         route = f"{format_route(agent, model)}:"
-        text += format_words([route, _route_cell(page, page.fleet.agents[agent], look)], look,
+        text += format_words([route, _route_cell(page, fleet.agents[agent], look)], look,
                              indent="  ")
-    for load in list_loads(page.fleet, page.states):
+    for load in list_loads(fleet, page.states):
         text += format_words([describe_warm(load)], look, indent="  ")
     text += "\n" + format_words([format_away(page)], look, indent="  ")
+    if page.tasks:
+        names = some_of([f"{row.name} ({row.state})" for row in page.tasks], 4)
+        text += format_words([f"Tasks: {names}.", "`subagent-fleet tasks`"], look, indent="  ")
     return text + _format_verdict(page, look)
 
 
 def _format_verdict(page: StatusPage, look: Look) -> str:
     """Return the sentence that says whether the fleet is ready, and what to type if not."""
-    is_ready = page.is_served and all(route.state == "ready" for route in page.routes.values())
-    verdict = Cell(f"{count_ready(page.routes)}.", "warn")
-    if is_ready:
-        verdict = Cell("ready.", "ok")
-    parts: list[object] = [Cell(f"{page.fleet.name}:", "bold"), verdict]
+    states = [page.routes[name].state for name in page.fleet.models]
+    ready = states.count("ready")
+    verdict = Cell(f"{ready} of {count_of(states, 'model')} ready.", "warn")
+    following = clean_line(page.following)
+    if ready == len(states) and page.is_served:
+        verdict, following = Cell("ready.", "ok"), ""
+    elif following.startswith("Ready, "):  # but for its gateway
+        verdict, following = Cell("ready,", "warn"), following[len("Ready, "):]
 
+    traffic = ""
     if page.gateway_at:
         working = sum(place.running for place in page.places.values())
-        traffic = "idle"
+        traffic = f"Gateway at {page.gateway_at}: idle."
         if working or page.waiting:
-            traffic = f"{working} working, {page.waiting} waiting"
-        parts.append(Cell(f"Gateway at {page.gateway_at}: {traffic}."))
-    following = clean_line(page.following)
-    if not is_ready and following.startswith("Ready, "):  # but for its gateway
-        parts[1] = Cell("ready,", "warn")
-        following = following[len("Ready, "):]
-    if not is_ready:
-        parts += [following]
-    return format_words(parts, look, indent="  ")
+            traffic = (f"Gateway at {page.gateway_at}: {working} working, {page.waiting} "
+                       "waiting.")
+    return format_words([Cell(f"{page.fleet.name}:", "bold"), verdict, Cell(traffic), following],
+                        look, indent="  ")
 
 
 def _format_loaded(page: StatusPage, look: Look) -> str:
     """Return a table of the models in memory; what is not known of any has no column."""
-    rows = [_loaded_row(page, state, loaded)
-            for state in page.states.values() for loaded in state.loaded]
+    rows = []
+    for state in page.states.values():
+        for loaded in state.loaded:
+            row = {"Node": state.name, "Loaded": loaded.name, "Context": "-", "On GPU": "-",
+                   "Slots": "-", "tok/s": "-", "Unloads": format_expiry(loaded.expires, page.now)}
+            if loaded.context:
+                row["Context"] = f"{loaded.context:,}"
+            if loaded.gpu_percent is not None:
+                row["On GPU"] = f"{loaded.gpu_percent} %"
+            for name, place in page.places.items():
+                model = page.fleet.models[name]
+                if model.node == state.name and find_models([loaded], model.ollama_model):
+                    row["Slots"] = f"{place.running} / {place.slots}"
+            measured = page.find_measured(state.name, loaded.name)
+            if measured and measured.answer_rate:
+                row["tok/s"] = f"{measured.answer_rate:,.1f}"
+            rows.append(row)
     if not rows:
         return ""
     numbers = ("Context", "On GPU", "Slots", "tok/s")
@@ -23195,30 +23200,11 @@ def _format_loaded(page: StatusPage, look: Look) -> str:
                                spare=("Unloads", "tok/s", "On GPU"))
 
 
-def _loaded_row(page: StatusPage, state: NodeState, loaded: LoadedModel) -> dict[str, str]:
-    """Return the cells that say what a model in memory takes and how long it stays."""
-    row = {"Node": state.name, "Loaded": loaded.name, "Context": "-", "On GPU": "-", "Slots": "-",
-           "tok/s": "-", "Unloads": format_expiry(loaded.expires, page.now)}
-    if loaded.context:
-        row["Context"] = f"{loaded.context:,}"
-    if loaded.gpu_percent is not None:
-        row["On GPU"] = f"{loaded.gpu_percent} %"
-    for name, place in page.places.items():
-        model = page.fleet.models[name]
-        if model.node == state.name and find_models([loaded], model.ollama_model):
-            row["Slots"] = f"{place.running} / {place.slots}"
-    measured = page.find_measured(state.name, loaded.name)
-    if measured and measured.answer_rate:
-        row["tok/s"] = f"{measured.answer_rate:,.1f}"
-    return row
-
-
 def _route_cell(page: StatusPage, agent: Agent, look: Look) -> Cell:
     """Return how ready an agent's model is, and who answers instead."""
     model = page.fleet.models[agent.model]
     route = page.routes[model.name]
     place = page.places.get(model.name, ModelSlots(model.name, 0, 0))
-
     words = format_route_state(route)
     role = "ok"
     if route.state == "cold" or route.fallback:
@@ -23229,19 +23215,12 @@ def _route_cell(page: StatusPage, agent: Agent, look: Look) -> Cell:
         words, role = "skipped after a failure", "warn"
     elif place.running:
         words += f", {place.running} working"
-    doubt = _doubt_tools(page, agent)
-    if doubt and role == "ok":
-        role = "warn"
-    return mark(words + doubt, role, look)
 
-
-def _doubt_tools(page: StatusPage, agent: Agent) -> str:
-    """Return what an agent's model did instead of calling tools, where that was measured."""
-    model = page.fleet.models[agent.model]
-    measured = page.find_measured(model.node, model.ollama_model)
-    if agent.tools == () or not (measured and measured.tools) or measured.calls_tools:
-        return ""
-    return f"; in `bench` it {measured.tools.instead}"
+    known = page.find_measured(model.node, model.ollama_model)
+    if agent.tools != () and known and known.tools and not known.calls_tools:
+        words += f"; in `bench` it {known.tools.instead}"
+        role = "warn" if role == "ok" else role
+    return mark(words, role, look)
 
 
 def show_status(fleet: Fleet, options: Options, world: World, clear: str = "") -> bool:
@@ -23259,6 +23238,8 @@ def show_status(fleet: Fleet, options: Options, world: World, clear: str = "") -
         said = view.page
         left_house = {name: said.left_house.get(name, 0) for name in TOTALS[:3]}
     places = {model.name: model for model in said.models}
+    tasks = [row for row in find_task_rows(world, fleet, options)
+             if row.state in ("waiting", *ACTIVE_STATES)]
 
     routes = {name: plan_route_state(fleet, states, model)
               for name, model in fleet.models.items()}
@@ -23271,6 +23252,7 @@ def show_status(fleet: Fleet, options: Options, world: World, clear: str = "") -
             "fleet": fleet.name, "ready": ready, "next": following,
             "gateway": retype(gateway, world), "work": places,
             "waiting": said.waiting, "left_house": left_house,
+            "tasks": [{"name": row.name, "state": row.state} for row in tasks],
             "nodes": list(states.values()),
             "loads": [report_load(load) for load in list_loads(fleet, states)],
             **report_status(fleet, routes, measured)})
@@ -23278,7 +23260,7 @@ def show_status(fleet: Fleet, options: Options, world: World, clear: str = "") -
 
     is_served = gateway.level == "ok"
     page = StatusPage(fleet, states, routes, following, world.now(),
-                      places=places, waiting=said.waiting, left_house=left_house,
+                      places=places, waiting=said.waiting, left_house=left_house, tasks=tasks,
                       gateway_at=gateway_url(fleet.gateway) if is_served else "",
                       is_served=is_served, measured=measured)
     world.out(clear + format_status(page, look_of(world)))
@@ -25012,6 +24994,9 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Options, *,
     denied = plan_denied_tools(fleet, settings, own.words)
     if denied and tells_lean:
         world.err(format_lean(denied, look_of(world, "stderr")))
+    if tells_lean:
+        tell(world, "Claude Code calls your models by their aliases, and may say of one "
+             "`unrecognized_model`; that is harmless. `subagent-fleet trace` names the models.\n")
     planned = plan_settings(fleet, environ, settings, own.words)
     with claude_settings(world, planned) as words:
         return world.run([program, *words, *own.words], environ)
@@ -28897,7 +28882,8 @@ config, do so in their own fields. stderr and the exit code are as without `--js
   port), `work` (what that says of each model: `running`, `slots`, `rests_seconds`, `warm`: the
   `conversations` and their `tokens` that it is believed to keep), `waiting` (requests, for a slot),
   `left_house` (of the running gateway: `requests`, `input_tokens`,
-  `output_tokens`), `loads` (what a model takes: `node`, `model`, `context`, `gigabytes`,
+  `output_tokens`), `tasks` (at work or waiting: `name`, `state`), `loads` (what a model takes:
+  `node`, `model`, `context`, `gigabytes`,
   `agents`: who uses it, `warm`: how many of them stay warm, or null), `nodes`, `models` (`name`,
   `node`, `ollama_model`, `alias`, `context`, `cloud`: whether it leaves the house, `state`: ready,
   cold, model missing, node offline, `loaded`: as in a node or null, `fallback`: the model that

@@ -1482,6 +1482,8 @@ def test_up_says_in_a_few_lines_what_it_did(project):
     did = first[:first.index("Started with")].splitlines()
     assert len(did) == 3 and did[2] == "Loaded: tiny on a."
     assert "Wrote" not in second and "tools off" not in second
+    harmless = "`unrecognized_model`; that is harmless. `subagent-fleet trace` names the models."
+    assert harmless in first and harmless not in second
 
 
 def test_up_says_at_each_start_what_the_main_model_lacks(project):

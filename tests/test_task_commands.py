@@ -88,6 +88,8 @@ def test_three_tasks_one_asks_one_mends_one_waits_then_merge_and_tidy(typist):
     running = typist.start("run")
     wait_for(lambda: typist.rig.states().get("storage") == "asking"
              and typist.rig.states().get("docs") == "done")
+    assert re.search(r"\nTasks: storage \(asking\)\. `\S+ tasks`\n", typist.run("status"))
+    assert typist.json("status")["tasks"] == [{"name": "storage", "state": "asking"}]
     assert "Which database?" in typist.run("task", "answer")
     refused = typist.run("task", "answer", "storage", "3", "--json", status=2)
     assert json.loads(refused)["error"]["id"] == "bad-answer"
