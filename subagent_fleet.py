@@ -9462,6 +9462,7 @@ class Wire:
 
     speech = "answer"  # what the other side sends
     await_more: Callable[[], object] | None = None  # when all that came was taken; may raise
+    _limit = float("inf")  # of a request's body
 
     def __init__(self, connection: socket.socket, deadline: float,
                  clock: Callable[[], float]) -> None:
@@ -9613,7 +9614,8 @@ class Wire:
             raise NodeFailure("bad answer", "its chunks have no readable size")
 
     def _check_size(self, size: int) -> None:
-        """Raise where a body becomes longer than may be."""
+        if size > self._limit:
+            raise BadRequest(413, f"body: longer than {self._limit} bytes")
 
     def _skip_trailers(self) -> None:
         """Pass what follows the chunks: what comes next would begin with it."""
@@ -9793,7 +9795,6 @@ class Visitor(Wire):
     _speaks_1_1 = True  # else it knows no chunks
     _wants_body = True  # HEAD asks for the head of an answer only
     _length: int | None = None  # of the request's body; None: it comes in chunks
-    _limit = 0  # of a body in chunks
 
     def __init__(self, connection: socket.socket, clock: Callable[[], float]) -> None:
         super().__init__(connection, clock(), clock)
@@ -9881,10 +9882,6 @@ class Visitor(Wire):
             return body
         except NodeFailure as failure:
             raise _refusal(failure) from None
-
-    def _check_size(self, size: int) -> None:
-        if size > self._limit:
-            raise BadRequest(413, f"body: longer than {self._limit} bytes")
 
     def reply(self, status: int, body: bytes, *, head: str = "",
               kind: str = "application/json") -> None:
@@ -13775,7 +13772,13 @@ class Service:
             if ticket.is_closed:
                 raise Refusal(529, "the gateway is stopping")
             if ticket.is_alone:
-                raise self._refuse_rests(ticket)
+                scheduler = self._server.scheduler
+                reasons = scheduler.explain_rests(ticket)  # each was asked in vain
+                self._tries += [Try(node, why) for node, why in reasons.items()]
+                self._said += [f"{node}: {why}" for node, why in reasons.items()]
+                words = ", ".join(f"node {node}: {why}" for node, why in reasons.items())
+                raise Refusal(529, f"{words}; no other is left",
+                              retry_seconds=scheduler.rest_seconds(ticket.alias))
             woken = threading.Event()
             ticket.wake = woken.set  # and only then, whether it came before
             while not (ticket.model or ticket.is_closed or ticket.is_alone
@@ -13784,16 +13787,6 @@ class Service:
         self._mark("waited")
         self._step("read", model=ticket.model.name, node=ticket.model.node)
         return ticket.model
-
-    def _refuse_rests(self, ticket: Ticket) -> Refusal:
-        """Return the refusal of a request that no node could answer: each was asked in vain."""
-        scheduler = self._server.scheduler
-        reasons = scheduler.explain_rests(ticket)
-        self._tries += [Try(node, why) for node, why in reasons.items()]
-        self._said += [f"{node}: {why}" for node, why in reasons.items()]
-        words = ", ".join(f"node {node}: {why}" for node, why in reasons.items())
-        return Refusal(529, f"{words}; no other is left",
-                       retry_seconds=scheduler.rest_seconds(ticket.alias))
 
     def _ask(self, ticket: Ticket, translation: Translation) -> None:
         """Send the request to the model's node, and its answer to the client."""
@@ -14321,21 +14314,16 @@ class Server(Reception):
 
         self.learned = {name: Learned() for name in fleet.models}
         self._held: dict[Visitor, int] = {}  # bytes of bodies; each thread changes its own
-        self._pages = self._plan_pages()
-
-    def _plan_pages(self) -> dict[str, object]:
-        """Return the pages that never change, by path."""
         # In Anthropic's words and in OpenAI's at once; nobody knows when a model was made.
         models = [{"type": "model", "id": alias, "display_name": alias,
                    "created_at": "1970-01-01T00:00:00Z", "object": "model", "created": 0,
                    "owned_by": "subagent-fleet"} for alias in self.scheduler.candidates]
-        pages: dict[str, object] = {
+        self._pages: dict[str, object] = {  # that never change, by path
             "/": {"name": "subagent-fleet", "version": __version__},
             "/health/liveliness": "I'm alive!",
             "/v1/models": {"object": "list", "data": models, "has_more": False,
-                           "first_id": models[0]["id"], "last_id": models[-1]["id"]}}
-        pages.update((f"/v1/models/{model['id']}", model) for model in models)
-        return pages
+                           "first_id": models[0]["id"], "last_id": models[-1]["id"]},
+            **{f"/v1/models/{model['id']}": model for model in models}}
 
     def run(self, listener: Listener | None) -> None:
         """Serve until `stop`, then let what is being answered end; None waits for the port."""
@@ -14416,25 +14404,20 @@ class Server(Reception):
             self._respond_to_talk(visitor, headers, path, dialect)
             return
 
-        if method == "GET" and path == EVENTS_PATH:
-            visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
-            self._follow(visitor)
-            return
-
-        page = self._page_at(unquote(path), visitor)
-        if page is None or method not in ("GET", "HEAD"):
+        follows = method == "GET" and path == EVENTS_PATH
+        page = self._pages.get(unquote(path))
+        proof = re.fullmatch(f"{PROOF_PATH}([0-9a-f]{{64}})", path)
+        if path == "/fleet":
+            page = self.show()
+        elif proof:
+            page = {"proof": prove_key(self._key, proof[1], *visitor.reached)}
+        if not follows and (page is None or method not in ("GET", "HEAD")):
             raise Refusal(404, "there is nothing at this path")
         visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
-        visitor.reply(200, render_json(page))
-
-    def _page_at(self, path: str, visitor: Visitor) -> object:
-        """Return the page at a path, None where there is none."""
-        if path == "/fleet":
-            return self.show()
-        match = re.fullmatch(f"{PROOF_PATH}([0-9a-f]{{64}})", path)
-        if match:
-            return {"proof": prove_key(self._key, match[1], *visitor.reached)}
-        return self._pages.get(path)
+        if follows:
+            self._follow(visitor)
+        else:
+            visitor.reply(200, render_json(page))
 
     def _respond_to_talk(self, visitor: Visitor, headers: dict[str, str], path: str,
                          dialect: Dialect) -> None:
@@ -14446,22 +14429,20 @@ class Server(Reception):
 
         try:
             talk = dialect.parse(visitor.read_body(BODY_LIMIT_BYTES, BODY_SECONDS, hold))
-            self._check_alias(talk.alias)
-            talk = replace(talk, came=int(self.world.now()))
+            candidates = self.scheduler.candidates
+            if talk.alias not in candidates:
+                shown = re.sub(r"(?s).*[^\w.:/@[\]-].*", "…", talk.alias[:128])  # it is logged
+                known = ", ".join(f"`{name}`" for name in candidates)
+                raise Refusal(404, f"model: this fleet has no `{shown}`; it has {known}")
             if path == dialect.count_path:
-                visitor.reply(200, dialect.count(self._estimate(talk)))
+                asked = self.translate(talk, candidates[talk.alias][0][0])
+                visitor.reply(200, dialect.count(asked.estimate))
                 return
+            talk = replace(talk, came=int(self.world.now()))
             Service(self, visitor, dialect, talk, dialect.conversation(headers, talk),
                     Login(headers, self._key)).run()
         finally:
             self._held.pop(visitor, None)
-
-    def _check_alias(self, alias: str) -> None:
-        if alias in self.scheduler.candidates:
-            return
-        shown = re.sub(r"(?s).*[^\w.:/@[\]-].*", "…", alias[:128])  # it is logged
-        known = ", ".join(f"`{name}`" for name in self.scheduler.candidates)
-        raise Refusal(404, f"model: this fleet has no `{shown}`; it has {known}")
 
     def lacks(self, model: Model, talk: Talk, weight: int) -> str:
         """Return what a request needs that a model cannot do, as far as is known."""
@@ -14496,10 +14477,6 @@ class Server(Reception):
                     kept_gb = plan_kept_gigabytes(held, model.context)
                     self.scheduler.claim(model, cache_gb / kept_gb * model.context,
                                          is_sure=node.cache_gb is not None)
-
-    def _estimate(self, talk: Talk) -> int:
-        """Return how many tokens a talk may take, from what the model's last answers taught."""
-        return self.translate(talk, self.scheduler.candidates[talk.alias][0][0]).estimate
 
     def translate(self, talk: Talk, model: Model) -> Translation:
         """Return a talk as a model is asked it, as far as is known what the model takes."""
@@ -24838,7 +24815,7 @@ def cmd_serve(options: Options, world: World) -> int:
 
     address = f"{show_host(listener.host)}:{listener.port}"
     said = (f"Serving {quote_name(fleet)} at http://{address}: "
-            f"{', '.join(server.scheduler.candidates)} on {count_working(fleet)}. "
+            f"{', '.join(server.scheduler.candidates)} on {count_of(fleet.nodes, 'machine')}. "
             "Ctrl-C stops.\n")
     world.out(wrap_text(said, look_of(world), indent="  "))
     if fleet.gateway.provider == "litellm":
@@ -24853,14 +24830,6 @@ def cmd_serve(options: Options, world: World) -> int:
     if receipts:
         world.out(list_failures(workspace, fleet, began))
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
-
-
-def count_working(fleet: Fleet) -> str:
-    """Return `2 machines`, or `2 of 3 machines` where one has no model that is used."""
-    working = {model.node for model in fleet.models.values()}
-    if len(working) == len(fleet.nodes):
-        return count_of(fleet.nodes, "machine")
-    return f"{len(working)} of {count_of(fleet.nodes, 'node')}"
 
 
 FAILURES_SHOWN = 5
