@@ -25779,24 +25779,21 @@ def mark_task(state: str, look: Look) -> Cell:
 TASK_NOW_WIDTH = 44
 
 
-def format_tasks(rows: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
+def format_tasks(rows: Sequence[TaskRow], look: Look = PLAIN) -> str:
     """Return the table of tasks, and below it what to type for those that need a person."""
-    cells: list[list[Any]] = []
-    for row in rows:
-        now = row["now"] or "-"
-        if look.columns:
-            now = crop(clean_line(now), TASK_NOW_WIDTH)
-        cells.append([
-            row["name"], mark_task(row["state"], look), row["attempt"], show_span(row["seconds"]),
-            show_span(row["total"] or None), show_span(row["idle"]), now,
-            "-" if row["context"] is None else f"{row['context']}%",
-            f"+{row['plus']} -{row['minus']}" if row["files"] else "-", row["where"] or "-",
-            f"{row['memory_mb']} MB {row['cpu_percent']:.0f}%" if row["processes"] else "-"])
     # A narrow terminal does without what is the same in most rows.
-    text = format_table(("NAME", "STATE", "TRY", "FOR", "TOTAL", "IDLE", "NOW", "CONTEXT", "DIFF",
-                         "WHERE", "USES"), cells, look=look,
-                        spare=("USES", "TOTAL", "CONTEXT", "IDLE", "WHERE", "TRY"))
-    helps = [(row["name"], row["fix"]) for row in rows if row["fix"]]
+    text = format_table(
+        ("NAME", "STATE", "TRY", "FOR", "TOTAL", "IDLE", "NOW", "CONTEXT", "DIFF", "WHERE",
+         "USES"),
+        [[row.name, mark_task(row.state, look), row.attempt, show_span(row.seconds),
+          show_span(row.total or None), show_span(row.idle),
+          crop(clean_line(row.now), TASK_NOW_WIDTH) or "-",
+          "-" if row.context is None else f"{row.context}%",
+          f"+{row.plus} -{row.minus}" if row.files else "-", row.where or "-",
+          f"{row.memory_mb} MB {row.cpu_percent:.0f}%" if row.processes else "-"]
+         for row in rows],
+        look=look, spare=("USES", "TOTAL", "CONTEXT", "IDLE", "WHERE", "TRY"))
+    helps = [(row.name, row.fix) for row in rows if row.fix]
     return text + "\n" + format_pairs(helps, look) if helps else text
 
 
@@ -25837,52 +25834,45 @@ def cmd_tasks(options: Options, world: World) -> int:
 
 def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> None:
     """Print the tasks of repositories."""
-    reports: list[dict[str, Any]] = []
-    advices: list[str] = []
-    for folder in folders:
-        fleet = load_fleet_for_tasks(options, world, folder)
-        sight = see_tasks(folder, plan_backing(fleet, options, folder))
-        sight = replace(sight, tasks=drop_left(sight.tasks, folder, options))
-        rows = [vars(row) for row in plan_task_rows(sight)]
-        reports.append({"repository": folder.repository.main, "supervisor": sight.holder,
-                        "unreadable_files": sight.unreadable, "tasks": rows})
-        advices.append(suggest_retry(sight.tasks))
+    sights = [see_folder(folder, options) for folder in folders]
     if options.json:
+        reports = [{"repository": folder.repository.main, "supervisor": sight.holder,
+                    "unreadable_files": sight.unreadable,
+                    "tasks": [vars(row) for row in plan_task_rows(sight)]}
+                   for folder, sight in zip(folders, sights)]
         print_report(world, "tasks", {"repositories": reports} if options.everywhere
                                 else reports[0])
         return
     look = look_of(world)
-    if not reports:
+    if not sights:
         world.err(f"There are no tasks in any repository yet. Start one: {ADD_A_TASK}\n")
-    for report, advice in zip(reports, advices):
+    for folder, sight in zip(folders, sights):
         if options.everywhere:
-            world.out(f"{clean_line(str(report['repository']))}\n")
-        rows = report["tasks"]
-        if report["unreadable_files"]:
-            count = count_of(report["unreadable_files"], "state file")
-            world.err(f"{count} could not be read.\n")
-        if not rows:
-            world.out(f"No tasks. Start one: {ADD_A_TASK}\n")
-            continue
-        world.out(format_tasks(rows, look))
-        works = [row for row in rows if row["state"] in ("waiting", *ACTIVE_STATES)]
-        if works and not report["supervisor"]:
-            advice += "\n" + suggest_run(row["state"] for row in works)
+            world.out(f"{clean_line(folder.repository.main)}\n")
+        if sight.unreadable:
+            world.err(f"{count_of(sight.unreadable, 'state file')} could not be read.\n")
+        rows = plan_task_rows(sight)
+        world.out(format_tasks(rows, look) if rows else f"No tasks. Start one: {ADD_A_TASK}\n")
+        advice = suggest_retry(sight.tasks)
+        works = [row.state for row in rows if row.state in ("waiting", *ACTIVE_STATES)]
+        if works and not sight.holder:
+            advice += "\n" + suggest_run(works)
         if advice:
             world.err(wrap_text(f"{advice.strip()}\n", look))
 
 
-def drop_left(tasks: Mapping[str, TaskState], folder: Folder,
-              options: Options) -> Mapping[str, TaskState]:
-    """Return tasks without those that are over and have left the task file."""
+def see_folder(folder: Folder, options: Options) -> TaskSight:
+    """Return what is seen of a repository's tasks; those over that left its file are not."""
+    fleet = load_fleet_for_tasks(options, folder.world, folder)
+    sight = see_tasks(folder, plan_backing(fleet, options, folder))
     path = find_task_file(folder, options)
-    if options.everywhere or not path:
-        return tasks
-    with contextlib.suppress(FleetError):
-        named = load_tasks(folder.world, path, None).tasks
-        return {name: state for name, state in tasks.items() if name in named
-                or state.origin != "file" or not state.is_over}
-    return tasks
+    if path and not options.everywhere and not options.task:
+        with contextlib.suppress(FleetError):
+            named = load_tasks(folder.world, path, None).tasks
+            return replace(sight, tasks={
+                name: state for name, state in sight.tasks.items()
+                if name in named or state.origin != "file" or not state.is_over})
+    return sight
 
 
 def find_task_rows(world: World, fleet: Fleet | None, options: Options) -> list[TaskRow]:
@@ -25911,66 +25901,69 @@ def show_task(folder: Folder, name: str, options: Options) -> None:
     """Print everything about one task."""
     world = folder.world
     find_task(folder, name, "tasks")
-    fleet = load_fleet_for_tasks(options, world, folder)
-    sight = see_tasks(folder, plan_backing(fleet, options, folder))
+    sight = see_folder(folder, options)
     state = sight.tasks[name]
-    row = next(vars(row) for row in plan_task_rows(sight) if row.name == name)
+    row = next(row for row in plan_task_rows(sight) if row.name == name)
     origins: Mapping[str, str] = {}
     with contextlib.suppress(FleetError):
         origins = know_tasks(folder, options).plan.origins.get(name, {})
-    keys = []
     usual = TaskSpec("")
-    for word, declared in FILE_KEYS["task"].items():
-        value = getattr(state.task, declared.attribute)
+    keys = []
+    for word in FILE_KEYS["task"]:
+        value = getattr(state.task, word)
         origin = origins.get(word, "when it was added")
-        if value == getattr(usual, declared.attribute):
+        if value == getattr(usual, word):
             origin = "default"
         if value not in (None, ()) and word != "prompt_file":
-            keys.append((word, value if isinstance(value, str) else json.dumps(value), origin))
-    tries = []
-    for number in range(1, state.tried + 1):
-        content = world.read_part(folder.of_try(state, "receipt.json", number), 0,
-                                  OUTPUT_PART_BYTES)
-        tries.append(parse_object(content) or {})
+            keys.append((word, value, origin))
+    tries = [parse_object(world.read_part(folder.of_try(state, "receipt.json", number), 0,
+                                          OUTPUT_PART_BYTES)) or {}
+             for number in range(1, state.tried + 1)]
     tries = [receipt for receipt in tries if receipt]
     if options.json:
-        print_report(world, "tasks", {**row, "keys": [
-            {"key": word, "value": value, "origin": origin} for word, value, origin in keys],
-            "tries": tries})
+        print_report(world, "tasks", {**vars(row), "tries": tries, "keys": [
+            {"key": word, "value": value if isinstance(value, str) else json.dumps(value),
+             "origin": origin} for word, value, origin in keys]})
         return
-    text = format_task_details(row, keys, tries, look_of(world))
+    world.out(format_task_details(row, keys, tries, look_of(world)))
     if state.newer:
-        text += f"The task file has changed: `subagent-fleet task retry {name}` takes it.\n"
-    world.out(text)
+        world.out(f"The task file has changed: `subagent-fleet task retry {name}` takes it.\n")
 
 
-def format_task_details(row: Mapping[str, Any], keys: Sequence[tuple[str, str, str]],
+def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
                         tries: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
     """Return everything about one task: its state, its keys with their origin, its tries."""
-    lines = [(name, clean_line(str(row[name]))) for name in (
+    lines = [(name, clean_line(str(getattr(row, name)))) for name in (
         "state", "reason", "now", "agent", "alias", "where", "branch", "worktree", "session",
-        "fix") if row[name]]
-    lines.insert(1, ("for", f"{show_span(row['seconds'])}, "
-                     f"{show_span(row['total'])} in all"))
-    if row["processes"]:
-        lines.append(("uses", f"{count_of(row['processes'], 'process')}, {row['memory_mb']} MB, "
-                      f"{row['cpu_percent']:.0f}% CPU"))
-    text = format_pairs(lines, look)
-    text += "\nKeys:\n" + format_pairs([
-        (name, f"{clean_line(value)}  ({origin})") for name, value, origin in keys], look)
+        "fix") if getattr(row, name)]
+    lines.insert(1, ("for", f"{show_span(row.seconds)}, {show_span(row.total)} in all"))
+    if row.processes:
+        lines.append(("uses", f"{count_of(row.processes, 'process')}, {row.memory_mb} MB, "
+                      f"{row.cpu_percent:.0f}% CPU"))
+    text = format_pairs(lines, look) + "\nKeys:\n"
+    text += format_pairs([(word, f"{clean_line(show_key(word, value))}  ({origin})")
+                          for word, value, origin in keys], look)
     if tries:
         text += "\nTries:\n"
     for receipt in tries:
-        check = receipt.get("check") or {}
+        rounds = (receipt.get("check") or {}).get("rounds")
         reason = f": {receipt['reason']}" if receipt.get("reason") else ""
         words = [f"{receipt.get('verdict')}{reason}", f"ended by {receipt.get('ended')}",
-                 count_of(int(receipt.get("turns") or 0), "turn"),
-                 f"checks {check.get('rounds')}"]
+                 count_of(int(receipt.get("turns") or 0), "turn")]
+        if rounds:
+            words.append(f"check exit {', '.join(map(str, rounds))}")
         words += [f"{served.get('requests')} requests on {served.get('node')}"
                   for served in receipt.get("served") or []]
         words += [f"note: {flag}" for flag in receipt.get("flags") or []]
         text += format_pairs([(f"try {receipt.get('try')}", clean_line(", ".join(words)))], look)
     return text
+
+
+def show_key(word: str, value: object) -> str:
+    """Return the value of a task's key as people read it."""
+    if isinstance(value, int) and FILE_KEYS["task"][word].rule == "span":
+        return show_span(value)
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
 @command("task add", "add a task to the queue; several as NAME:PROMPT",
@@ -25982,24 +25975,11 @@ def format_task_details(row: Mapping[str, Any], keys: Sequence[tuple[str, str, s
 def cmd_task_add(options: Options, world: World) -> int:
     folder = open_tasks(open_folder(world), trust=options.trust)
     tasks = plan_typed_tasks(options.texts, options, know_tasks(folder, options))
-    orders = [order_of(task, folder) for task in tasks]
-    if folder.holder():
-        carry_out(folder, [{**order, "handed": True} for order in orders], options,
-                  lambda tasks: True)
-    else:
-        for order in orders:
-            folder.ask(order)
-    for task in tasks:
-        tell_task(world, task.name, "added", shorten(task.prompt or ""))
-    tell_start(folder)
+    is_live = bool(folder.holder())
+    leave_orders(folder, [{**order_of(task, folder), "handed": is_live} for task in tasks],
+                 options)
+    tell_outcomes([(task.name, "added", shorten(task.prompt or "")) for task in tasks], folder)
     return EXIT_OK
-
-
-def tell_start(folder: Folder) -> None:
-    """Say what starts tasks, or watches those whose agents go on, where nothing does."""
-    if not folder.holder():
-        states = folder.read_states()[0].values()
-        folder.world.err(suggest_run(state.state for state in states if not state.asleep) + "\n")
 
 
 def suggest_run(states: Iterable[str]) -> str:
@@ -26029,7 +26009,7 @@ def match_tasks(folder: Folder, options: Options, command: str) -> list[TaskStat
 
 
 def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Options,
-              is_done: Callable[[Mapping[str, TaskState]], bool]) -> dict[str, TaskState]:
+              is_done: Callable[[Mapping[str, TaskState]], bool] = bool) -> dict[str, TaskState]:
     """Hand orders to whoever supervises, and wait until they are obeyed; else do that here."""
     world = folder.world
     asked = {folder.ask(order) for order in orders}
@@ -26038,12 +26018,11 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Opti
     supervisor = None
     try:
         while orders and world.clock() < until:
-            if supervisor is None:
-                lock = world.hold(folder.place("lock"))
-                fleet = load_fleet_for_tasks(options, world, folder) if lock else None
-                if lock:
-                    backing = plan_backing(fleet, options, folder)
-                    supervisor = Supervisor(folder, lock, backing, names, takes_new=False)
+            lock = None if supervisor else world.hold(folder.place("lock"))
+            if lock:
+                fleet = load_fleet_for_tasks(options, world, folder)
+                backing = plan_backing(fleet, options, folder)
+                supervisor = Supervisor(folder, lock, backing, names, takes_new=False)
             if supervisor:
                 supervisor.step()
             left = asked & {identity for identity, _ in folder.read_orders()}
@@ -26057,12 +26036,26 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Opti
     return folder.read_states()[0]
 
 
-def tell_outcomes(states: Iterable[TaskState], outcomes: Mapping[str, tuple[str, str]],
-                  world: World) -> None:
-    """Print what has become of each task that was named."""
-    width = max((width_of(state.name) for state in states), default=8)
-    for state in states:
-        tell_task(world, state.name, *outcomes[state.name], width)
+def leave_orders(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Options,
+                 is_done: Callable[[Mapping[str, TaskState]], bool] = bool
+                 ) -> Mapping[str, TaskState]:
+    """Have orders obeyed where somebody supervises; else whoever does next reads them."""
+    if folder.holder():
+        return carry_out(folder, orders, options, is_done)
+    for order in orders:
+        folder.ask(order)
+    return {}
+
+
+def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, *,
+                  starts: bool = True) -> None:
+    """Print what has become of tasks, and what works on them where nothing does."""
+    width = max((width_of(name) for name, _, _ in rows), default=8)
+    for row in rows:
+        tell_task(folder.world, *row, width)
+    if starts and not folder.holder():
+        states = folder.read_states()[0].values()
+        folder.world.err(suggest_run(state.state for state in states if not state.asleep) + "\n")
 
 
 @command("task say", "tell an agent something: now, or when it starts",
@@ -26072,19 +26065,16 @@ def cmd_task_say(options: Options, world: World) -> int:
     folder = open_tasks(open_folder(world))
     states = match_tasks(folder, Options(patterns=[options.task]), "task say")
     text = " ".join(options.words)
-    orders = [{"do": "say", "task": state.name, "text": text} for state in states]
-    heard = [state.name for state in states
-             if state.state in LIVE_STATES and state.task.talks and folder.holder()]
-    if folder.holder():
-        now = carry_out(folder, orders, options, lambda tasks: not any(
-            tasks[name].says and tasks[name].state == "running" for name in heard))
-        heard = [name for name in heard if not now[name].says]
-    else:  # whoever supervises next reads it
-        for order in orders:
-            folder.ask(order)
+    live = [state.name for state in states if state.state in LIVE_STATES and state.task.talks]
+    if not folder.holder():
         world.err("It will be delivered at the next `subagent-fleet run`.\n")
-    tell_outcomes(states, {state.name: ("told" if state.name in heard else "saved", shorten(text))
-                           for state in states}, world)
+    now = leave_orders(
+        folder, [{"do": "say", "task": state.name, "text": text} for state in states], options,
+        lambda tasks: not any(tasks[name].says and tasks[name].state == "running"
+                              for name in live))
+    told = [name for name in live if name in now and not now[name].says]
+    tell_outcomes([(state.name, "told" if state.name in told else "saved", shorten(text))
+                   for state in states], folder, starts=False)
     return EXIT_OK
 
 
@@ -26095,11 +26085,11 @@ def cmd_task_say(options: Options, world: World) -> int:
          examples=("task answer", "task answer jwt-a 1"))
 def cmd_task_answer(options: Options, world: World) -> int:
     folder = open_folder(world)
-    tasks = see_states(folder)[0]
     name = options.task
-    if not name or not options.words:
-        return show_questions([state for state in tasks.values() if state.state == "asking"
-                               and name in ("", state.name)], options, world)
+    if not options.words:
+        return show_questions([state for state in see_states(folder)[0].values()
+                               if state.state == "asking" and name in ("", state.name)],
+                              options, world)
     open_tasks(folder)
     state = find_task(folder, name, "task answer")
     if state.state != "asking":
@@ -26114,33 +26104,31 @@ def cmd_task_answer(options: Options, world: World) -> int:
             what = f"`{options.words[0]}` is not one of the {len(asked[0][1])} choices"
         raise FleetError("bad-answer", f"task answer: {what}", status=EXIT_USAGE,
                          fix=f"subagent-fleet task answer {name}")
-    tasks = carry_out(folder, [{"do": "answer", "task": name, "answers": answers}], options,
-                      lambda tasks: tasks[name].state != "asking")
-    tell_task(world, name, "answered", ", ".join(answers.values()))
-    tell_start(folder)
+    carry_out(folder, [{"do": "answer", "task": name, "answers": answers}], options,
+              lambda tasks: tasks[name].state != "asking")
+    tell_outcomes([(name, "answered", ", ".join(answers.values()))], folder)
     return EXIT_OK
 
 
 def show_questions(states: Sequence[TaskState], options: Options, world: World) -> int:
     """Print what is asked, with numbers to answer by."""
-    report: list[dict[str, Any]] = []
-    for state in states:
-        asked = questions_in(state.question.get("request") or {})
-        report.append({"task": state.name, "questions": [
-            {"question": question, "choices": labels} for question, labels in asked]})
+    asked = {state.name: questions_in(state.question.get("request") or {}) for state in states}
     if options.json:
-        print_report(world, "task answer", {"questions": report})
+        print_report(world, "task answer", {"questions": [
+            {"task": name, "questions": [{"question": question, "choices": labels}
+                                         for question, labels in questions]}
+            for name, questions in asked.items()]})
         return EXIT_OK
-    if not report:
+    if not asked:
         world.out("No task has an open question.\n")
     look = look_of(world)
-    for entry in report:
-        for question in entry["questions"]:
-            tell_task(world, entry["task"], "asks", question["question"])
-            world.out(format_pairs([(f"  {number}", label) for number, label in
-                                    enumerate(question["choices"], 1)], look))
-        word = "1" if entry["questions"][0]["choices"] else "'your answer'"
-        world.out(f"  `subagent-fleet task answer {entry['task']} {word}`\n")
+    for name, questions in asked.items():
+        for question, labels in questions:
+            tell_task(world, name, "asks", question)
+            world.out(format_pairs([(f"  {number}", label)
+                                    for number, label in enumerate(labels, 1)], look))
+        word = "1" if questions[0][1] else "'your answer'"
+        world.out(f"  `subagent-fleet task answer {name} {word}`\n")
     return EXIT_OK
 
 
@@ -26152,20 +26140,16 @@ def order_tasks(options: Options, world: World, command: str, takes: Callable[[T
     """
     folder = open_tasks(open_folder(world))
     states = match_tasks(folder, options, f"task {command}")
-    asked = [{"do": command, "task": state.name, **(words(folder, state) if words else {})}
-             for state in states if takes(state)]
-    names = [str(order["task"]) for order in asked]
-    tasks = carry_out(folder, asked, options, lambda tasks: command != "stop" or all(
+    names = [state.name for state in states if takes(state)]
+    orders = [{"do": command, "task": state.name, **(words(folder, state) if words else {})}
+              for state in states if state.name in names]
+    tasks = carry_out(folder, orders, options, lambda tasks: command != "stop" or all(
         tasks[name].is_over for name in names))
-    outcomes = {}
-    good = True
-    for state in states:
-        now = tasks.get(state.name, state)
-        word, text, is_good = describe_outcome(command, state, now, is_taken=state.name in names)
-        outcomes[state.name] = (word, text)
-        good = good and is_good
-    tell_outcomes(states, outcomes, world)
-    return EXIT_OK if good else EXIT_PROBLEM
+    outcomes = [describe_outcome(command, state, tasks.get(state.name, state),
+                                 is_taken=state.name in names) for state in states]
+    tell_outcomes([(state.name, word, text) for state, (word, text, _) in zip(states, outcomes)],
+                  folder, starts=command == "retry")
+    return EXIT_OK if all(is_good for _, _, is_good in outcomes) else EXIT_PROBLEM
 
 
 def describe_outcome(command: str, state: TaskState, now: TaskState, *,
@@ -26209,11 +26193,8 @@ def cmd_task_retry(options: Options, world: World) -> int:
         spec = None
         if state.origin == "file":
             spec = know_tasks(folder, options).plan.tasks.get(state.name)
-        return {"fresh": options.fresh, "say": options.say,
-                "spec": freeze(spec) if spec else None}
-    status = order_tasks(options, world, "retry", lambda state: state.is_over, words)
-    tell_start(open_folder(world))
-    return status
+        return {"fresh": options.fresh, "say": options.say, "spec": freeze(spec)}
+    return order_tasks(options, world, "retry", lambda state: state.is_over, words)
 
 
 @command("task accept", "call tasks done: what they changed is put on their branches",
@@ -26277,7 +26258,7 @@ def cmd_task_attach(options: Options, world: World) -> int:
             world.err(f"{state.name} is {now} again.\n" if now != "waiting"
                       else f"{state.name} continues by itself.\n")
             if now == "waiting":
-                tell_start(folder)
+                tell_outcomes([], folder)
     finally:
         hold.release()
         if not folder.holder():
@@ -26286,7 +26267,7 @@ def cmd_task_attach(options: Options, world: World) -> int:
 
 # -- what tasks have said and done --
 
-LOG_FILES = {"setup": "setup.log", "check": "check-*.log", "stderr": "err", "raw": "out.jsonl"}
+LOG_FILES = {"setup": "setup.log", "check": "check-0.log", "stderr": "err", "raw": "out.jsonl"}
 
 
 @command("task log", "show what a task's agent said and did; without a name, the run's own log",
@@ -26301,75 +26282,68 @@ def cmd_task_log(options: Options, world: World) -> int:
     path, show = find_log(folder, options)
     log = Tail(world, path)
     most = options.lines
+    if not world.size_of(path):
+        hint = ""
+        if options.task and not options.kinds:
+            hint = f" See also: subagent-fleet task log {options.task} stderr"
+        world.err(f"{clean_line(path)} is empty.{hint}\n")
     while True:
-        shown = (clean_line(text) for line in log.lines() for text in show(line).split("\n")
-                 if text or show is show_plain)
-        last = list(shown)
+        lines = [clean_line(text) for line in log.lines() for text in show(line)]
         if log.rest and not options.follow:
-            last += show(log.rest).split("\n")
-        world.out("".join(f"{line}\n" for line in last[-most:]))
-        if most and not world.size_of(path):
-            world.err(f"{clean_line(path)} is empty.\n")
+            lines += show(log.rest)
+        world.out("".join(f"{line}\n" for line in lines[-most:]))
         most = 0
         if not options.follow:
             return EXIT_OK
         world.sleep(TICK_SECONDS)
 
 
-def show_plain(line: bytes) -> str:
-    """Return a line of a log as it is."""
-    return line.decode("utf-8", "replace")
+def find_log(folder: Folder, options: Options) -> tuple[str, Callable[[bytes], list[str]]]:
+    """Return the log that was asked for, and which lines are shown for a line of it."""
+    def show_plain(line: bytes) -> list[str]:
+        return [line.decode("utf-8", "replace")]
 
-
-def find_log(folder: Folder, options: Options) -> tuple[str, Callable[[bytes], str]]:
-    """Return the log that was asked for, and how a line of it is shown."""
     if not options.task:
         return folder.place("events.jsonl"), lambda line: format_run_event(parse_object(line) or {})
     state = find_task(folder, options.task, "task log")
-    kind = options.kinds
-    if not kind:
-        show = show_plain
-        if state.task.talks:
-            def show(line: bytes) -> str:
-                return format_agent_line(parse_object(line) or {})
-        return folder.of_try(state, "out.jsonl"), show
-    paths = folder.world.paths_below(folder.of_try(state, ""), LOG_FILES[kind])
-    numbered = [path for path in paths if kind != "check" or re.search(r"check-\d+\.log$", path)]
-    numbered.sort(key=lambda path: [int(number) for number in re.findall(r"\d+", path)])
-    name = LOG_FILES[kind].replace("*", "0")
-    return numbered[-1] if numbered else folder.of_try(state, name), show_plain
+    if not options.kinds and state.task.talks:
+        return folder.of_try(state, "out.jsonl"), \
+            lambda line: format_agent_line(parse_object(line) or {})
+    name = LOG_FILES[options.kinds or "raw"]
+    later = folder.world.paths_below(folder.of_try(state, ""), name.replace("0", "[0-9]*"))
+    return max([folder.of_try(state, name), *later], key=lambda path: (len(path), path)), show_plain
 
 
-def format_run_event(event: Mapping[str, Any]) -> str:
-    """Return one line of the run's own log."""
+def format_run_event(event: Mapping[str, Any]) -> list[str]:
+    """Return the lines for one event of the run's own log."""
     if not event:
-        return ""
+        return []
     at = event.get("at")
     when = datetime.datetime.fromtimestamp(at if isinstance(at, (int, float)) else 0)
-    words = [str(event.get(word, "")) for word in ("task", "event", "text")]
-    return f"{when:%m-%d %H:%M:%S}  {format_task_event(words[0], words[1], words[2], 8)}".rstrip()
+    name, word, text = (str(event.get(word, "")) for word in ("task", "event", "text"))
+    shown = format_task_event(name, word, text, 8).rstrip().split("\n")
+    return [f"{when:%m-%d %H:%M:%S}  {shown[0]}", *shown[1:]]
 
 
-def format_agent_line(event: Mapping[str, Any]) -> str:
-    """Return one line of what an agent has said or done; an empty text for what is not worth it."""
+def format_agent_line(event: Mapping[str, Any]) -> list[str]:
+    """Return lines of what an agent has said or done; none for what is not worth it."""
     kind = event.get("type")
+    lines = []
     if kind == "result":
-        return f"result     {event.get('subtype')}: {event.get('result') or event.get('errors')}"
-    if kind == "control_request":
-        request = event.get("request") or {}
-        return f"asks       {request.get('tool_name')} {request.get('description') or ''}"
-    if kind == "system":
-        words = {
+        lines = [f"result     {event.get('subtype')}: {event.get('result') or event.get('errors')}"]
+    elif kind == "control_request":
+        lines = [f"asks       {question_of(event.get('request') or {})}"]
+    elif kind == "system":
+        lines = [{
             "init": f"begins     session {event.get('session_id')}, model {event.get('model')}",
             "api_retry": f"retry      {event.get('error_status')} {event.get('error')}",
-            "permission_denied": f"denied     {event.get('tool_name')}: {event.get('message')}"}
-        return words.get(str(event.get("subtype")), "")
-    content = (event.get("message") or {}).get("content")
-    if kind not in ("assistant", "user") or not isinstance(content, list):
-        return ""
-    lines = [_format_block(block) for block in content
-             if kind == "assistant" or block.get("type") == "tool_result"]
-    return "\n".join(" ".join(line.split("\n")) for line in lines if line)
+            "permission_denied": f"denied     {event.get('tool_name')}: {event.get('message')}",
+        }.get(str(event.get("subtype")), "")]
+    elif kind in ("assistant", "user"):
+        content = (event.get("message") or {}).get("content")
+        lines = [_format_block(block) for block in (content if isinstance(content, list) else ())
+                 if kind == "assistant" or block.get("type") == "tool_result"]
+    return [" ".join(line.split("\n")) for line in lines if line]
 
 
 def _format_block(block: Mapping[str, Any]) -> str:
@@ -26377,8 +26351,9 @@ def _format_block(block: Mapping[str, Any]) -> str:
     if block.get("type") == "text":
         return f"says       {block.get('text')}"
     if block.get("type") == "tool_use":
-        values = [str(value) for value in (block.get("input") or {}).values()]
-        return f"{str(block.get('name')):10} {' '.join(values)[:400]}"
+        given = (block.get("input") or {}).values()
+        words = [question for question, _ in questions_in(block)] or [str(one) for one in given]
+        return f"{str(block.get('name')):10} {' '.join(words)[:400]}"
     if block.get("type") != "tool_result":
         return ""
     said = block.get("content")
@@ -26426,24 +26401,48 @@ def cmd_task_diff(options: Options, world: World) -> int:
          group=WORK, examples=("task tidy --dry-run", "task tidy 'jwt-*'"))
 def cmd_task_tidy(options: Options, world: World) -> int:
     folder = open_tasks(open_folder(world))
+    states = match_tasks(folder, options, "task tidy")
+    branches = find_free_branches(folder)
     plans = []
-    for state in match_tasks(folder, options, "task tidy"):
+    for state in states:
         for each in (state, *older_of(state)):
-            if not each.git or each.gone:
+            if each.git and not each.gone:
+                plan = tidy_task(folder, each, is_dry=options.dry_run,
+                                 takes_ignored=options.ignored)
+            elif each.branch in branches and each.is_over:
+                plan = tidy_branch(folder, each, is_dry=options.dry_run)
+            else:
                 continue
-            plan = tidy_task(folder, each, is_dry=options.dry_run, takes_ignored=options.ignored)
             plans.append(plan)
-            if plan.removes and not options.dry_run:
-                carry_out(folder, [{"do": "gone", "task": state.name, "git": each.git}], options,
-                          lambda tasks: True)
+            if plan.worktree and plan.removes and not options.dry_run:
+                carry_out(folder, [{"do": "gone", "task": state.name, "git": each.git}], options)
+    plans = [plan for plan in plans if plan.worktree or plan.branch]
     if options.json:
         print_report(world, "task tidy", {"worktrees": [vars(plan) for plan in plans]})
         return EXIT_OK
-    if not plans:
-        world.out("Nothing to tidy.\n")
-    world.out(format_tidying([vars(plan) for plan in plans], look_of(world),
-                             is_dry=options.dry_run))
+    text = format_tidying(plans, look_of(world), is_dry=options.dry_run)
+    world.out(text or "Nothing to tidy.\n")
+    waiting = suggest_merge(folder, {state.name: state for state in states})
+    if waiting:
+        world.err(f"{waiting}\n")
     return EXIT_OK
+
+
+def find_free_branches(folder: Folder) -> set[str]:
+    """Return the branches that no worktree stands on."""
+    git = git_of(folder)
+    branches = git.out("for-each-ref", "--format=%(refname:lstrip=2)", "refs/heads").split("\n")
+    return set(branches) - {words["branch"] for words in list_worktrees(git).values()}
+
+
+def tidy_branch(folder: Folder, state: TaskState, *, is_dry: bool) -> Tidying:
+    """Remove the branch of a worktree that went earlier, if it is merged by now."""
+    main = git_of(folder)
+    tip = _droppable_tip(main, state)
+    if tip and not is_dry:
+        main.run("update-ref", "-d", f"refs/heads/{state.branch}", tip)
+    return Tidying(state.name, bool(tip), branch=state.branch if tip else "",
+                   is_empty=tip == state.base)
 
 
 def older_of(state: TaskState) -> list[TaskState]:
@@ -26456,27 +26455,27 @@ def older_of(state: TaskState) -> list[TaskState]:
     return older
 
 
-def format_tidying(rows: Sequence[Mapping[str, Any]], look: Look = PLAIN, *, is_dry: bool) -> str:
+def format_tidying(rows: Sequence[Tidying], look: Look = PLAIN, *, is_dry: bool) -> str:
     """Return what becomes of each worktree."""
-    width = max((width_of(row["name"]) for row in rows), default=0)
+    width = max((width_of(row.name) for row in rows), default=0)
     text = ""
     for row in rows:
-        if not row["removes"]:
-            text += format_task_event(row["name"], "skipped", row["why"], width, look)
-            continue
         parts = []
-        if row["files"]:
-            parts.append(f"{count_of(row['files'], 'uncommitted file')} saved as "
-                         f"{row['saved']}")
-        if row["ignored"]:
-            parts.append(f"{row['ignored']:,} ignored file{'s' * (row['ignored'] != 1)}, "
-                         f"{row['ignored_bytes'] / 1e6:,.1f} MB, deleted")
-        if row["branch"]:
-            kind = "empty" if row["is_empty"] else "merged"
-            parts.append(f"{kind} branch {row['branch']} deleted")
-        detail = f" ({'; '.join(parts)})" if parts else ""
+        if row.files:
+            parts.append(f"{count_of(row.files, 'uncommitted file')} saved as {row.saved}")
+        if row.ignored:
+            parts.append(f"{count_of(row.ignored, 'ignored file')}, "
+                         f"{row.ignored_bytes / 1e6:,.1f} MB, deleted")
+        if row.branch:
+            kind = "empty" if row.is_empty else "merged"
+            parts.append(f"{kind} branch {row.branch}{' deleted' if row.worktree else ''}")
+        what = "; ".join(parts)
+        if row.worktree:
+            what = f"{row.worktree} ({what})" if what else row.worktree
         word = "would remove" if is_dry else "removed"
-        text += format_task_event(row["name"], word, f"{row['worktree']}{detail}", width, look)
+        if not row.removes:
+            word, what = "skipped", row.why
+        text += format_task_event(row.name, word, what, width, look)
     return text
 
 

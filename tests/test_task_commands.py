@@ -120,6 +120,46 @@ def test_three_tasks_one_asks_one_mends_one_waits_then_merge_and_tidy(typist):
 
 
 @pytest.mark.slow
+def test_a_branch_that_is_merged_after_its_tidying_goes_with_the_next(typist):
+    typist.run("run", "t:@write new.txt x", "--check", "true")
+    assert "removed" in typist.run("task", "tidy") and "Merge: git merge run/t" in typist.err
+    assert typist.run("task", "tidy") == "Nothing to tidy.\n"
+    typist.rig.git("merge", "-q", "--ff-only", "run/t")
+    typist.rig.git("checkout", "-q", "run/t")
+    assert typist.run("task", "tidy") == "Nothing to tidy.\n"
+    typist.rig.git("checkout", "-q", "main")
+    assert re.search("t +would remove +merged branch run/t\n", typist.run("task", "tidy", "--dry-run"))
+    assert re.search("t +removed +merged branch run/t\n", typist.run("task", "tidy"))
+    assert typist.err == "" and typist.rig.git("branch", "--format=%(refname:short)") == "main"
+
+
+@pytest.mark.slow
+def test_the_log_of_a_question_says_it_and_an_empty_one_names_the_other(typist):
+    typist.write("tasks:\n  q: {prompt: \"@ask Which database?|sqlite\"}\n"
+                 "  c: {prompt: x, coder: [sh, -c, 'echo lost >&2; exit 3'], tries: 1}\n")
+    running = typist.start("run")
+    wait_for(lambda: typist.rig.states() == {"q": "asking", "c": "failed"})
+    log = typist.run("task", "log", "q")
+    assert "asks       Which database?\n" in log and "'question'" not in log
+    typist.run("task", "stop", "q")
+    running.communicate(timeout=20)
+    typist.run("task", "log", "c")
+    assert "task log c stderr" in typist.err and typist.run("task", "log", "c", "stderr") == "lost\n"
+
+
+@pytest.mark.slow
+def test_a_task_is_shown_in_words(typist):
+    typist.run("run", "t:@write new.txt x", "--touch", "new.txt", "--touch", "b.txt")
+    shown = typist.run("tasks", "t")
+    for line in (r"deadline +1h00m +\(default", "stall +5m00s", r"allow +Bash +\(default",
+                 "touch +new.txt, b.txt"):
+        assert re.search(line, shown), (line, shown)
+    assert "check" not in shown.partition("Tries:")[2]
+    keys = {one["key"]: one["value"] for one in typist.json("tasks", "t")["keys"]}
+    assert (keys["deadline"], keys["allow"]) == ("3600", '["Bash"]')
+
+
+@pytest.mark.slow
 def test_logs_name_the_task_whose_main_agent_asked(typist):
     typist.run("run", "docs:@write docs/dates.md told")
     task, = typist.json("tasks")["tasks"]
@@ -509,9 +549,13 @@ ROWS = [
          context=None, files=0, plus=0, minus=0, where="", fix="")]
 
 
+def shown_row(**more):
+    return sf.TaskRow(**{**dict.fromkeys(sf.fields(sf.TaskRow), ""), **more})
+
+
 @pytest.mark.parametrize("columns", [0, 60, 100, 160])
 def test_the_table_of_tasks_looks_so(golden, columns):
-    text = sf.format_tasks(ROWS, sf.Look(columns=columns))
+    text = sf.format_tasks([shown_row(**row) for row in ROWS], sf.Look(columns=columns))
     golden(f"tasks/table-{columns or 'pipe'}.txt", text)
     assert not columns or max(map(sf.width_of, text.splitlines())) <= columns
 
@@ -525,12 +569,9 @@ def test_events_and_tidying_look_so(golden, columns):
         ("jwt-a", "asks", "Which database?  1 sqlite  2 postgres  `subagent-fleet task answer "
          "jwt-a 1`")])
     text += sf.format_tidying([
-        dict(name="jwt-a", removes=True, worktree="/home/me/.local/state/subagent-fleet/worktrees/shop-3f2a/jwt-a", files=4,
-             saved="refs/subagent-fleet/jwt-a/1.tidy", ignored=1204, ignored_bytes=312e6,
-             branch=""),
-        dict(name="parser", removes=False, why="nested repository vendor/x is nowhere else"),
-        ],
-        look, is_dry=True)
+        sf.Tidying("jwt-a", True, worktree="/home/me/.local/state/subagent-fleet/worktrees/shop-3f2a/jwt-a",
+                   files=4, saved="refs/subagent-fleet/jwt-a/1.tidy", ignored=1204, ignored_bytes=312000000),
+        sf.Tidying("parser", False, "nested repository vendor/x is nowhere else")], look, is_dry=True)
     golden(f"tasks/events-{columns or 'pipe'}.txt", text)
     assert not columns or max(map(sf.width_of, text.splitlines())) <= columns
 
