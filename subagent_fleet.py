@@ -3721,23 +3721,7 @@ class Variable(Record):
     holds_key: bool = False
     is_unset: bool = False
     is_added: bool = False  # to what the variable holds already
-
-
-def _plan_thrift(fleet: Fleet, session: Model) -> list[Variable]:
-    """Return what keeps Claude Code from asking more than the fleet can do."""
-    thrift = []
-    if session.context <= LEAN_CONTEXT_TOKENS:
-        thrift.append(Variable("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1",
-                               "a shorter system prompt, because the context is small"))
-    if len({model.node for model in fleet.models.values()}) == 1:
-        thrift.append(Variable("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
-                               "one machine: an agent and its caller would compete for it"))
-    else:
-        slots = sum(model.max_parallel for model in fleet.models.values())
-        thrift.append(Variable("CLAUDE_CODE_MAX_CONCURRENT_SUBAGENTS", str(2 * slots),
-                               "twice the fleet's slots: Claude Code refuses more, the gateway "
-                               "lets them wait"))
-    return thrift
+    applies: bool = True
 
 
 def plan_environment(fleet: Fleet) -> list[Variable]:
@@ -3748,22 +3732,25 @@ def plan_environment(fleet: Fleet) -> list[Variable]:
     slowest = max(model.timeout for model in fleet.models.values()) * 1000
     hosts = ",".join(_direct_hosts(fleet))
 
-    shown_key = [
-        Variable("ANTHROPIC_AUTH_TOKEN", "", "Claude Code shows the gateway this key",
-                 holds_key=True),
-        Variable("ANTHROPIC_API_KEY", "", "Claude Code would show this key, too", is_unset=True),
-        # Otherwise the system prompt differs in each conversation from its 47th character on, and
-        # a node reads 10,000 tokens again (2.1.326). A login's own server may want it.
-        Variable("CLAUDE_CODE_ATTRIBUTION_HEADER", "0", "keeps prompt caching working")]
-    if sends_login(fleet):
-        shown_key = [Variable("ANTHROPIC_CUSTOM_HEADERS", f"{FLEET_KEY_HEADER}: ", holds_key=True,
-                              why="Claude Code shows the gateway this key beside your own login")]
+    slots = sum(model.max_parallel for model in fleet.models.values())
+    is_single = len({model.node for model in fleet.models.values()}) == 1
+    own_login = sends_login(fleet)
 
-    return [
+    rows = [
         Variable(gateway.master_key_env, "", holds_key=True,
                  why="the gateway's key; a key that is already set is kept"),
         Variable("ANTHROPIC_BASE_URL", gateway_url(gateway), "Claude Code asks the gateway"),
-        *shown_key,
+        Variable("ANTHROPIC_CUSTOM_HEADERS", f"{FLEET_KEY_HEADER}: ", holds_key=True,
+                 why="Claude Code shows the gateway this key beside your own login",
+                 applies=own_login),
+        Variable("ANTHROPIC_AUTH_TOKEN", "", "Claude Code shows the gateway this key",
+                 holds_key=True, applies=not own_login),
+        Variable("ANTHROPIC_API_KEY", "", "Claude Code would show this key, too", is_unset=True,
+                 applies=not own_login),
+        # Otherwise the system prompt differs in each conversation from its 47th character on, and
+        # a node reads 10,000 tokens again (2.1.326). A login's own server may want it.
+        Variable("CLAUDE_CODE_ATTRIBUTION_HEADER", "0", "keeps prompt caching working",
+                 applies=not own_login),
         Variable("NO_PROXY", hosts, "no proxy sees the key and the prompts", is_added=True),
         Variable("no_proxy", hosts, "no proxy sees the key and the prompts", is_added=True),
         # All tiers, always: a main model that calls an agent with `model: "sonnet"` beats the
@@ -3777,7 +3764,14 @@ def plan_environment(fleet: Fleet) -> list[Variable]:
         Variable("CLAUDE_CODE_MAX_OUTPUT_TOKENS",
                  str(min(session.max_output, session.context // 2)),
                  "the longest answer; Claude Code keeps this much of the context free for it"),
-        *_plan_thrift(fleet, session),
+        Variable("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1",
+                 "a shorter system prompt, because the context is small",
+                 applies=session.context <= LEAN_CONTEXT_TOKENS),
+        Variable("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
+                 "one machine: an agent and its caller would compete for it", applies=is_single),
+        Variable("CLAUDE_CODE_MAX_CONCURRENT_SUBAGENTS", str(2 * slots),
+                 "twice the fleet's slots: Claude Code refuses more, the gateway lets them wait",
+                 applies=not is_single),
         # A request waits for its turn, then for a first token, then for the next candidate's. Left
         # alone, 2.1.326 gives up after 300 to 360 s of silence and asks again, up to 11 times;
         # each time the node reads the prompt from its beginning.
@@ -3787,6 +3781,7 @@ def plan_environment(fleet: Fleet) -> list[Variable]:
         Variable("API_TIMEOUT_MS", str(slowest * 5),
                  "five times the slowest model's timeout, for a whole answer"),
         *USUAL_VARIABLES]
+    return [row for row in rows if row.applies]
 
 
 # What every fleet wants alike. With a person at it, Claude Code 2.1.327 fetches a list of plugins
@@ -3846,10 +3841,9 @@ def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dic
 
 def harness_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
     """Return what any other program is started with: the key, and no proxy before the gateway."""
-    merged = {**environ, fleet.gateway.master_key_env: key}
-    for name in ("NO_PROXY", "no_proxy"):
-        merged[name] = ",".join([*filter(None, [environ.get(name)]), *_direct_hosts(fleet)])
-    return merged
+    wanted = merge_environment(environ, fleet, key)
+    names = (fleet.gateway.master_key_env, "NO_PROXY", "no_proxy")
+    return {**environ, **{name: wanted[name] for name in names}}
 
 
 def litellm_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
@@ -3896,24 +3890,11 @@ def plan_denied_tools(fleet: Fleet, own: Mapping[str, Any], words: Sequence[str]
         wanted += agent.tools or ()
         if agent.frontmatter.get("skills"):
             wanted.append("Skill")
-    names = {str(rule).split("(")[0] for rule in wanted} | _typed_tools(words)
+    # Too many are kept where a prompt holds their names, too: that only costs a little time.
+    if any(word.startswith(_TOOL_FLAGS) for word in words):
+        wanted += re.findall("[A-Za-z]+", " ".join(words))
+    names = {str(rule).split("(")[0] for rule in wanted}
     return tuple(tool for tool in SPARE_TOOLS if tool not in names)
-
-
-def _typed_tools(words: Sequence[str]) -> set[str]:
-    """Return the tools that are named on Claude Code's command line."""
-    names: set[str] = set()
-    is_list = False
-    for word in words:
-        if word == "--":
-            break
-        flag, _, value = word.partition("=")
-        if word.startswith("-"):
-            is_list = flag in _TOOL_FLAGS
-            word = value
-        if is_list:
-            names.update(re.findall("[A-Za-z]+", re.sub(r"\([^)]*\)", " ", word)))
-    return names
 
 
 def plan_settings(fleet: Fleet, environ: Mapping[str, str], own: Mapping[str, Any],
@@ -4020,8 +4001,13 @@ def fleet_digest(fleet: Fleet) -> str:
 # -- who does what where --
 #
 # `init`, the first `up`, `worker`, `add` and `recommend` ask `plan_assignment`. All models in one
-# list, the strongest first; then four rules, each a function with its reasons, take from it what
-# finds room. Ties break by name: the same machines give the same file.
+# list, the strongest first; then four rules, of which each takes what finds room beside what the
+# rules before it took:
+# 1. the main session and the implementer get the strongest that calls tools and holds the prompt;
+# 2. the reviewer is the strongest on another machine, of another maker if that can be;
+# 3. plans and summaries come from the fastest, no plans from a small one;
+# 4. a machine that idles shares the work of another, takes a job over, or stands in.
+# Ties break by name: the same machines give the same file.
 
 # What is to be done, and the least context for it: `main` and Claude Code's tiers read its own
 # prompt, other agents do not.
@@ -4158,23 +4144,30 @@ def _maker_of(model: NodeModel) -> str:
 class Seating:
     """An assignment in the making: who could do what, what runs where, and why."""
 
-    def __init__(self, states: Sequence[NodeState], measured: Iterable[Measurement],
+    def __init__(self, states: Iterable[NodeState], measured: Iterable[Measurement],
                  memory: Mapping[str, float]) -> None:
-        self.nodes = [state.name for state in states if state.online]
-        self.candidates = plan_candidates([state for state in states if state.online], measured)
+        online = [state for state in states if state.online]
+        self.candidates = plan_candidates(online, measured)
+        self.nodes: dict[str, list[Candidate]] = {state.name: [] for state in online}
+        for candidate in self.candidates:
+            self.nodes[candidate.node].append(candidate)
         self.able = {}  # by job, the strongest first; where nobody can do it, who comes nearest
         for job, least in JOBS.items():
             able = [one for one in self.candidates if one.calls_tools and one.holds(least)]
             self.able[job] = able or choose_best(self.candidates)
 
-        self.running: dict[tuple[str, str], Candidate] = {}  # by place
-        self.contexts: dict[tuple[str, str], int] = {}
+        self.contexts: dict[tuple[str, str], int] = {}  # of what runs, by place
         self.doing: dict[str, Candidate] = {}  # by job
         self.why: dict[str, str] = {}
         self._memory = memory
         # What was seen loaded together fits together, where the memory is not known.
         self._seen = {state.name: sum(loaded.size for loaded in state.loaded) / 1e9
-                      for state in states}
+                      for state in online}
+
+    @property
+    def running(self) -> list[Candidate]:
+        """What runs, the strongest first."""
+        return [one for one in self.candidates if one.place in self.contexts]
 
     def near(self, job: str, other: Candidate) -> list[Candidate]:
         """Return who else can do a job at less than half another's strength lost."""
@@ -4196,26 +4189,18 @@ class Seating:
 
     def room_for(self, candidate: Candidate, job: str, wanted: int) -> int:
         """Return the largest context with which a model fits beside what runs there, or 0."""
-        least = JOBS[job] if candidate.holds(JOBS[job]) else LEAST_CONTEXT_TOKENS
         context = self.contexts.get(candidate.place, 0)
         if not context:
             context = max(min(candidate.context or wanted, wanted), LEAST_CONTEXT_TOKENS)
-            others = [plan_gigabytes(other.model, self.contexts[place])
-                      for place, other in self.running.items() if place[0] == candidate.node]
-            memory = self._memory.get(candidate.node)
-            if memory is None and others:
-                memory = self._seen[candidate.node]
-            if memory is not None:
-                room = memory - sum(others)
-                if plan_gigabytes(candidate.model, context) > room:
-                    fitting = plan_fitting_context(candidate.model, room)
-                    context = min(fitting, context) // CONTEXT_STEP * CONTEXT_STEP
+            taken = [plan_gigabytes(other.model, self.contexts[other.place])
+                     for other in self.nodes[candidate.node] if other.place in self.contexts]
+            usual = self._seen[candidate.node] if taken else float("inf")
+            room = self._memory.get(candidate.node, usual) - sum(taken)
+            if plan_gigabytes(candidate.model, context) > room:
+                fitting = plan_fitting_context(candidate.model, room)
+                context = min(fitting, context) // CONTEXT_STEP * CONTEXT_STEP
+        least = JOBS[job] if candidate.holds(JOBS[job]) else LEAST_CONTEXT_TOKENS
         return context if context >= least else 0
-
-    def run(self, candidate: Candidate, context: int) -> None:
-        """Let a model run where it is."""
-        self.running.setdefault(candidate.place, candidate)
-        self.contexts.setdefault(candidate.place, context)
 
     def take(self, job: str, choices: Iterable[tuple[Iterable[Candidate], str]]) -> None:
         """Let the first who finds room do a job, and note the reason."""
@@ -4224,7 +4209,7 @@ class Seating:
             for candidate in candidates:
                 context = self.room_for(candidate, job, STARTER_MODELS[size].context)
                 if context:
-                    self.run(candidate, context)
+                    self.contexts[candidate.place] = context
                     self.doing[job] = candidate
                     self.why[job] = why
                     return
@@ -4235,11 +4220,7 @@ class Seating:
 
     def idle_nodes(self) -> list[str]:
         """Return the nodes on which nothing runs, by name."""
-        return sorted(set(self.nodes) - {node for node, _ in self.running})
-
-    def by_strength(self) -> list[Candidate]:
-        """Return what runs, the strongest first."""
-        return sorted(self.running.values(), key=lambda one: (-one.strength, *one.place))
+        return sorted(set(self.nodes) - {node for node, _ in self.contexts})
 
 
 def _assign_strongest(seating: Seating) -> None:
@@ -4301,7 +4282,7 @@ def _employ_idle(seating: Seating) -> None:
     # First who has a model that works elsewhere: a twin keeps its work as strong as it was. Not
     # with less context: one alias promises the same on each of its machines.
     contexts: dict[str, int] = {}
-    for candidate in seating.by_strength():
+    for candidate in seating.running:
         contexts.setdefault(candidate.place[1], seating.contexts[candidate.place])
     _run_idle(seating, "summarizer", lambda candidate: contexts.get(candidate.place[1], 0))
 
@@ -4314,7 +4295,7 @@ def _employ_idle(seating: Seating) -> None:
                 seating.take(job, [(near, f"{node} would idle; more than half as strong")])
             if seating.doing[job] is not now:
                 if now not in seating.doing.values():
-                    del seating.running[now.place], seating.contexts[now.place]
+                    del seating.contexts[now.place]
                 break
 
     _run_idle(seating, MAIN_JOB, lambda candidate: MAIN_CONTEXT_TOKENS)
@@ -4326,12 +4307,10 @@ def _run_idle(seating: Seating, job: str, wish: Callable[[Candidate], int]) -> N
         for candidate in seating.able[job]:
             context = wish(candidate) if candidate.node == node else 0
             if context and seating.room_for(candidate, job, context) == context:
-                seating.run(candidate, context)
+                seating.contexts[candidate.place] = context
                 break
 
 
-# The order matters: each takes of what the rules before it left.
-ASSIGNMENT_RULES = (_assign_strongest, _assign_reviewer, _assign_fastest, _employ_idle)
 SEAT_NAMES = {"main session": "heavy-coder", "implementer": "builder", "reviewer": "second-coder",
               "planner": "small-coder", "summarizer": "reader"}
 SEAT_ALIASES = {"main session": "claude-sonnet-local", "reviewer": "claude-opus-local",
@@ -4377,20 +4356,20 @@ def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement]
                     memory: Mapping[str, float] | None = None) -> Assignment:
     """Return who does what where: of what the nodes have, what was measured, their GB."""
     seating = Seating(states, measured, memory or {})
-    for rule in ASSIGNMENT_RULES:
-        if rule is _assign_strongest or MAIN_JOB in seating.doing:
-            rule(seating)
+    _assign_strongest(seating)
+    if seating.doing:  # the order matters: each takes of what the rules before it left
+        _assign_reviewer(seating)
+        _assign_fastest(seating)
+        _employ_idle(seating)
 
     placements = _plan_placements(seating)
-    busy = {placement.node for placement in placements}
     return Assignment(
         placements,
         jobs={job: placement.name for job in JOBS for placement in placements
               if job in placement.jobs},
         why={job: seating.why[job] for job in JOBS if job in seating.doing},
-        idle={state.name: _explain_idle(seating, state) for state in states
-              if state.online and state.name not in busy},
-        flaw=_plan_flaw(seating, states),
+        idle={node: _explain_idle(seating, node) for node in seating.idle_nodes()},
+        flaw=_plan_flaw(seating),
         flaws={candidate.place: candidate.rating.flaw for candidate in seating.candidates},
         counted=tuple(_count_placements(placements, states, memory or {})))
 
@@ -4412,26 +4391,24 @@ def _count_placements(placements: Iterable[Placement], states: Iterable[NodeStat
 
 def _plan_placements(seating: Seating) -> tuple[Placement, ...]:
     """Return the models to write: those with jobs in the jobs' order, then twins and spares."""
-    strongest = seating.by_strength()
-    running = [seating.doing[job] for job in JOBS if job in seating.doing] + strongest
+    doing = [seating.doing[job] for job in JOBS if job in seating.doing]
     placements: dict[tuple[str, str], Placement] = {}
-    for candidate in running:
-        place = candidate.place
-        if place not in placements:
-            jobs = tuple(job for job in JOBS if seating.doing.get(job) is candidate)
-            placements[place] = _plan_placement(seating, candidate, jobs, placements.values())
-    by_strength = [placements[candidate.place] for candidate in strongest]
+    for candidate in doing + seating.running:
+        if candidate.place not in placements:
+            placements[candidate.place] = _plan_placement(seating, candidate, placements.values())
+    by_strength = [placements[candidate.place] for candidate in seating.running]
     return tuple(replace(placement, fallback=_plan_heirs(placement, by_strength))
                  for placement in placements.values())
 
 
-def _plan_placement(seating: Seating, candidate: Candidate, jobs: tuple[str, ...],
-                    others: Collection[Placement]) -> Placement:
+def _plan_placement(seating: Seating, candidate: Candidate, others: Collection[Placement]
+                    ) -> Placement:
     """Return the entry of a model; one model with one context has one alias everywhere."""
     node, full_name = candidate.place
     context = seating.contexts[candidate.place]
-    machine = _make_name(node, "node")
+    jobs = tuple(job for job in JOBS if seating.doing.get(job) is candidate)
     why = "; ".join(dict.fromkeys(seating.why[job] for job in jobs))
+    machine = _make_name(node, "node")
     twins = [other for other in others if (other.place[1], other.context) == (full_name, context)]
     if twins:
         name = f"{twins[0].name}-{machine}"
@@ -4439,21 +4416,20 @@ def _plan_placement(seating: Seating, candidate: Candidate, jobs: tuple[str, ...
         why = why or f"the same model as {twins[0].name}: they share its work"
     else:
         name = SEAT_NAMES[jobs[0]] if jobs else f"spare-{machine}"
-        alias = _plan_alias(candidate, jobs, {other.alias for other in others})
+        tiers = [SEAT_ALIASES[job] for job in jobs if job in SEAT_ALIASES]
+        taken = {other.alias for other in others}
+        alias = tiers[0] if tiers else _plan_alias(candidate.model, machine, taken)
     name = _free_name(name[:64], machine, taken={other.name for other in others})
     return Placement(name, node, candidate.model, alias, context, jobs,
                      why or "answers when another machine does not")
 
 
-def _plan_alias(candidate: Candidate, jobs: Sequence[str], taken: set[str]) -> str:
-    """Return the alias of a model: Claude Code's tier where its job is one's, else its name."""
-    for job in jobs:
-        if job in SEAT_ALIASES:
-            return SEAT_ALIASES[job]
-    alias = _make_name(re.sub(":latest$", "", candidate.model.name), "model")
-    if set(re.split("[^a-z]+", alias)) & set(CLAUDE_WORDS):  # would be taken for a tier's
+def _plan_alias(model: NodeModel, node: str, taken: set[str]) -> str:
+    """Return an alias for a model that nobody takes for a tier's."""
+    alias = _make_name(re.sub(":latest$", "", model.name), "model")
+    if set(re.split("[^a-z]+", alias)) & set(CLAUDE_WORDS):
         alias = "local"
-    return _free_name(alias, _make_name(candidate.node, "node"), taken=taken)
+    return _free_name(alias, node, taken=taken)
 
 
 def _plan_heirs(placement: Placement, strongest: Sequence[Placement]) -> tuple[str, ...]:
@@ -4481,9 +4457,9 @@ def _show_strength(candidate: Candidate) -> str:
     return words + ", a coder" if _CODER.search(model.name.lower()) else words
 
 
-def _explain_idle(seating: Seating, state: NodeState) -> str:
+def _explain_idle(seating: Seating, node: str) -> str:
     """Return why nothing runs on a node: what all of its models lack."""
-    candidates = [candidate for candidate in seating.candidates if candidate.node == state.name]
+    candidates = seating.nodes[node]
     if not candidates:
         return "it has no model"
     if not any(candidate.rating.score for candidate in candidates):
@@ -4495,19 +4471,14 @@ def _explain_idle(seating: Seating, state: NodeState) -> str:
     return "its models do not fit its memory"
 
 
-def _plan_flaw(seating: Seating, states: Sequence[NodeState]) -> str:
-    """Return what the main session's model lacks, or why the first that is there will not do."""
-    if MAIN_JOB in seating.doing:
-        candidate = seating.doing[MAIN_JOB]
-        flaw = candidate.rating.flaw
-        return f"{candidate.model.name} {flaw}" if flaw else ""
-    for state in states:
-        for model in state.models:
-            flaw = rate_model(model).flaw
-            if flaw:
-                return f"{model.name} {flaw}"
-    is_able = any(candidate.rating.score for candidate in seating.candidates)
-    return "no model fits the memory of its machine" if is_able else ""
+def _plan_flaw(seating: Seating) -> str:
+    """Return what the main session's model lacks, or why none will do."""
+    main = seating.doing.get(MAIN_JOB)
+    candidates = [main] if main else seating.candidates
+    flaws = [f"{one.model.name} {one.rating.flaw}" for one in candidates if one.rating.flaw]
+    if len(flaws) < len(candidates):
+        return "" if main else "no model fits the memory of its machine"
+    return flaws[0] if flaws else ""
 
 
 # -- machines that nobody named --
@@ -4690,15 +4661,12 @@ class Starter(Record):
     @property
     def notes(self) -> dict[str, str]:
         """What the file says above each model."""
-        return {placement.name: describe_placement(placement)
-                for placement in self.assignment.placements}
-
-
-def describe_placement(placement: Placement) -> str:
-    """Return in a line for whom a model is there, and why."""
-    if not placement.jobs:
-        return f"For no role of its own: {placement.why}."
-    return f"For {join_words(placement.jobs)}: {placement.why}."
+        notes = {}
+        for placement in self.assignment.placements:
+            jobs = [job for job in placement.jobs if job in self.assignment.jobs]
+            who = join_words(jobs) or "no role of its own"
+            notes[placement.name] = f"For {who}: {placement.why}."
+        return notes
 
 
 def join_words(words: Sequence[str]) -> str:
@@ -4754,13 +4722,9 @@ def plan_hybrid(starter: Starter) -> Starter:
     local = starter.tree["agents"]["summarizer"]["model"]
     tiers = {"main": opus, "opus": opus, "sonnet": sonnet, "haiku": local, "fable": opus}
     # The main session is not among what the machines do.
-    assignment = starter.assignment
-    placements = tuple(replace(placement, jobs=tuple(job for job in placement.jobs
-                                                     if job != MAIN_JOB))
-                       for placement in assignment.placements)
-    jobs = {job: name for job, name in assignment.jobs.items() if job != MAIN_JOB}
+    jobs = {job: name for job, name in starter.assignment.jobs.items() if job != MAIN_JOB}
     return Starter({**starter.tree, "nodes": nodes, "models": models, "claude": tiers},
-                   replace(assignment, placements=placements, jobs=jobs))
+                   replace(starter.assignment, jobs=jobs))
 
 
 def plan_provider(state: NodeState) -> dict[str, str]:
@@ -4978,9 +4942,7 @@ def plan_addition(known: Collection[Model], state: NodeState,
                                       timeout=twins[0].timeout)
             continue
 
-        # A word of Claude's would be taken for a tier's alias.
-        alias = f"{name}-local" if name in CLAUDE_WORDS else name
-        alias = _free_name(alias, state.name, taken=aliases)
+        alias = _plan_alias(model, state.name, aliases)
         aliases.add(alias)
         context = min(model.trained_context or MAIN_CONTEXT_TOKENS, MAIN_CONTEXT_TOKENS)
         added[name] = model_entry(state.name, model.name, alias,
@@ -21547,7 +21509,7 @@ def format_assignment(starter: Starter, look: Look = PLAIN) -> str:
     nodes = {placement.name: placement.node for placement in assignment.placements}
     heirs = []
     for placement in assignment.placements:
-        if not placement.jobs:
+        if placement.name not in assignment.jobs.values():
             rows.append(("-", placement.model.name, placement.node, placement.why))
         if placement.fallback:
             others = some_of([nodes[name] for name in placement.fallback], 3)

@@ -397,9 +397,8 @@ def test_the_tools_that_an_agent_names_stay(agent, kept):
 @pytest.mark.parametrize("own, words, kept", [
     ({"permissions": {"allow": ["WebSearch"], "ask": ["WebFetch(domain:x)"]}}, (),
      {"WebSearch", "WebFetch"}),
-    ({}, ("--allowedTools", "Skill", "Bash(git Monitor:*)", "-p", "WebSearch"), {"Skill"}),
-    ({}, ("--tools=Read,WebFetch",), {"WebFetch"}), ({}, ("-p", "Skill"), set()),
-    ({}, ("--", "--tools", "Skill"), set())])
+    ({}, ("--allowedTools", "Skill", "Bash(git Monitor:*)", "-p", "say"), {"Skill", "Monitor"}),
+    ({}, ("--tools=Read,WebFetch",), {"WebFetch"}), ({}, ("-p", "Skill"), set())])
 def test_the_tools_that_a_person_names_stay(own, words, kept):
     assert set(sf.SPARE_TOOLS) - set(denied(fleet_of(), own, words)) == kept
 
