@@ -9762,10 +9762,9 @@ class Visitor(Wire):
         super().__init__(connection, clock(), clock)
         self.reached: tuple[str, int] = connection.getsockname()[:2]  # which address of ours
 
-    def read_request(self, seconds: float, *,
-                     first_byte_seconds: float) -> tuple[str, str, dict[str, str]] | None:
+    def read_request(self, seconds: float) -> tuple[str, str, dict[str, str]] | None:
         """Return (method, target, headers), or None when the client has nothing more to say."""
-        self.deadline = self._clock() + first_byte_seconds
+        self.deadline = self._clock() + seconds
         with contextlib.suppress(NodeFailure):  # nothing was asked yet
             if not self._buffer:
                 self._fill()
@@ -12818,7 +12817,6 @@ LEAVING = 0.8  # to read all elsewhere must be worth so much
 LOOK_SECONDS = 0.5  # so often the queue and the rests are looked at although nothing happens
 CLIENT_SECONDS = 0.2  # so often who waits for a slot looks whether its client is still there
 REQUEST_SECONDS = 10.0  # for the headers; also how long an idle connection is kept
-FIRST_BYTE_SECONDS = 2.0  # of a new connection
 BODY_SECONDS = 120.0
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
 BODIES_LIMIT_BYTES = 512 * 1024 * 1024  # of all requests that are held at once
@@ -13212,24 +13210,32 @@ class Scheduler:
     def _places_of(self, ticket: Ticket) -> dict[Capacity, None]:
         return {self.places[model.name]: None for group in ticket.candidates for model in group}
 
-    def _stop_waiting(self, ticket: Ticket) -> None:
+    def _take_off(self, ticket: Ticket) -> None:
+        """Take a request out of the queue, and its slot from it."""
         self._queue.pop(ticket.number, None)
         for memory in ticket.seats:
             if memory.waiter is ticket:
                 memory.waiter = None
         ticket.seats = []
+        if ticket.model:
+            del self._holders[ticket.number]
+            place = self.places[ticket.model.name]
+            place.running -= 1
+            self._busy[place.node] -= 1
+            if ticket.memory:
+                ticket.memory.running -= 1
+            ticket.model = ticket.memory = None
 
     def leave(self, ticket: Ticket) -> None:
         """Give up the wait or the slot; nothing is said about the node."""
         with self._lock:
-            self._stop_waiting(ticket)
-            self._release(ticket)
+            self._take_off(ticket)
             self._give_out()
 
     def move_on(self, ticket: Ticket, candidates: list[list[Model]]) -> None:
         """Leave a model that cannot do what is needed for these; it goes on with others."""
         with self._lock:
-            self._release(ticket)
+            self._take_off(ticket)
             self._queue_up(ticket, candidates)
             self._give_out()
 
@@ -13305,7 +13311,7 @@ class Scheduler:
 
             others = [[model for model in group if model is not ticket.model]
                       for group in ticket.candidates]
-            self._release(ticket)
+            self._take_off(ticket)
             for other in self.places.values():
                 if other is place or (other.node == place.node and not is_missing):
                     other.seats.forget()
@@ -13412,7 +13418,7 @@ class Scheduler:
             ticket.wake()
 
     def _grant(self, ticket: Ticket, model: Model, now: float) -> None:
-        self._stop_waiting(ticket)
+        self._take_off(ticket)
         self._holders[ticket.number] = ticket
         place = self.places[model.name]
         if ticket.prompt.links:
@@ -13425,17 +13431,6 @@ class Scheduler:
         self._busy[place.node] += 1
         ticket.model = model
         ticket.wake()
-
-    def _release(self, ticket: Ticket) -> None:
-        if not ticket.model:
-            return
-        self._holders.pop(ticket.number, None)
-        place = self.places[ticket.model.name]
-        place.running -= 1
-        self._busy[place.node] -= 1
-        if ticket.memory:
-            ticket.memory.running -= 1
-        ticket.model = ticket.memory = None
 
     def _choose(self, ticket: Ticket, now: float, *, is_late: bool) -> Model | None:
         """Return the model to ask, None to wait; who is late may take a seat that has lasted."""
@@ -14181,34 +14176,29 @@ class Reception(ABC):
 
     def _serve(self, visitor: Visitor) -> None:
         """Answer one request after the other on a connection."""
-        try:
-            self._serve_requests(visitor)
-        except ClientGone:
-            pass
-        finally:
-            visitor.part()
-            del self._visitors[visitor]
-
-    def _serve_requests(self, visitor: Visitor) -> None:
-        target, seconds = "", FIRST_BYTE_SECONDS
+        target = ""
         try:
             while visitor.stays and not self.stops:
-                request = visitor.read_request(REQUEST_SECONDS, first_byte_seconds=seconds)
+                request = visitor.read_request(REQUEST_SECONDS)
                 if request is None:
                     break
                 method, target, headers = request
                 self._visitors[visitor] = "asking"
                 self._respond(visitor, method, target, headers)
                 self._visitors[visitor] = "idle"
-                seconds = REQUEST_SECONDS
+        except ClientGone:
+            pass
         except Exception as error:
             # The body may not have been read, so the connection ends with it.
             refusal = self.refusal_of(error)
             self.hand_on(Rejection(refusal.http, refusal.what))
             visitor.stays = False
-            if visitor.is_streaming:  # there is no place for a refusal in it
-                return
-            self._refuse(visitor, refusal, target.partition("?")[0])
+            if not visitor.is_streaming:  # else there is no place for a refusal in it
+                with contextlib.suppress(ClientGone):
+                    self._refuse(visitor, refusal, target.partition("?")[0])
+        finally:
+            visitor.part()
+            del self._visitors[visitor]
 
     def refusal_of(self, error: Exception) -> Refusal:
         """Return what a client is told of an error; a bug is reported here, too."""

@@ -49,7 +49,7 @@ class Front:
         try:
             try:
                 while visitor.stays:
-                    request = visitor.read_request(5.0, first_byte_seconds=5.0)
+                    request = visitor.read_request(5.0)
                     if not request:
                         break
                     self._respond(visitor, *request)

@@ -423,7 +423,7 @@ def test_a_thread_that_cannot_start_costs_its_connection_and_no_other(gateway, m
 
 
 def test_a_connection_that_ends_while_it_is_to_make_room_is_gone(gateway, limits):
-    limits(connections=2, first_byte=600)
+    limits(connections=2, request=600)
     served = gateway([("m", "n", "x", {})], {"n": says("PONG")})
 
     held = []

@@ -244,7 +244,7 @@ def processor_seconds(work, value):
 
 LIMITS = {
     "quiet": "QUIET_SECONDS", "silence": "SILENCE_SECONDS", "probe": "PROBE_TIMEOUT_SECONDS",
-    "request": "REQUEST_SECONDS", "body": "BODY_SECONDS", "first_byte": "FIRST_BYTE_SECONDS",
+    "request": "REQUEST_SECONDS", "body": "BODY_SECONDS",
     "grace": "GRACE_SECONDS", "rest": "REST_SECONDS", "longest_rest": "REST_LIMIT_SECONDS",
     "events_pause": "EVENTS_PAUSE_SECONDS", "progress": "PROGRESS_SECONDS",
     "load_look": "LOAD_LOOK_SECONDS", "busy": "BUSY_SECONDS", "hung": "HUNG_SECONDS",
