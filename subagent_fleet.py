@@ -7758,9 +7758,7 @@ class OllamaReader(Reader):
 
     def read(self, part: dict[str, Any]) -> None:
         message = read_field(part, "message", dict)
-        thought = read_field(message, "thinking")
-        if thought:
-            self.say("thinking", thought)
+        self.say("thinking", read_field(message, "thinking"))
         self.say("text", read_field(message, "content"))
         for call in read_field(message, "tool_calls", list):
             function = read_field(call, "function", dict)
@@ -7973,13 +7971,11 @@ class ChatReader(Reader):
         self._reason = read_field(choice, "finish_reason") or self._reason
 
         delta = read_field(choice, "delta", dict)
-        thought = read_field(delta, "reasoning_content") or read_field(delta, "reasoning")
-        if thought:
-            self.say("thinking", thought)
+        self.say("thinking", first_field(delta, ("reasoning_content", "reasoning")))
         self.say("text", read_field(delta, "content"))
         for number, value in enumerate(read_field(delta, "tool_calls", list)):
             self.has_begun = True
-            index = read_field(value, "index", int) if "index" in value else number
+            index = read_field(value, "index", int) or number
             draft = self._drafts.setdefault(index, {"id": "", "name": "", "pieces": []})
             function = read_field(value, "function", dict)
             draft["id"] = draft["id"] or read_field(value, "id")
@@ -8450,18 +8446,16 @@ def _read_text(block: dict[str, Any], where: str, parts: Parts) -> None:
 
 
 def _read_image(block: dict[str, Any], where: str, parts: Parts) -> None:
-    source = block.get("source")
-    if not isinstance(source, dict) or source.get("type") != "base64":
+    source = read_field(block, "source", dict)
+    if source.get("type") != "base64":
         raise Refusal(400, f"{where}: a local model can only be shown base64 images, not URLs")
     _read_pixels(_block_text(source, "data", where), where, parts)
 
 
 def _read_image_url(block: dict[str, Any], where: str, parts: Parts) -> None:
-    url = block.get("image_url")
-    if isinstance(url, dict):
-        url = url.get("url")
-    match = _DATA_URL.match(url) if isinstance(url, str) else None
-    if not match or not isinstance(url, str):
+    url = read_field(block, "image_url") or first_field(block, ("image_url.url",))
+    match = _DATA_URL.match(url)
+    if not match:
         raise Refusal(400, f"{where}: a local model can only be shown images as data: URLs with "
                       "base64")
     _read_pixels(url[match.end():], where, parts)
@@ -8479,9 +8473,7 @@ def _read_pixels(text: str, where: str, parts: Parts) -> None:
 def _read_document(block: dict[str, Any], where: str, parts: Parts) -> None:
     inside = block.get("content")
     if block["type"] == "document":
-        source = block.get("source")
-        if not isinstance(source, dict):
-            source = {}
+        source = read_field(block, "source", dict)
         inside = source.get("data" if source.get("type") == "text" else "content")
     title = _block_text(block, "title", where)
     if title:
@@ -8662,7 +8654,7 @@ def _read_turns(messages: list[Any]) -> tuple[_History, frozenset[str]]:
     history = _History()
     usable: set[str] = set()
     for number, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, dict) else None
+        role = read_field(message, "role")
         if role not in ("user", "assistant", "system"):
             raise Refusal(400, f"messages.{number}: expected the role user, assistant or system")
 
@@ -8685,15 +8677,12 @@ def _read_tools(tools: Iterable[Any], usable: frozenset[str]) -> tuple[Tool, ...
     """Return the client's own tools; deferred ones once they were found or called."""
     shown: dict[str, Tool] = {}
     for tool in tools:
-        if not isinstance(tool, dict) or tool.get("type") not in (None, "custom"):
+        name = read_field(tool, "name")
+        if not name or tool.get("type") not in (None, "custom"):
             continue  # any other type is a tool that Anthropic's servers run or describe
-        name, description = tool.get("name"), tool.get("description")
-        if not isinstance(name, str) or not name:
-            continue
         if tool.get("defer_loading") is True and name not in usable:
             continue
-        if not isinstance(description, str):
-            description = ""
+        description = read_field(tool, "description")
         shown.setdefault(name, Tool(name, description, tool.get("input_schema")))
     return tuple(shown.values())
 
@@ -10882,13 +10871,13 @@ class World:
     def run(self, argv: Sequence[str], environ: Mapping[str, str], *,
             directory: str | None = None) -> int:
         """Run a program on this terminal to its end; return its exit code as a shell has it."""
-        children: list[subprocess.Popen[bytes]] = []
-        requests_to_end = []
+        child: subprocess.Popen[bytes] | None = None
+        came: list[int] = []
 
-        def hand_on(*_: object) -> None:
-            requests_to_end.append(True)  # it may come before there is a child
-            for started in children:
-                started.terminate()
+        def hand_on(number: int, _: object) -> None:
+            came.append(number)  # it may come before there is a child
+            if child:
+                child.terminate()
 
         # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway. A
         # terminal that closes (SIGHUP) must not leave behind what is removed at the end.
@@ -10898,8 +10887,7 @@ class World:
         with self._take_signals(handlers):
             with Trying("run", argv[0]):
                 child = subprocess.Popen(argv, env=environ, cwd=directory)
-            children.append(child)
-            if requests_to_end:
+            if came:
                 child.terminate()
             code = child.wait()
         return code if code >= 0 else 128 - code
@@ -11710,12 +11698,12 @@ def find_peers(world: World, until: float) -> list[Peer] | str:
 
 def _count_addresses(outcomes: Mapping[tuple[str, int], str]) -> dict[str, int]:
     """Return how many addresses took a connection, refused all, were silent, led nowhere."""
-    order = ("open", "refused", "silent", "unreachable")
-    best: dict[str, int] = {}
-    for (address, _), outcome in outcomes.items():
-        best[address] = min(best.get(address, len(order)), order.index(outcome))
-    return {word: sum(rank == index for rank in best.values())
-            for index, word in enumerate(order)}
+    best: dict[str, str] = {}
+    words = ("open", "refused", "silent", "unreachable")
+    for word in reversed(words):
+        best.update({address: word for (address, _), outcome in outcomes.items()
+                     if outcome == word})
+    return {word: list(best.values()).count(word) for word in words}
 
 
 def _identify_doors(world: World, doors: Sequence[tuple[str, int]], peers: Sequence[Peer],

@@ -4,6 +4,7 @@ llama-server's answers were recorded from b10488; those of vLLM (0.28) and LM St
 their sources and documentation say, and are not recorded from a run.
 """
 import json
+import random
 import socket
 import time
 
@@ -14,6 +15,7 @@ from gateway_rig import Node, Rig, fleet_of
 from matrix_cases import PIXEL, stream_of
 from node_rig import probe, recognise, warm
 from subagent_fleet import replace
+from test_translation import mutate
 from tools import free_port
 
 LLAMA = "HTTP/1.1 {} x\r\nServer: llama.cpp\r\n"
@@ -524,6 +526,38 @@ def test_a_chat_server_that_counts_nothing_is_estimated():
                                'data: {"choices":[{"delta":{"content":"b"},"finish_reason":"stop"}]}'])
     deltas += reader.close()  # it closes without [DONE]
     assert (deltas[-1].end.input_tokens, deltas[-1].end.output_tokens) == (99, 2)
+
+
+def chat_lines(chance):
+    """The chunks of an answer such as no server gives."""
+    parts = []
+    for _ in range(chance.randrange(6, 9)):
+        call = {"index": chance.randrange(2), "id": "c", "type": "function",
+                "function": {"name": "Bash", "arguments": chance.choice(('{"a":', "1}", {"a": 1}))}}
+        delta = chance.choice(({"content": "words"}, {"reasoning_content": "hm"}, {"tool_calls": [call]}))
+        parts.append({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    parts.append({"choices": [{"index": 0, "delta": {}, "finish_reason": chance.choice(("stop", "length"))}],
+                  "usage": {"prompt_tokens": 5, "completion_tokens": 7,
+                            "prompt_tokens_details": {"cached_tokens": 2}},
+                  "timings": {"prompt_ms": 12.5, "predicted_ms": 1e30}})
+    return [b"data: " + json.dumps(part).encode() for part in mutate(chance, parts)] + [b"data: [DONE]"]
+
+
+@pytest.mark.parametrize("provider", ["openai", "llamacpp", "anthropic"])
+def test_mutated_chunks_are_an_answer_or_fail_cleanly(provider):
+    chance = random.Random(11)
+    talk = talk_of(stream=True)
+    ended = failed = 0
+    for _ in range(400):
+        with_original = provider == "anthropic" and chance.random() < 0.5
+        reader = sf.BACKENDS[provider].reader(
+            talk if with_original else replace(talk, original=None), MODEL, 5)
+        try:
+            deltas = [delta for line in chat_lines(chance) for delta in reader.feed(line)] + reader.close()
+            ended += any(delta.end for delta in deltas)
+        except (sf.Refusal, sf.NodeFailure):
+            failed += 1
+    assert ended > 50 and failed > 20
 
 
 def test_llama_servers_own_clock_is_read():
