@@ -21719,7 +21719,10 @@ def cmd_init(options: Options, world: World) -> int:
     if options.scan is not None:
         scan = look_around(options, world, "init", nodes)
     nodes = with_this_machine(world, nodes)
-    states = ask_machines(world, nodes, offline=options.offline)
+    if options.offline:
+        states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
+    else:
+        states = ask_machines(world, nodes)
     if scan:
         states += [found.state for found in scan.found]
         nodes.update({found.node.name: found.node for found in scan.found})
@@ -21763,11 +21766,10 @@ def look_around(options: Options, world: World, command: str, nodes: Mapping[str
 
 def drop_idle(starter: Starter, scan: Scan) -> Starter:
     """Return a starter without the machines that were found by themselves and have no work."""
-    extras = {found.node.name for found in scan.found}
     busy = {model["node"] for model in starter.tree["models"].values()}
-    kept = {name: values for name, values in starter.tree["nodes"].items()
-            if name in busy or name not in extras}
-    return replace(starter, tree={**starter.tree, "nodes": kept})
+    idle = {found.node.name for found in scan.found} - busy
+    nodes = {name: values for name, values in starter.tree["nodes"].items() if name not in idle}
+    return replace(starter, tree={**starter.tree, "nodes": nodes})
 
 
 def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
@@ -21842,17 +21844,13 @@ def with_this_machine(world: World, nodes: Mapping[str, Node]) -> dict[str, Node
     return {"local": Node("local", here), **nodes}
 
 
-def ask_machines(world: World, nodes: Mapping[str, Node], *, offline: bool = False
-                 ) -> list[NodeState]:
-    """Return what machines have; offline, that they were not asked."""
-    if offline:
-        return [NodeState(node.name, node.endpoint, "not asked", provider=node.provider)
-                for node in nodes.values()]
+def ask_machines(world: World, nodes: Mapping[str, Node]) -> list[NodeState]:
+    """Return what machines have, this one also where it has no Ollama, but another server."""
     states = probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS, are_known=False)
     here = states.get("local")
     if here and here.reason == "refused" and not world.environ.get("OLLAMA_HOST"):
         for server in look_for_servers(world, (), INIT_TIMEOUT_SECONDS)[:1]:
-            states["local"] = replace(server["node"], name="local")
+            states["local"] = replace(server[0], name="local")
     return list(states.values())
 
 
@@ -22257,21 +22255,11 @@ def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
         sentence = Cell(f"Ollama {state.version} runs here with {names}")
         text = format_words([sentence], look, indent="  ")
     text += "".join(format_server(server, look) for server in report["servers"])
-    paragraphs = [text] if text else []
     rows = []
     for address in report["addresses"]:
-        answers = mark("no", "bad", look)
-        if address["open"]:
-            answers = mark("yes", "ok", look)
+        answers = mark("yes", "ok", look) if address["open"] else mark("no", "bad", look)
         rows.append((address["address"], address["kind"], answers))
-    headers = ("Address", "Kind", "Ollama answers there")
-    paragraphs.append(format_table(headers, rows, look=look))
-    for finding in report["findings"]:
-        paragraphs.append(format_finding(finding, look=look))
 
-    paragraphs.append("Recommended settings for a machine of the fleet:\n")
-    paragraphs.append(wrap_text(report["setup"], look))
-    paragraphs.append(wrap_text(SECURITY_WARNING, look))
     block = {key: value for key, value in report["fleet"].items() if value}
     where = "On the machine that has the fleet, "
     if "models" in block:
@@ -22279,39 +22267,43 @@ def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
         machine = quote_shell(node["endpoint"].replace("http://", ""))
         where += f"type `subagent-fleet add {quote_shell(name)}={machine}`, or "
     keys = " and ".join(f"`{key}:`" for key in block)
-    where += f"put these lines under the {keys} of its fleet.yaml:\n"
-    paragraphs.append(wrap_text(where, look))
-    paragraphs.append(dump_yaml(block))
-    return "\n".join(paragraphs)
+    return "\n".join(filter(None, (
+        text, format_table(("Address", "Kind", "Ollama answers there"), rows, look=look),
+        *(format_finding(finding, look=look) for finding in report["findings"]),
+        "Recommended settings for a machine of the fleet:\n", wrap_text(report["setup"], look),
+        wrap_text(SECURITY_WARNING, look),
+        wrap_text(f"{where}put these lines under the {keys} of its fleet.yaml:\n", look),
+        dump_yaml(block))))
 
 
 @command("worker", "show how to add this machine", TIMEOUT, JSON,
          group=SET_UP, examples=("worker",))
 def cmd_worker(options: Options, world: World) -> int:
     name, addresses = world.own_names()
+    others = list(filter(address_kind, addresses))
     port = split_endpoint(own_endpoint(world)).port
     nodes = {address: Node(address, f"http://{address}:{port}")
-             for address in ("127.0.0.1", *filter(address_kind, addresses))}
+             for address in ("127.0.0.1", *others)}
     here, *reached = probe_nodes(world, nodes, options.timeout).values()
 
     program = find_ollama(world)
     system = find_system(world, in_docker=here.online and not program)
     findings = check_worker(program, here, reached)
-    servers = look_for_servers(world, list(filter(address_kind, addresses)), options.timeout)
-    block_of, block_reached = here, list(reached)
+    servers = look_for_servers(world, others, options.timeout)
+    server = [here, *reached]
     if servers and not here.online:
         findings = []  # there is no need of Ollama
-        block_of = servers[0]["node"]
-        block_reached = [seen_at(block_of, address) for address in servers[0]["open"]]
+        server = servers[0]
     report = {
-        "servers": servers,
+        "servers": [{"node": state, "open": [other.name for other in opened],
+                     "setup": SERVER_SETUPS[state.provider]} for state, *opened in servers],
         "system": system, "name": name, "program": program, "ollama": here,
         "addresses": [{"address": state.name, "kind": address_kind(state.name),
                        "open": state.online} for state in reached],
         "findings": findings,
         "setup": format_setup(system, here, reached),
         "security": SECURITY_WARNING,
-        "fleet": plan_worker_block(name, block_of, block_reached)}
+        "fleet": plan_worker_block(name, server[0], server[1:])}
 
     if options.json:
         print_report(world, "worker", report)
@@ -22328,28 +22320,20 @@ SERVER_SETUPS = {
     "vllm": "start vLLM with `--host 0.0.0.0 --api-key KEY`"}
 
 
-def look_for_servers(world: World, addresses: Sequence[str],
-                     seconds: float) -> list[dict[str, Any]]:
-    """Return what else than Ollama answers on this machine, and at which of its addresses."""
-    nodes = {}
-    for kind in SERVER_SETUPS:
-        for address in ("127.0.0.1", *addresses):
-            endpoint = f"http://{show_host(address)}:{NODE_KINDS[kind].port}"
-            nodes[f"{kind} {address}"] = Node(address, endpoint, provider=kind)
+def look_for_servers(world: World, addresses: Sequence[str], seconds: float
+                     ) -> list[list[NodeState]]:
+    """Return what else than Ollama answers on this machine, and it at its open addresses."""
+    places = ("127.0.0.1", *addresses)
+    nodes = {f"{kind} {address}": Node(
+        address, f"http://{show_host(address)}:{NODE_KINDS[kind].port}", provider=kind)
+        for kind in SERVER_SETUPS for address in places}
     states = probe_nodes(world, nodes, seconds)
     servers = []
-    for kind, setup in SERVER_SETUPS.items():
-        here = states[f"{kind} 127.0.0.1"]
+    for kind in SERVER_SETUPS:
+        here, *others = (states[f"{kind} {address}"] for address in places)
         if here.online:
-            reached = [address for address in addresses if states[f"{kind} {address}"].online]
-            servers.append({"node": here, "open": reached, "setup": setup})
+            servers.append([here, *(state for state in others if state.online)])
     return servers
-
-
-def seen_at(state: NodeState, address: str) -> NodeState:
-    """Return a server of this machine as it is at another of its addresses."""
-    endpoint = replace(split_endpoint(state.endpoint), host=address).url
-    return replace(state, name=address, endpoint=endpoint)
 
 
 def exit_status(findings: Iterable[Finding]) -> int:
@@ -22360,19 +22344,15 @@ def exit_status(findings: Iterable[Finding]) -> int:
 def find_ollama(world: World) -> str:
     """Return where Ollama is installed, or an empty string."""
     app = "/Applications/Ollama.app"
-    program = world.which("ollama")
-    if not program and world.kind_of(app) == "directory":
-        return app
-    return program or ""
+    return world.which("ollama") or (app if world.kind_of(app) == "directory" else "")
 
 
 def find_system(world: World, *, in_docker: bool) -> str:
     """Return which of WORKER_SETUPS fits: how Ollama is run on this machine."""
     if in_docker and world.which("docker"):  # it answers and is not installed
         return "docker"
-    if sys.platform in ("darwin", "win32"):
-        return {"darwin": "darwin", "win32": "windows"}[sys.platform]
-    return "systemd" if world.which("systemctl") else "shell"
+    usual = "systemd" if world.which("systemctl") else "shell"
+    return {"darwin": "darwin", "win32": "windows"}.get(sys.platform, usual)
 
 
 def format_measurements(measured: Sequence[Measurement], look: Look = PLAIN) -> str:
@@ -22742,23 +22722,19 @@ def cmd_trust(options: Options, world: World) -> int:
     if options.forget:
         keep_trusted(world, source, ())
 
-    stakes = find_stakes(world, fleet)
     untrusted = find_untrusted(world, fleet)
-    is_shown = options.show or options.forget or options.json
-    rows = [(stake, stake not in untrusted) for stake in stakes]
+    rows = [(stake, stake not in untrusted) for stake in find_stakes(world, fleet)]
     if options.json:
-        listed = [{"what": stake.what, "accepted": accepted} for stake, accepted in rows]
-        print_report(world, "trust", {"file": source, "stakes": listed})
-    else:
-        world.out(format_stakes(source, rows, look_of(world)))
-
-    if not untrusted or is_shown:
+        print_report(world, "trust", {"file": source, "stakes": [
+            {"what": stake.what, "accepted": accepted} for stake, accepted in rows]})
         return EXIT_OK
-    if not world.confirm("Do you want that?"):
-        raise FleetError("untrusted", "nothing was accepted", status=EXIT_REFUSED,
-                         fix=f"change {source}")
-    accept_stakes(world, source, untrusted)
-    world.out("Accepted.\n")
+    world.out(format_stakes(source, rows, look_of(world)))
+    if untrusted and not (options.show or options.forget):
+        if not world.confirm("Do you want that?"):
+            raise FleetError("untrusted", "nothing was accepted", status=EXIT_REFUSED,
+                             fix=f"change {source}")
+        accept_stakes(world, source, untrusted)
+        world.out("Accepted.\n")
     return EXIT_OK
 
 

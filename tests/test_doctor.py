@@ -483,7 +483,7 @@ def test_system_decides_the_setup(monkeypatch, platform, programs, online, syste
     monkeypatch.setattr(world, "which", lambda name: name if name in programs else None)
     monkeypatch.setattr(sf.sys, "platform", platform)
     monkeypatch.setattr(sf, "probe_nodes", lambda _, nodes, __: {
-        key: sf.NodeState(node.name, node.endpoint, "" if online else "refused")
+        key: sf.NodeState(node.name, node.endpoint, "" if online else "refused", provider=node.provider)
         for key, node in nodes.items()})
     assert told_by_worker(world, monkeypatch)["system"] == system
 
