@@ -20037,19 +20037,22 @@ def load_config(world: World, typed: str | None) -> Config:
         if near:
             raise FleetError("unreadable", f"cannot read {path}: No such file or directory",
                              fix=f"leave out `--config`: {near} is here")
-    source = "<stdin>" if path == "-" else path
-    text = decode_config(world.read_bytes(path), source)
-
-    try:
-        fleet, problems = check_fleet(Document(text, source))
-    except FleetError as error:  # of its syntax: nothing more can be said of it
-        fleet, problems = None, [error.finding]
-    if fleet is None:
-        raise FleetError("invalid-config", f"{source} is not valid", where=source,
-                         findings=problems)
-
+    fleet = read_checked(world, path, "<stdin>" if path == "-" else path, check_fleet)
     unlock_keys(world, fleet)
     return Config(fleet, tuple(lint_fleet(fleet)))
+
+
+def read_checked(world: World, path: str, source: str, check: Callable[[Document], Any]) -> Any:
+    """Return what a check makes of a file; any error refuses it, all of them at once."""
+    text = decode_config(world.read_bytes(path), source)
+    try:
+        value, problems = check(Document(text, source))
+    except FleetError as error:  # of its syntax: nothing more can be said of it
+        value, problems = None, [error.finding]
+    if value is None:
+        raise FleetError("invalid-config", f"{source} is not valid", where=source,
+                         findings=problems)
+    return value
 
 
 def load_fleet(path: str) -> Fleet:
@@ -20083,13 +20086,14 @@ def find_config(world: World, typed: str | None) -> str:
     return path
 
 
-def search_config(world: World, directory: str, *, shown: str) -> str:
+def search_config(world: World, directory: str, *, shown: str,
+                  names: Sequence[str] = CONFIG_NAMES) -> str:
     """Return the nearest fleet file in a directory or above it, up to the git root, or nothing.
 
-    The path begins with what is `shown` for the directory.
+    The path begins with what is `shown` for the directory. `names` are those of another file.
     """
     while True:
-        for name in CONFIG_NAMES:
+        for name in names:
             if world.kind_of(world.path(directory, name)) != "absent":
                 return world.path(shown, name)
 
@@ -25039,14 +25043,7 @@ def find_task_file(folder: Folder, options: Options) -> str:
     if options.everywhere or repository.top != repository.main and any(
             state.worktree == repository.top for state in folder.read_states()[0].values()):
         directory = repository.main
-    while True:
-        for name in TASK_FILES:
-            path = world.path(directory, name)
-            if world.kind_of(path) != "absent":
-                return path
-        if directory in (repository.top, repository.main) or world.parent(directory) == directory:
-            return ""
-        directory = world.parent(directory)
+    return search_config(world, directory, shown=directory, names=TASK_FILES)
 
 
 class KnownTasks(Record):
@@ -25075,27 +25072,14 @@ def know_tasks(folder: Folder, options: Options) -> KnownTasks:
 
 def load_tasks(world: World, path: str, fleet: Fleet | None) -> TaskPlan:
     """Read a task file; any error refuses it, all of them at once."""
-    source = "<stdin>" if path == "-" else path
-    here = world.real_path(world.directory) + "/"
-    if source.startswith(here):
-        source = source[len(here):]
-    text = decode_config(world.read_bytes(path), source)
-    try:
-        plan, problems = check_tasks(Document(text, source), fleet)
-    except FleetError as error:  # of its syntax
-        plan, problems = None, [error.finding]
-    if plan is None:
-        raise FleetError("invalid-config", f"{source} is not valid", where=source,
-                         findings=problems)
-
-    tasks = {}
+    source = "<stdin>" if path == "-" else path.removeprefix(world.real_path(world.directory) + "/")
+    plan = read_checked(world, path, source, lambda document: check_tasks(document, fleet))
     for name, task in plan.tasks.items():
         if task.prompt_file:
             place = world.path(world.parent(path) if path != "-" else ".", task.prompt_file)
             prompt = world.read_bytes(place, limit=PROMPT_LIMIT_BYTES).decode("utf-8", "replace")
-            task = replace(task, prompt=prompt, prompt_file=None)
-        tasks[name] = task
-    return replace(plan, tasks=tasks)
+            plan.tasks[name] = replace(task, prompt=prompt, prompt_file=None)
+    return plan
 
 
 def split_name(prompt: str) -> tuple[str, str]:
@@ -25503,11 +25487,7 @@ def tell_events(folder: Folder, names: Iterable[str], options: Options
     world = folder.world
     prefix = f"{world.split(folder.repository.main)[1]}/" if options.everywhere else ""
     width = max((width_of(prefix + name) for name in names), default=8)
-
-    def tell(name: str, word: str, text: str) -> None:
-        text = text
-        tell_task(world, prefix + name, word, text, width)
-    return tell
+    return lambda name, word, text: tell_task(world, prefix + name, word, text, width)
 
 
 def watch_tasks(world: World, path: str, fleet: Fleet | None,
@@ -25978,19 +25958,11 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, *,
          NAMED_TASK, Flag("words", "in your words", "TEXT", {"nargs": "+", "default": []}),
          group=WORK, examples=("task say parser 'use the stdlib only'",))
 def cmd_task_say(options: Options, world: World) -> int:
-    folder = open_tasks(open_folder(world))
-    states = match_tasks(folder, Options(patterns=[options.task]), "task say")
-    text = " ".join(options.words)
-    live = [state.name for state in states if state.state in LIVE_STATES and state.task.talks]
-    if not folder.holder():
+    options = Options(patterns=[options.task], words=options.words)
+    order_tasks(options, world, "say", lambda state: True,
+                lambda folder, state: {"text": " ".join(options.words)})
+    if not open_folder(world).holder():
         world.err("It will be delivered at the next `subagent-fleet run`.\n")
-    now = leave_orders(
-        folder, [{"do": "say", "task": state.name, "text": text} for state in states], options,
-        lambda tasks: not any(tasks[name].says and tasks[name].state == "running"
-                              for name in live))
-    told = [name for name in live if name in now and not now[name].says]
-    tell_outcomes([(state.name, "told" if state.name in told else "saved", shorten(text))
-                   for state in states], folder, starts=False)
     return EXIT_OK
 
 
@@ -26059,11 +26031,20 @@ def order_tasks(options: Options, world: World, command: str, takes: Callable[[T
     names = [state.name for state in states if takes(state)]
     orders = [{"do": command, "task": state.name, **(words(folder, state) if words else {})}
               for state in states if state.name in names]
-    tasks = carry_out(folder, orders, options, lambda tasks: command != "stop" or all(
-        tasks[name].is_over for name in names))
+
+    def is_done(tasks: Mapping[str, TaskState]) -> bool:
+        if command == "say":
+            return not any(tasks[name].says and tasks[name].state == "running" for name in names)
+        return command != "stop" or all(tasks[name].is_over for name in names)
+
+    obey = leave_orders if command == "say" else carry_out
+    tasks = obey(folder, orders, options, is_done)
     outcomes = [describe_outcome(command, state, tasks.get(state.name, state),
-                                 is_taken=state.name in names) for state in states]
-    tell_outcomes([(state.name, word, text) for state, (word, text, _) in zip(states, outcomes)],
+                                 is_taken=state.name in names and state.name in tasks)
+                for state in states]
+    said = shorten(" ".join(options.words or ()))
+    tell_outcomes([(state.name, word, text or said)
+                   for state, (word, text, _) in zip(states, outcomes)],
                   folder, starts=command == "retry")
     return EXIT_OK if all(is_good for _, _, is_good in outcomes) else EXIT_PROBLEM
 
@@ -26071,22 +26052,24 @@ def order_tasks(options: Options, world: World, command: str, takes: Callable[[T
 def describe_outcome(command: str, state: TaskState, now: TaskState, *,
                      is_taken: bool) -> tuple[str, str, bool]:
     """Return in a word and a text what an order came to, and whether that is good."""
-    why = {"stop": "already over", "accept": "nothing to accept",
-           "retry": "not over yet"}.get(
-               command, f"not over yet; first: subagent-fleet task stop {state.name}")
+    if command == "say":
+        is_told = is_taken and state.state in LIVE_STATES and state.task.talks and not now.says
+        return "told" if is_told else "saved", "", True
     if not is_taken:
+        why = {"stop": "already over", "accept": "nothing to accept", "retry": "not over yet"}.get(
+            command, f"not over yet; first: subagent-fleet task stop {state.name}")
         return state.state, why, command in ("stop", "retry")
     if command == "retry":
         return "waits", "for its next try", True
     if command == "forget":
         return "forgotten", "", now.forgotten
-    if command == "accept":
-        text = f"branch {now.branch}" if now.state == "done" else now.reason
-        if now.state == "done" and any(now.checks[-1:]):
-            text += f"; its check had failed (exit {now.checks[-1]})"
-        return now.state, text, now.state == "done"
-    text = now.reason if now.is_over else "could not be stopped in time"
-    return now.state, text, now.is_over
+    if command == "stop":
+        text = now.reason if now.is_over else "could not be stopped in time"
+        return now.state, text, now.is_over
+    text = f"branch {now.branch}" if now.state == "done" else now.reason
+    if now.state == "done" and any(now.checks[-1:]):
+        text += f"; its check had failed (exit {now.checks[-1]})"
+    return now.state, text, now.state == "done"
 
 
 @command("task stop", "end the agents of tasks, and all that they have started",
