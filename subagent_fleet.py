@@ -16258,7 +16258,7 @@ class TaskState(Record):
     question: dict[str, Any] = {}  # {"id": …, "request": …}
     answer: dict[str, Any] = {}  # not yet handed on
     asleep: bool = False  # it asks, and its process was ended
-    wanted: str = ""  # stop, attach
+    wanted: str = ""  # stop, attach, go
     before: str = ""  # the state before a person had its session
     recheck: bool = False  # what is there is judged first
     forgotten: bool = False
@@ -16863,24 +16863,23 @@ def find_repository(world: World, directory: str) -> Repository:
     if seen.code == 127:
         raise FleetError("no-git", "git is not on the PATH", fix="install git")
     if seen.code:
-        talk = seen.talk
         slug, what = "no-repository", "is not a git repository, and every task needs a git worktree"
         fix = suggest_commit(world, world.real_path(directory), ".gitignore", "git init && ")
-        if "safe.bareRepository" in talk or "must be run in a work tree" in talk:
+        if re.search("safe.bareRepository|must be run in a work tree", seen.talk):
             slug, what = "bare-repository", "is a bare repository: agents need a checkout"
             fix = "git clone it, and run this in the clone"
-        elif "dubious ownership" in talk:
+        elif "dubious ownership" in seen.talk:
             slug, what = "foreign-repository", "belongs to somebody else, so git does not read it"
             fix = "clone it, and run this in the clone"
         raise FleetError(slug, f"{directory} {what}", fix=fix)
 
-    top, git, common = seen.text.split("\n")
-    git, common = (world.real_path(world.path(directory, one)) for one in (git, common))
-    if git == common:
-        return Repository(world.real_path(top), common, world.real_path(top))
-    listed = world.run_git(["worktree", "list", "--porcelain"], directory)
-    first = re.match(r"worktree (.*)", listed.text)
-    return Repository(world.real_path(top), common, first[1] if first else world.real_path(top))
+    top, git, common = (world.real_path(world.path(directory, one))
+                        for one in seen.text.split("\n"))
+    main = top
+    if git != common:
+        listed = world.run_git(["worktree", "list", "--porcelain"], directory)
+        main = listed.text.split("\n")[0].removeprefix("worktree ") or top
+    return Repository(top, common, main)
 
 
 def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
@@ -17064,26 +17063,29 @@ GIT_SECONDS = 600.0
 class Git:
     """git in one place, named in each call: what lies in a worktree leads it nowhere else."""
 
-    def __init__(self, world: World, git: str, tree: str, hold: Hold | None = None) -> None:
+    def __init__(self, world: World, git: str, tree: str, hold: Hold | None = None, *,
+                 index: str = "", settings: Sequence[str] = ()) -> None:
         self.world = world
         self.git = git
         self.tree = tree
-        self._hold = hold  # which each git holds: who comes next waits until it has ended
+        self.hold = hold  # which each git holds: who comes next waits until it has ended
+        places = {"GIT_DIR": git, "GIT_WORK_TREE": tree, **IDENTITY}
+        if index:
+            places["GIT_INDEX_FILE"] = index
+        self._environ = world.git_environment(places)
+        self._words = ["git", *world.git_words(tree), *settings]
 
-    def run(self, *words: str, more: Mapping[str, str] | None = None, given: bytes = b"") -> Ran:
+    def run(self, *words: str, given: bytes = b"") -> Ran:
         """Run git; return all that it says."""
-        places = {"GIT_DIR": self.git, "GIT_WORK_TREE": self.tree, **(more or {})}
-        world = self.world
-        return world.run_program(
-            ["git", *world.git_words(self.tree), *words], environ=world.git_environment(places),
-            seconds=GIT_SECONDS, given=given, hold=self._hold)
+        return self.world.run_program([*self._words, *words], environ=self._environ,
+                                      seconds=GIT_SECONDS, given=given, hold=self.hold)
 
-    def out(self, *words: str, known: int = 0, **more: Any) -> str:
+    def out(self, *words: str, known: int = 0, given: bytes = b"") -> str:
         """Return what git prints. A failure is never taken for `nothing`: it is raised.
 
         A code that is `known` is none, such as 1 of what looks for something.
         """
-        ran = self.run(*words, **more)
+        ran = self.run(*words, given=given)
         if ran.code not in (0, known):
             said = clean_line(ran.talk.split("\n")[0]) or f"exit {ran.code}"
             raise FleetError("git-failed", f"git {words[0]} failed: {said}")
@@ -17102,6 +17104,11 @@ class Git:
     def is_ancestor(self, old: str, new: str) -> bool:
         """Tell whether all of one commit is in another."""
         return not self.out("rev-list", "--max-count=1", old, f"^{new}", "--")
+
+    def make_commit(self, tree: str, parents: Iterable[str], message: str) -> str:
+        """Return a new commit of a tree."""
+        words = [word for parent in parents for word in ("-p", parent)]
+        return self.out("commit-tree", *words, "-m", message, tree)
 
 
 def git_of(folder: Folder, hold: Hold | None = None) -> Git:
@@ -17160,42 +17167,43 @@ def add_worktree(git: Git, state: TaskState, *, for_check: bool = False) -> str:
     for this.
     """
     world = git.world
-    path, branch = state.worktree, state.branch
-    place = ["-b", branch, path, state.base]
-    if for_check:
-        path, branch = f"{path}.check", ""
-        place = ["--detach", path, state.start]
+    path = f"{state.worktree}.check" if for_check else state.worktree
+    place = ["--detach", path, state.start] if for_check else [
+        "-b", state.branch, path, state.base]
     words = ["-c", "core.sparseCheckout=false", "worktree", "add", "--quiet", "--lock", "--reason",
              f"subagent-fleet task {state.name}"]
     world.make_directory(world.parent(path), is_private=True)
     if world.kind_of(path, follow=False) != "absent" or git.run(*words, *place).code:
-        made = git.run(*words, *_plan_around(git, path, branch, state, place))
+        if _make_way(git, path, state, for_check=for_check):
+            place = [path, state.branch]
+        made = git.run(*words, *place)
         if made.code:
             said = clean_line(made.talk.strip().split("\n")[-1]) or f"exit {made.code}"
             raise FleetError("worktree-failed", f"its worktree could not be made: {said}")
     return _read_line(world, world.path(path, ".git")).removeprefix("gitdir: ")
 
 
-def _plan_around(git: Git, path: str, branch: str, state: TaskState,
-                 place: Sequence[str]) -> list[str]:
-    """Return git's words for a worktree around what is left of one of ours.
+def _make_way(git: Git, path: str, state: TaskState, *, for_check: bool) -> bool:
+    """Remove what is left of a worktree of ours; tell whether its branch is there already.
 
     Anything else in the way is refused: nobody's branch or directory is ever taken over.
     """
     known = list_worktrees(git).get(path)
+    branch = "" if for_check else state.branch
     if known and known["branch"] not in (branch, ""):
         raise FleetError("worktree-taken", f"{path} is a worktree of the branch {known['branch']}",
                          fix="move it away: `git worktree move`")
-    if git.world.kind_of(path, follow=False) != "absent":
+    is_there = git.world.kind_of(path, follow=False) != "absent"
+    if known and (for_check or not is_there):
+        drop_worktree(git, path)  # nothing of it can be lost
+    elif is_there:
         raise FleetError("in-the-way", f"{path} already exists",
                          fix=f"move it away: `ls -la {quote_shell(path)}`")
-    # Its directory is gone, and nothing of it can be lost any more.
-    force = ["--force", "--force"] if known else []
     tip = git.commit_of(f"refs/heads/{branch}") if branch else ""
     if tip and tip != state.base and not state.start:
         raise FleetError("branch-taken", f"the branch `{branch}` already exists",
                          fix=f"write another `branch:`, or `git branch -m {branch} old`")
-    return [*force, path, branch] if tip else [*force, *place]
+    return bool(tip)
 
 
 def drop_worktree(git: Git, path: str) -> None:
@@ -17206,19 +17214,16 @@ def drop_worktree(git: Git, path: str) -> None:
 
 def find_copies(folder: Folder, task: TaskSpec) -> list[str]:
     """Return the ignored files of the main checkout that a worktree gets a copy of."""
-    world, git = folder.world, git_of(folder)
+    git = git_of(folder)
+    include = git.world.path(git.tree, ".worktreeinclude")
     words = ["ls-files", "-z", "-oi"]
-    include = world.path(folder.repository.main, ".worktreeinclude")
-    if not task.copy and world.kind_of(include) != "file":
-        return []
-    paths = git.names(*words, "--exclude-standard")
-    if task.copy:
-        globs = [_glob_pattern(glob) for glob in task.copy]
-        paths = [path for path in paths if any(glob.fullmatch(path) for glob in globs)]
-    else:
+    wanted: Collection[str] = ()
+    if not task.copy:
+        if git.world.kind_of(include) != "file":
+            return []
         wanted = {*git.names(*words, f"--exclude-from={include}")}
-        paths = [path for path in paths if path in wanted]
-    return [path for path in paths if not holds_key(path)]
+    return [path for path in git.names(*words, "--exclude-standard") if not holds_key(path) and (
+        path in wanted or any(_glob_pattern(glob).fullmatch(path) for glob in task.copy))]
 
 
 def holds_key(path: str) -> bool:
@@ -17256,18 +17261,18 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
     if odd:
         raise FleetError("odd-file", f"{clean_line(odd[0])} is not a file, directory or link, so "
                          "it cannot be kept", fix="remove it")
-    index = world.path(git.git, f"{OTHER_INDEX}-{world.token(4)}")
-    more = {"GIT_INDEX_FILE": index}
     settings = ["-c", "core.sparseCheckout=false", "-c", "core.ignoreStat=false"]
     if not runs_filters:  # nor when git looks again at a file as new as our index, as it writes it
         settings += no_filters(git)
+    index = world.path(git.git, f"{OTHER_INDEX}-{world.token(4)}")
+    own = Git(world, git.git, git.tree, git.hold, index=index, settings=settings)
     head, old_tree = git.out("rev-parse", "HEAD", "HEAD^{tree}").split("\n")
     try:
-        git.out(*settings, "read-tree", head, more=more)
-        hidden = _refuse_nested(git, nested, more)
-        _skip_what_is_sparse(git, settings, more)
-        git.out(*settings, "add", "-A", more=more)
-        tree = git.out(*settings, "write-tree", more=more)
+        own.out("read-tree", head)
+        hidden = _refuse_nested(own, nested)
+        _skip_what_is_sparse(git, own)
+        own.out("add", "-A")
+        tree = own.out("write-tree")
         # A new file that the main checkout ignores stays out of the branch, and so do a copy and
         # the gateway's key, wherever an agent has fetched it from.
         new = git.names("diff-tree", "-r", "--name-only", "--no-renames", "--diff-filter=A", "-z",
@@ -17276,71 +17281,74 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
                              given=_join_names(new)) if new else []
         drop = {*ignored, *copies, *filter(holds_key, new)}
         if drop:
-            git.out(*settings, "update-index", "-z", "--force-remove", "--stdin",
-                    more=more, given=_join_names(drop))
-            tree = git.out(*settings, "write-tree", more=more)
+            own.out("update-index", "-z", "--force-remove", "--stdin", given=_join_names(drop))
+            tree = own.out("write-tree")
 
         listed = git.names("ls-files", "-z", "-oi", "--exclude-standard")
         now = world.stamps_of(git.tree, [*ignored, *(
             path for path in listed if not CACHES.intersection(path.split("/")))])
-        fresh = [] if known is None else [path for path in now if known.get(path) != now[path]]
-        kept = world.first_files(git.tree, [
-            path for path in fresh if path not in copies and not holds_key(path)],
-            NET_FILES, NET_BYTES)
-        net = tree
-        if kept:
-            git.out(*settings, "--literal-pathspecs", "add", "-f", "--pathspec-from-file=-",
-                    "--pathspec-file-nul", more=more, given=_join_names(kept))
-            net = git.out(*settings, "write-tree", more=more)
-        return Stored(head, old_tree, tree, net, now, tuple(fresh), hidden)
+        fresh = [path for path in now if known is not None and known.get(path) != now[path]]
+        return Stored(head, old_tree, tree, _store_fresh(own, tree, copies, fresh), now,
+                      tuple(fresh), hidden)
     finally:
         world.remove(index)
 
 
-def _skip_what_is_sparse(git: Git, settings: Sequence[str], more: Mapping[str, str]) -> None:
+def _store_fresh(own: Git, tree: str, copies: Collection[str], fresh: Iterable[str]) -> str:
+    """Return the tree for the net: with ignored files, but for copies and the gateway's key."""
+    kept = own.world.first_files(own.tree, [
+        path for path in fresh if path not in copies and not holds_key(path)],
+        NET_FILES, NET_BYTES)
+    if not kept:
+        return tree
+    own.out("--literal-pathspecs", "add", "-f", "--pathspec-from-file=-", "--pathspec-file-nul",
+            given=_join_names(kept))
+    return own.out("write-tree")
+
+
+def _skip_what_is_sparse(git: Git, own: Git) -> None:
     """Keep what is not there only because an agent made its checkout sparse: nobody deleted it."""
     world = git.world
     if world.kind_of(world.path(git.git, "info/sparse-checkout")) == "absent":
         return
     absent = [line[2:] for line in git.names("ls-files", "-t", "-z") if line.startswith("S ") and
               world.kind_of(world.path(git.tree, line[2:]), follow=False) == "absent"]
-    git.out(*settings, "update-index", "-z", "--skip-worktree", "--stdin", more=more,
-            given=_join_names(absent))
+    own.out("update-index", "-z", "--skip-worktree", "--stdin", given=_join_names(absent))
 
 
 def _join_names(names: Iterable[str]) -> bytes:
     return b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
 
 
-def _refuse_nested(git: Git, nested: Iterable[str], more: Mapping[str, str]) -> tuple[str, ...]:
+def _refuse_nested(own: Git, nested: Iterable[str]) -> tuple[str, ...]:
     """Refuse repositories inside a worktree: git would keep only the names of their commits.
 
     A submodule may be there as long as it is exactly what HEAD says, or empty. Returns those that
     are ignored, which only a tidying has to refuse.
     """
+    def refuse(what: str, fix: str) -> NoReturn:
+        raise FleetError("nested-repository", f"{what} cannot be kept", fix=fix)
+
+    world = own.world
+    inside = {path[len(own.tree) + 1:]: path for path in nested}
     links = {}
-    ignored = []
-    for entry in git.names("ls-files", "-z", "-s", more=more):
+    for entry in own.names("ls-files", "-z", "-s"):
         mode, _, inner = entry.partition("\t")
         if mode.startswith("160000 "):
             links[inner] = mode.split(" ")[1]
-            path = git.world.path(git.tree, inner)
-            if path not in nested and git.world.names_in(path):
-                raise FleetError("nested-repository", f"files lie in {inner}, a submodule that "
-                                 "was not checked out, and cannot be kept", fix="move them out")
-    for path in nested:
-        inner = path[len(git.tree) + 1:]
-        if inner not in links:
-            if git.run("check-ignore", "-q", "--no-index", inner).code == 0:
-                ignored.append(inner)
-                continue
-            raise FleetError("nested-repository", f"the nested repository {inner} cannot be kept",
-                             fix="remove its .git, or ignore it")
-        why = why_submodule_is_not_saved(git.world, path)
-        commit = git.world.run_git(["rev-parse", "HEAD"], path).text
-        if why or links[inner] != commit:
-            raise FleetError("nested-repository", f"the submodule {inner} {why or 'was moved'}, "
-                             "which cannot be kept", fix="commit and push it by hand")
+            if inner not in inside and world.names_in(world.path(own.tree, inner)):
+                refuse(f"files in {inner}, a submodule that was not checked out,", "move them out")
+    ignored = []
+    for inner, path in inside.items():
+        if inner in links:
+            why = why_submodule_is_not_saved(world, path)
+            if why or links[inner] != world.run_git(["rev-parse", "HEAD"], path).text:
+                refuse(f"the submodule {inner} {why or 'was moved'}, which",
+                       "commit and push it by hand")
+        elif own.run("check-ignore", "-q", "--no-index", inner).code:
+            refuse(f"the nested repository {inner}", "remove its .git, or ignore it")
+        else:
+            ignored.append(inner)
     return tuple(ignored)
 
 
@@ -17380,14 +17388,11 @@ def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
     if tip and tip != stored.head and not main.is_ancestor(tip, stored.head):
         parents.append(tip)  # the agent has left its branch: nothing that was there is lost
     commit = stored.head
-    if len(parents) > 1 or stored.old_tree != stored.tree:
-        words = [word for parent in parents for word in ("-p", parent)]
-        commit = git.out("commit-tree", *words, "-m", describe_commit(state), stored.tree,
-                         more=IDENTITY)
+    if len(parents) > 1 or stored.tree != stored.old_tree:
+        commit = git.make_commit(stored.tree, parents, describe_commit(state))
     whole = commit
     if stored.net != stored.tree:
-        whole = git.out("commit-tree", "-p", commit, "-m", f"{state.name}: with ignored files",
-                        stored.net, more=IDENTITY)
+        whole = git.make_commit(stored.net, [commit], f"{state.name}: with ignored files")
     ref = f"{SNAPSHOT_REFS}/{state.name}/{label}"
     main.out("update-ref", ref, whole)
     return WorkDone(ref, commit, stored.head, tip), stored
@@ -17468,6 +17473,11 @@ class Tidying(Record):
     is_empty: bool = False  # that has no commit of the task
 
 
+# What git has in the directory of a worktree in which it has stopped half way.
+UNDER_WAY = frozenset("MERGE_HEAD CHERRY_PICK_HEAD REVERT_HEAD BISECT_LOG rebase-merge "
+                      "rebase-apply sequencer".split())
+
+
 class Keeps(Exception):
     """Why a worktree stays."""
 
@@ -17521,7 +17531,7 @@ def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool
     _drop_check_worktree(folder, main, state)  # first: where that fails, nothing is half done
     pinned = _parents_to_pin(git, state)
     work, last = take_snapshot(git, main, state, label, known)
-    _pin(git, main, state, "-p", main.commit_of(work.ref), *pinned, stored.net)
+    _pin(git, main, state, [main.commit_of(work.ref), *pinned], stored.net)
     if last != stored:
         raise Keeps("something in it has just changed")
     drop_worktree(main, state.worktree)
@@ -17530,9 +17540,9 @@ def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool
     return plan
 
 
-def _pin(git: Git, main: Git, state: TaskState, *parents_and_tree: str) -> None:
+def _pin(git: Git, main: Git, state: TaskState, parents: Iterable[str], tree: str) -> None:
     """Keep what would die with a worktree in the ref of its tidying."""
-    pin = git.out("commit-tree", "-m", f"{state.name}: tidied", *parents_and_tree, more=IDENTITY)
+    pin = git.make_commit(tree, parents, f"{state.name}: tidied")
     main.out("update-ref", f"{SNAPSHOT_REFS}/{state.name}/{state.tried}.tidy", pin)
 
 
@@ -17545,7 +17555,7 @@ def _tidy_removed(folder: Folder, main: Git, state: TaskState, *, is_dry: bool) 
         _drop_check_worktree(folder, main, state)
         if state.worktree in list_worktrees(main):
             git = Git(folder.world, state.git, state.git)  # no file is looked at
-            _pin(git, main, state, *_parents_to_pin(git, state), "HEAD^{tree}")
+            _pin(git, main, state, _parents_to_pin(git, state), "HEAD^{tree}")
             drop_worktree(main, state.worktree)
     return Tidying(state.name, True, "", state.worktree)
 
@@ -17578,10 +17588,9 @@ def _keep_untidy(world: World, git: Git, state: TaskState) -> None:
     inside = world.find_inside(state.worktree)
     if inside:
         raise Keeps(f"process {inside[0]} works in it")
-    for name in ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "BISECT_LOG", "rebase-merge",
-                 "rebase-apply", "sequencer"):
-        if world.kind_of(world.path(git.git, name)) != "absent":
-            raise Keeps(f"something is under way in it ({name})")
+    under_way = UNDER_WAY.intersection(world.names_in(git.git))
+    if under_way:
+        raise Keeps(f"something is under way in it ({min(under_way)})")
     own = git.out("for-each-ref", "--count=1", "--format=%(refname)", "refs/worktree",
                   "refs/bisect", "refs/rewritten")
     if own:
@@ -17595,11 +17604,10 @@ def _parents_to_pin(git: Git, state: TaskState) -> list[str]:
         tree = git.run(*no_filters(git), "write-tree")
         if tree.code:
             raise Keeps("its index has conflicts")
-        parents.append(git.out("commit-tree", "-p", "HEAD", "-m", f"{state.name}: staged",
-                               tree.text, more=IDENTITY))
+        parents.append(git.make_commit(tree.text, ["HEAD"], f"{state.name}: staged"))
     logged = git.out("log", "-g", "--format=%H", "HEAD").split("\n")
     parents += [git.commit_of("ORIG_HEAD"), *logged]
-    return [word for parent in dict.fromkeys(filter(None, parents)) for word in ("-p", parent)]
+    return list(dict.fromkeys(filter(None, parents)))
 
 
 def _droppable_tip(main: Git, state: TaskState) -> str:
@@ -17756,6 +17764,8 @@ class AgentProcess:
         """Take what it has said since; tell whether it was anything."""
         now = self._world.clock()
         begin = self.end
+        if self.pipe:
+            self.pipe.push()
         if self._talks:
             self._feed(self._world.read_part(self._output, begin, OUTPUT_PART_BYTES), now)
         else:  # a log, which may be of any size: only that it grows counts
@@ -17831,6 +17841,9 @@ def refuse_missing_check(world: World, state: TaskState, directory: str, pattern
 
 class Wanted(Exception):
     """A person wants something else of a task than what its thread is doing."""
+
+
+LOST = Ruling("waiting", cause="lost")  # an agent has ended without a result
 
 
 class Asleep(Exception):
@@ -17917,15 +17930,18 @@ class TaskWork:
         while True:
             if self.state.state != "checking":
                 ending = self._talk()
+                if ending == LOST:
+                    return self._lose()
                 if ending:
-                    return self._obey_ending(ending)
+                    return self._close(ending, ending.cause)
                 self._note("checking")
             ruling, work = self._judge()
-            if ruling.to in ("asking", "running"):
-                self._go_on(ruling, work)
-            elif self._settle(ruling, work):
-                ended = "api_error" if ruling.cause == "api" else "result"
-                return self._close(ruling, ended, work)
+            if ruling.to not in ("asking", "running"):
+                break
+            self._go_on(ruling, work)
+        if ruling.to in ("done", "review"):
+            self._settle(work)
+        self._close(ruling, "api_error" if ruling.cause == "api" else "result", work)
 
     def _wait_for_git(self) -> None:
         """Wait until no git of an earlier supervisor works for this task: none is ever killed."""
@@ -17965,12 +17981,10 @@ class TaskWork:
         """Return with what a try begins, or goes on."""
         state = self.state
         suffix = f"-{state.fresh + 1}" if state.fresh else ""
-        changes: dict[str, Any] = {}
-        if not state.branch:
-            changes["branch"] = (state.task.branch or f"run/{self.name}") + suffix
-        if not state.worktree:
-            place = find_worktrees_place(self._folder, self._backing.worktrees)
-            changes["worktree"] = self._world.path(place, self.name + suffix)
+        place = find_worktrees_place(self._folder, self._backing.worktrees)
+        changes: dict[str, Any] = {
+            "branch": state.branch or (state.task.branch or f"run/{self.name}") + suffix,
+            "worktree": state.worktree or self._world.path(place, self.name + suffix)}
         depends = dependencies_of(state.task, self._supervisor.tasks)
         if not state.start and len(depends) == 1 and state.task.base in (None, "after"):
             changes["base"] = self._supervisor.tasks[depends[0]].head or state.base
@@ -17988,17 +18002,24 @@ class TaskWork:
         state = self._mind(git=git, gone=False, prepared=False)
         copies = self._fill(state.worktree, self._file("setup.log"), TASK_MARK)
 
-        tree = self._git()
-        stored = store_tree(tree, self._main, copies, None)
-        start = state.start
-        if not start:  # else it was worked on already: what was made then still counts
-            start = stored.head
-            if stored.tree != stored.old_tree:
-                start = tree.out("commit-tree", "-p", stored.head, "-m", f"{self.name}: as set up",
-                                 stored.tree, more=IDENTITY)
-            # It has a name, so that no `git gc` takes away what the verdict is compared with.
-            self._main.out("update-ref", f"{SNAPSHOT_REFS}/{self.name}/start", start)
-        self._folder.write({"ignored": stored.ignored, "around": look_outside(self._main)}, "tasks",
+        # Where a task was worked on already, what was made then still counts. Where nothing was
+        # set up, all tasks of a base begin with the same.
+        is_bare = not copies and not state.task.setup
+        starts = self._supervisor.starts if is_bare else {}
+        start = state.start or starts.get(state.base, "")
+        ignored: Mapping[str, str] = {}
+        if not start or not is_bare:
+            tree = self._git()
+            stored = store_tree(tree, self._main, copies, None)
+            ignored = stored.ignored
+            if not start:
+                start = stored.head
+                if stored.tree != stored.old_tree:
+                    start = tree.make_commit(stored.tree, [start], f"{self.name}: as set up")
+            starts[state.base] = start
+        # It has a name, so that no `git gc` takes away what the verdict is compared with.
+        self._main.out("update-ref", f"{SNAPSHOT_REFS}/{self.name}/start", start)
+        self._folder.write({"ignored": ignored, "around": look_outside(self._main)}, "tasks",
                            self.name, f"baseline{state.fresh or ''}.json")
         self._mind(start=start, prepared=True, copies=tuple(copies))
 
@@ -18059,8 +18080,6 @@ class TaskWork:
         git = state.check_git
         if not git or self._world.kind_of(path) != "directory":
             with self._supervisor.adding:
-                if self._world.kind_of(path) == "directory" and path in list_worktrees(self._main):
-                    drop_worktree(self._main, path)  # half made: nobody works in it
                 git = add_worktree(self._main, state, for_check=True)
             self._fill(path, self._file("setup-check.log"), CHECK_MARK)
         self._mind(check_git=git)
@@ -18225,25 +18244,23 @@ class TaskWork:
 
     # -- listening --
 
-    def _talk(self) -> str:
-        """Listen until the agent has answered: "", or how it has ended otherwise."""
+    def _talk(self) -> Ruling | None:
+        """Listen until the agent has answered, or has ended otherwise: then how."""
         agent = self._agent
         assert agent
         heard, pause = agent.heard, 0.01
         self._looked_at = self._world.clock()
         while True:
             pause = 0.01 if agent.listen() else min(pause * 1.5, 0.25)
-            if agent.pipe:
-                agent.pipe.push()
             if heard.is_settled:
                 # What was said meanwhile may begin a turn of its own.
                 settled_for = self._world.clock() - heard.since
                 if agent.told_at < heard.turn_at or settled_for > TURN_SECONDS:
-                    return ""
+                    return None
             elif not agent.lives():
                 agent.listen()
                 if not heard.is_settled:
-                    return "lost" if agent.exit_code() is None else ""
+                    return LOST if agent.exit_code() is None else None
             elif self._hear_requests(agent):
                 pause = 0.01
             else:
@@ -18254,48 +18271,48 @@ class TaskWork:
 
     def _hear_requests(self, agent: AgentProcess) -> bool:
         """Answer what it asks, by the rules or by a person; hand on what a person has said."""
-        if any(self._hear_request(agent, identity, request)
-               for identity, request in list(agent.heard.requests.items())):
-            return True
+        for identity, request in list(agent.heard.requests.items()):
+            if self._hear_request(agent, identity, request):
+                return True
         state = self.state
         if state.state == "asking":
             is_awaited = self._supervisor.waits_for_time  # others could use its place
             if self._world.now() - state.at > (ASK_AWAITED_SECONDS if is_awaited else ASK_SECONDS):
                 self._fall_asleep()
-            if not agent.heard.requests:
-                self._note("running")
-                return True
-            return False
-        if state.says and state.task.talks:
+            if agent.heard.requests:
+                return False
+            self._note("running")
+        elif state.says and state.task.talks:
             for text in state.says:
                 agent.say(render_prompt_line(text))
             agent.told_at = agent.end
             self._supervisor.hand_on(self.name, "", state.says)
             self._tell("told", "; ".join(state.says))
-            return True
-        return False
+        else:
+            return False
+        return True
 
     def _hear_request(self, agent: AgentProcess, identity: str,
                       request: Mapping[str, Any]) -> bool:
         """Answer one request, or ask a person; tell whether anything was done."""
-        state, now = self.state, self._world.clock()
+        state = self.state
         answer = decide_request(state.task, state.worktree, request, self._world.real_path)
-        if answer:
-            if answer["behavior"] == "deny":
-                agent.heard.note_denial(request.get("tool_name"), request.get("input"))
-            agent.say(render_answer_line(identity, answer))
-            agent.heard.answered(identity, now)
-            return True
-        if state.question.get("id") != identity:
-            self._ask_person(identity, request)
-            return True
-        if state.answer:
-            agent.say(render_answer_line(identity, answer_to(request, state.answer)))
-            agent.heard.answered(identity, now)
+        is_persons = answer is None
+        if answer is None:
+            if state.question.get("id") != identity:
+                self._ask_person(identity, request)
+                return True
+            if not state.answer:
+                return False
+            answer = answer_to(request, state.answer)
+        elif answer["behavior"] == "deny":
+            agent.heard.note_denial(request.get("tool_name"), request.get("input"))
+        agent.say(render_answer_line(identity, answer))
+        agent.heard.answered(identity, self._world.clock())
+        if is_persons:
             self._note("running")
             self._tell("answered", ", ".join(state.answer.values()))
-            return True
-        return False
+        return True
 
     def _ask_person(self, identity: str, request: Mapping[str, Any]) -> None:
         self._note("asking", question={"id": identity, "request": request})
@@ -18312,7 +18329,7 @@ class TaskWork:
         self._note(asleep=True)
         raise Asleep
 
-    def _look_at_clock(self, agent: AgentProcess) -> str:
+    def _look_at_clock(self, agent: AgentProcess) -> Ruling | None:
         """Return why an agent that takes too long, or has got stuck, shall be ended."""
         state, heard = self.state, agent.heard
         now = self._world.clock()
@@ -18322,7 +18339,8 @@ class TaskWork:
         elif state.state == "running":
             state = self._mind(worked=state.worked + gap)
         if state.worked > state.task.deadline:
-            return "deadline"
+            words = f"deadline of {show_span(state.task.deadline)} reached"
+            return after_failure(state, words, "deadline")
         if heard.repeats >= LOOPS_TOLD and not agent.told_loops:
             agent.told_loops = True
             agent.told_at = agent.end
@@ -18334,21 +18352,11 @@ class TaskWork:
         timeout = max((model.timeout for model in self._supervisor.models_of(self.name)),
                       default=300)
         stall = find_stall(state.task, heard, view, float(timeout), now)
-        return f"stalled: {stall}" if stall else ""
+        if not stall:
+            return None
+        return Ruling("failed" if state.stalls else "waiting", f"stalled: {stall}", cause="stalled")
 
     # -- ends --
-
-    def _obey_ending(self, ending: str) -> None:
-        """Do what follows where an agent has not simply answered."""
-        state = self.state
-        if ending == "lost":
-            self._lose()
-        elif ending == "deadline":
-            words = f"deadline of {show_span(state.task.deadline)} reached"
-            self._close(after_failure(state, words, "deadline"), "deadline")
-        else:
-            to = "failed" if state.stalls else "waiting"
-            self._close(Ruling(to, ending, cause="stalled"), "stalled")
 
     def _lose(self) -> None:
         """Take up a task whose process ended without a result; that is no failure of its own."""
@@ -18356,27 +18364,34 @@ class TaskWork:
         assert agent
         self._end_marked([TASK_MARK], 0.0, state.client)
         agent.listen()
+        lost = state.lost + 1
         if state.state == "asking":
             self._note(asleep=True)
-            return
-        lost = state.lost + 1
-        if lost >= LOST_LIMIT:
+        elif lost >= LOST_LIMIT:
             last = last_line_of(self._world, self._file("err"))
             self._close(Ruling("parked", f"its process ended {lost} times without a result: {last}",
                                cause="lost"), "lost")
-            return
+        else:
+            spoken = state.spoken and not self._is_unknown(agent)
+            self._note("waiting", reason="its process ended", spoken=spoken, lost=lost,
+                       prompt=self._plan_lost_words(state, agent, spoken=spoken),
+                       until=self._world.now() + (2 ** state.lost if state.lost else 0))
+            self._tell("lost", "its process ended without a result; starting it again")
+
+    def _is_unknown(self, agent: AgentProcess) -> bool:
+        """Tell whether an agent has ended because there is no session to resume."""
         errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
-        spoken = state.spoken and b"No conversation found" not in errors \
-            and not is_unknown_session(agent.heard.result or {})
-        prompt = state.prompt
-        if state.task.talks and not prompt:
-            # What it had not even begun with is told again, word by word.
-            prompt = LOST_PROMPT if agent.heard.turn_at > state.heard_from else state.given
-            if not spoken:
-                prompt = prompt.removeprefix(state.task.prompt or "").strip()
-        self._note("waiting", reason="its process ended", spoken=spoken, lost=lost, prompt=prompt,
-                   until=self._world.now() + (2 ** state.lost if state.lost else 0))
-        self._tell("lost", "its process ended without a result; starting it again")
+        return b"No conversation found" in errors or is_unknown_session(agent.heard.result or {})
+
+    @staticmethod
+    def _plan_lost_words(state: TaskState, agent: AgentProcess, *, spoken: bool) -> str:
+        """Return what is told beside the task when it goes on."""
+        if state.prompt or not state.task.talks:
+            return state.prompt
+        if agent.heard.turn_at > state.heard_from:
+            return LOST_PROMPT
+        # What it had not even begun with is told again, word by word.
+        return state.given if spoken else state.given.removeprefix(state.task.prompt or "").strip()
 
     def _judge(self) -> tuple[Ruling, WorkDone]:
         """Keep what there is in a snapshot, check exactly that, and say what it is worth."""
@@ -18474,20 +18489,13 @@ class TaskWork:
             self._agent.close()
         self._start()
 
-    def _settle(self, ruling: Ruling, work: WorkDone) -> bool:
-        """Make work that is good the tip of its branch; False: it has moved, look again."""
-        state = self.state
-        if ruling.to not in ("done", "review"):
-            return True
-        if settle_branch(self._git(), self._main, state.branch, work.commit, work.tip):
-            self._mind(head=work.commit)
-            return True
-        self._tell("note", f"the branch {state.branch} has moved meanwhile: checking again")
-        self._note("checking", lost=state.lost + 1)
-        if state.lost + 1 >= LOST_LIMIT:
-            raise FleetError("branch-moved", f"the branch {state.branch} keeps moving",
+    def _settle(self, work: WorkDone) -> None:
+        """Make work that is good the tip of its branch, where nobody has moved that meanwhile."""
+        branch = self.state.branch
+        if not settle_branch(self._git(), self._main, branch, work.commit, work.tip):
+            raise FleetError("branch-moved", f"the branch {branch} has moved since it was checked",
                              fix=f"subagent-fleet task retry {self.name}")
-        return False
+        self._mind(head=work.commit, tip=work.commit)
 
     def _give_up(self) -> None:
         """End a task because a person wants that, or wants its session."""
@@ -18535,14 +18543,13 @@ class TaskWork:
     def _write_receipt(self, state: TaskState, ruling: Ruling, ended: str,
                        work: WorkDone) -> dict[str, Any]:
         """Write down what a try came to, beside what it has left; remove what holds the key."""
-        agent = self._agent
+        agent, now = self._agent, self._world.now()
         alias = self._supervisor.alias_of(self.name)
-        receipt = plan_receipt(state, agent.heard if agent else Heard(), work, alias, ended)
         served = self._backing.receipts() if alias else ()
-        receipt.update(served=sum_served(served, state.session), verdict=ruling.to,
-                       reason=ruling.reason, cause=ruling.cause, seconds=0.0)
-        if state.began:
-            receipt["seconds"] = round(self._world.now() - state.began, 1)
+        receipt = {**plan_receipt(state, agent.heard if agent else Heard(), work, alias, ended),
+                   "served": sum_served(served, state.session), "verdict": ruling.to,
+                   "reason": ruling.reason, "cause": ruling.cause,
+                   "seconds": round(now - (state.began or now), 1)}
         if agent and not state.task.talks:
             receipt["exit_code"] = agent.exit_code()
         if state.tried:
@@ -18654,6 +18661,14 @@ def last_line_of(world: World, log: str) -> str:
 
 # -- the supervisor --
 
+# What a person says of a task, as a change of its state; who is at work on it finds it there.
+WISHES: dict[str, Callable[[TaskState, Mapping[str, Any]], dict[str, Any]]] = {
+    "say": lambda state, order: {"says": (*state.says, str(order.get("text", ""))),
+                                 "wanted": "go" if state.is_over else state.wanted},
+    "stop": lambda state, order: {"wanted": state.wanted if state.is_over else "stop"},
+    "attach": lambda state, order: {"wanted": "" if state.state == "attached" else "attach"},
+    "forget": lambda state, order: {"forgotten": state.is_over}}
+
 class Supervisor:
     """Works on the tasks of one repository as long as it holds the lock."""
 
@@ -18663,9 +18678,10 @@ class Supervisor:
         self.folder = folder
         self.backing = backing
         self.run = folder.make()
-        self.tasks, self.unreadable = folder.read_states()
+        self.tasks, _ = folder.read_states()
         self.failures: list[Exception] = []  # of threads: a bug, or a disk that is full
         self.passes: dict[tuple[str, ...], bool | None] = {}  # a check, before any work
+        self.starts: dict[str, str] = {}  # by base: what a worktree begins with
         self.changed = changed or threading.Condition(threading.RLock())
         self._world, self._lock = folder.world, lock
         self._only = only  # the tasks that are meant, and those handed over since; None: all
@@ -18734,6 +18750,9 @@ class Supervisor:
         with self.changed:
             self._threads.pop(name, None)
             self.changed.notify_all()
+            state = self.tasks[name]
+            if state.says and state.state in ("done", "review", "failed"):
+                self.mind(name, wanted="go")  # said since its agent has answered
             with contextlib.suppress(Asleep):
                 self._grant(name)
 
@@ -18751,10 +18770,8 @@ class Supervisor:
             self.tell(name, "attached")
         elif state.asleep and state.answer:
             self.note(name, "waiting", prompt=tell_answers(state.answer))
-        elif state.says and state.asleep:
-            self.note(name, "waiting")
-        elif state.says and state.is_over:
-            self.note(name, "waiting", open=False, failures=0)
+        elif state.wanted == "go" or state.says and state.asleep:
+            self.note(name, "waiting", open=state.asleep, failures=0, wanted="")
 
     def leave(self) -> None:
         """Give up the lock; agents go on, and so does a git that takes long."""
@@ -18776,17 +18793,16 @@ class Supervisor:
 
     def _notify(self, name: str, word: str, text: str) -> None:
         """Start the person's command with a line of JSON on its standard input."""
-        notify = self.backing.notify or ""
+        notify, place = self.backing.notify or "", self.folder.place
         argv = shell_words(self._world, notify) if isinstance(notify, str) else list(notify)
+        main = self.folder.repository.main
         event = {"schema": "subagent-fleet/notice/1", "task": name, "event": word, "text": text,
-                 "repository": self.folder.repository.main,
-                 "branch": self.tasks[name].branch}
-        path = self.folder.place("tasks", name, f"notice-{word}.json")
-        log = self.folder.place("notify.log")
+                 "repository": main, "branch": self.tasks[name].branch}
+        path, log = place("tasks", name, f"notice-{word}.json"), place("notify.log")
         try:
             self._world.replace_files([(path, json.dumps(event).encode("ascii") + b"\n", 0o600)])
-            self.spawn(Launch(argv, self.folder.repository.main, self._world.git_environment(),
-                              stdin=path, stdout=log, stderr=log, seconds=60))
+            self.spawn(Launch(argv, main, self._world.git_environment(), stdin=path, stdout=log,
+                              stderr=log, seconds=60))
         except FleetError as error:
             self.backing.tell(name, "notify", error.what)
 
@@ -18797,8 +18813,7 @@ class Supervisor:
         if self.failures:
             raise self.failures[0]
         did = self._take_orders()
-        if self._is_due("file", 1.0):
-            self._reload()
+        self._reload()
         if self._takes_new and self._is_due("merged", 5.0):
             for name in find_merged(self.folder, self.tasks):
                 self.note(name, "done", reason="merged")
@@ -18856,19 +18871,23 @@ class Supervisor:
             return False
         limits = self.limits()
         aliases = {name: self.alias_of(name) for name in self.tasks}
-        now = self._world.now()
-        starts = plan_starts(states, aliases, limits, now)
+        starts = plan_starts(states, aliases, limits, self._world.now())
         for name in starts:
             self._told.discard(name)
             self.mind(name, state="preparing")
             self._begin(name)
         limits = replace(limits, busy=count_busy(self.tasks, aliases))
-        for state in waiting[:20]:
-            if state.name not in {*starts, *self._told} and state.until <= now:
+        self._tell_waits([state for state in waiting[:20] if state.name not in starts], limits)
+        return bool(starts)
+
+    def _tell_waits(self, waiting: Iterable[TaskState], limits: Limits) -> None:
+        """Say once what each task waits for."""
+        now = self._world.now()
+        for state in waiting:
+            if state.name not in self._told and state.until <= now:
                 self._told.add(state.name)
                 self.tell(state.name, "waits", explain_wait(
-                    state, self.tasks, aliases[state.name], limits, now))
-        return bool(starts)
+                    state, self.tasks, self.alias_of(state.name), limits, now))
 
     def limits(self) -> Limits:
         """Return how much may happen at the same time."""
@@ -18928,15 +18947,16 @@ class Supervisor:
     def _obey(self, name: str, identity: str, order: Mapping[str, Any]) -> None:
         """Obey an order once."""
         with self.changed:
-            state = self.tasks[name]
-            handler = getattr(self, f"_order_{order.get('do')}", None)
-            if not handler or identity in state.orders:
+            if identity in self.tasks[name].orders:
                 return
             # Both in one change: the order is in the state, or it comes again.
-            state = self.mind(name, orders=(*state.orders[-9:], identity))
-            handler(state, order)
+            state = self.mind(name, orders=(*self.tasks[name].orders[-9:], identity))
+            do = str(order.get("do"))
+            handler = getattr(self, f"_order_{do}", None)
+            if handler:
+                handler(state, order)
             if self.tasks[name] is state:
-                self._keep(state)
+                self.note(name, **(WISHES[do](state, order) if do in WISHES else {}))
             self._grant(name)
 
     def accept(self, spec: object, base: str, origin: str = "typed") -> None:
@@ -18983,22 +19003,11 @@ class Supervisor:
                 self.note(name, "stopped", reason="removed from the task file", forgotten=True)
                 self.tell(name, "removed", "it is no longer in the task file")
 
-    def _order_say(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        self.note(state.name, says=(*state.says, str(order.get("text", ""))))
-
     def _order_answer(self, state: TaskState, order: Mapping[str, Any]) -> None:
         answers = order.get("answers")
         if state.state == "asking" and isinstance(answers, dict):
             self.note(state.name, answer={str(question): str(answer)
                                           for question, answer in answers.items()})
-
-    def _order_stop(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        if not state.is_over:
-            self.note(state.name, wanted="stop")
-
-    def _order_attach(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        if state.state != "attached":
-            self.note(state.name, wanted="attach")
 
     def _order_detach(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if state.state == "attached":
@@ -19035,17 +19044,12 @@ class Supervisor:
         git = None
         with contextlib.suppress(FleetError):
             git = git_in(self.folder, state.worktree, state.git)
-        seen = state.head if state.state == "review" else state.tip
-        if settle_branch(git, git_of(self.folder), state.branch, state.kept, seen):
+        if settle_branch(git, git_of(self.folder), state.branch, state.kept, state.tip):
             self.note(state.name, "done", head=state.kept, reason="accepted")
             self.tell(state.name, "done", "accepted")
         else:
             self.note(state.name, reason=f"the branch {state.branch} has moved meanwhile",
                       cause="branch-moved")
-
-    def _order_forget(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        if state.is_over:
-            self.note(state.name, forgotten=True)
 
     def _order_gone(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if order.get("git") == state.git:
@@ -19087,33 +19091,31 @@ def see_states(folder: Folder) -> tuple[dict[str, TaskState], int]:
 
 def see_tasks(folder: Folder, backing: Backing) -> TaskSight:
     """Return what is so of the tasks of a repository: what agents say, and what they take."""
-    world = folder.world
-    tasks, unreadable = see_states(folder)
-    live = {state.name: state for state in tasks.values() if state.state in LIVE_STATES}
-    served: dict[str, Receipt] = {}
-    loads: dict[str, list[tuple[int, float]]] = {}
-    if live:
-        for receipt in backing.receipts():
-            if not receipt.agent:  # the session's own, not a subagent's
-                served[receipt.session] = receipt
-        run = folder.run
-        marks = {f"{TASK_MARK}={run}/{state.name}": state.name
-                 for state in live.values()}
-        marked = world.find_marked(marks) or {}
-        measured = world.measure([one for numbers in marked.values() for one in numbers])
-        loads = {marks[mark]: [measured[one] for one in numbers if one in measured]
-                 for mark, numbers in marked.items()}
-
     fleet = backing.fleet
+    tasks, unreadable = see_states(folder)
+    live = [state for state in tasks.values() if state.state in LIVE_STATES]
+    # The session's own, not a subagent's.
+    served = {one.session: one for one in backing.receipts() if not one.agent} if live else {}
     slots = plan_slots(fleet)
     aliases = {name: plan_alias(state.task, fleet) for name, state in tasks.items()}
     limits = Limits(slots, backing.most or sum(slots.values()) or 8,
                     busy=count_busy(tasks, aliases))
+    windows = {model.alias: model.context for model in fleet.models.values()} if fleet else {}
     return TaskSight(
-        tasks, {name: listen_to_tail(folder, state) for name, state in live.items()}, world.now(),
-        limits, aliases,
-        {model.alias: model.context for model in fleet.models.values()} if fleet else {}, served,
-        loads, unreadable, folder.holder())
+        tasks, {state.name: listen_to_tail(folder, state) for state in live}, folder.world.now(),
+        limits, aliases, windows, served, measure_agents(folder, live), unreadable,
+        folder.holder())
+
+
+def measure_agents(folder: Folder, live: Sequence[TaskState]) -> dict[str, list[tuple[int, float]]]:
+    """Return what each process of a task takes: megabytes, percent of a processor."""
+    if not live:
+        return {}
+    world, run = folder.world, folder.run
+    marked = world.find_marked([f"{TASK_MARK}={run}/{state.name}" for state in live]) or {}
+    measured = world.measure([one for numbers in marked.values() for one in numbers])
+    return {mark.split("/")[1]: [measured[one] for one in numbers if one in measured]
+            for mark, numbers in marked.items()}
 
 
 def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
@@ -19361,7 +19363,7 @@ class Room:
 
     def begin(self, tree: str) -> None:
         """Make these files the whole history."""
-        commit = self.git.out("commit-tree", "-m", "start", tree, more=IDENTITY)
+        commit = self.git.make_commit(tree, (), "start")
         self.git.out("update-ref", "refs/heads/main", commit)
         self.git.out("symbolic-ref", "HEAD", "refs/heads/main")
 
