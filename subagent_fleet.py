@@ -743,22 +743,20 @@ _BARE = _Pattern(r"(?a)(?!//)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
 # What a character means where no value can begin with it: slug, words, what to type.
 _HINTS = {
     "&": ("unsupported", "anchors (`&`)",
-          "repeat the value where it is used, or quote it: {}"),
-    "*": ("unsupported", "aliases (`*`)", "repeat the value, or quote it: {}"),
-    "!": ("unsupported", "tags (`!`)", "remove the tag, or quote the text: {}"),
-    "?": ("unsupported", "`?` keys", "write `key: value`, or quote the text: {}"),
-    "%": ("unsupported", "directives (`%`)", "remove the line, or quote the text: {}"),
-    "@": ("syntax", "plain text cannot begin with `@`", "quote it: {}"),
+          "repeat the value where it is used, or quote it"),
+    "*": ("unsupported", "aliases (`*`)", "repeat the value, or quote it"),
+    "!": ("unsupported", "tags (`!`)", "remove the tag, or quote the text"),
+    "?": ("unsupported", "`?` keys", "write `key: value`, or quote the text"),
+    "%": ("unsupported", "directives (`%`)", "remove the line, or quote the text"),
+    "@": ("syntax", "plain text cannot begin with `@`", "quote it"),
     "`": ("syntax", "plain text cannot begin with a backtick",
-          "remove the line of a Markdown fence, or quote the text: {}"),
+          "remove the line of a Markdown fence, or quote the text"),
     "\t": ("tab", "this is a tab, but YAML accepts only spaces",
            "replace the tab with spaces"),
     "-": ("syntax", "a list cannot begin here", "start the list on the line below its key"),
     ":": ("syntax", "a colon without a key", "write a key before it, or quote the text"),
-    "|": ("syntax", "only `+` or `-` may follow `|` on its line",
-          "put the text on the lines below, or quote it"),
-    ">": ("syntax", "only `+` or `-` may follow `>` on its line",
-          "put the text on the lines below, or quote it"),
+    **dict.fromkeys("|>", ("syntax", "only `+` or `-` may follow this on its line",
+                           "put the text on the lines below, or quote it")),
     **dict.fromkeys(_ODD_BLANKS, ("character", "this is not a plain space",
                                   "write a plain space or nothing instead, or quote the text"))}
 
@@ -783,7 +781,6 @@ class Document:
         self.source = source
         self.at = 0
         self.column = -1
-        self.brackets = 0  # that are open
         self.path: list = []  # of what is being read
         # By path: start and end of its key, start and end of its value.
         self.places: dict[tuple, tuple] = {}
@@ -880,8 +877,6 @@ class Document:
             slug, what, fix = _HINTS.get(char, usual)
             if slug == "unsupported":
                 what += " are outside the YAML subset"
-            stop = (_FLOW if self.brackets else _BLOCK)[1].search(self.text, at + 1)
-            fix = _quote_in(fix, self.text[at:stop.start() if stop else None])
         where, excerpt = self.show(at, at + size)
         raise FleetError(f"yaml-{slug}", what, where=where, excerpt=excerpt, fix=fix)
 
@@ -926,10 +921,9 @@ class Document:
             self.fail()
         if not self.text[self.line_start(start):start].strip(" -"):  # it began no value
             self.fail_line(start)
-        fix = f"begin its line with {indent} spaces, or quote the whole text"
-        if line == first:
-            value = self.text[start:self.line_end(start)].partition(" #")[0]
-            fix = _quote_in("quote it: {}", value)
+        fix = "quote the whole text"
+        if line > first:
+            fix = f"begin its line with {indent} spaces, or {fix}"
         self.fail("`: ` inside a value", fix)
 
     # -- block style --
@@ -1184,13 +1178,8 @@ class Document:
     def read_token(self, style: tuple = _FLOW, indent: int = -1) -> object:
         """Read a scalar, or what stands in brackets or braces over any number of lines."""
         start = self.at
-        value: Any
-        if self.text[start] in "[{":
-            self.brackets += 1
-            value = self.read_flow()
-            self.brackets -= 1
-        else:
-            value = self.read_scalar(style, indent)
+        is_flow = self.text[start] in "[{"
+        value = self.read_flow() if is_flow else self.read_scalar(style, indent)
         self.span = start, self.at
         return value
 
@@ -1239,14 +1228,6 @@ class Document:
             self.fail(f"this `{self.text[opener]}` is never closed",
                       "write its other half where it ends", at=opener)
         return self.text[self.at]
-
-def _quote_in(fix: str, text: str) -> str:
-    """Put a text into a fix, in quotes, where it is short."""
-    text = text.rstrip(" ")
-    if len(text) > 60 or '"' in text:
-        return fix.replace(": {}", "")
-    return fix.replace("{}", quote_yaml(text))
-
 
 def _resolve(text: str) -> object:
     """Return what plain text means: the same text, a number, a word's meaning, or _CLASH."""
@@ -6164,14 +6145,12 @@ class Harness(Record):
         windows = plan_windows(fleet)
         url = gateway_url(fleet.gateway)
         main = plan_tier_alias(fleet, "main")
-        editor = fleet.agents.get("implementer")
         longest = max(model.timeout for model in fleet.models.values()) * 1000
         values = {
             "headline": _headline(fleet), "url": url, "variable": fleet.gateway.master_key_env,
             "name": fleet.name, "title": f"subagent-fleet: {fleet.name}",
             "main": self.prefix + main,
             "small": self.prefix + plan_tier_alias(fleet, "haiku"),
-            "editor": self.prefix + (fleet.models[editor.model].alias if editor else main),
             "context": windows[main].context,
             "compact": windows[main].context * 8 // 10,  # the rest is for the answer
             "idle_ms": longest * 3, "whole_ms": longest * 5,  # the gateway may ask others first
@@ -6301,7 +6280,6 @@ model_context_window = $context
 _AIDER = Page("""\
 ${headline}model: $main
 weak-model: $small
-editor-model: $editor
 openai-api-base: "$url/v1"
 check-update: false
 analytics: false

@@ -107,7 +107,7 @@ def test_aider_reads_its_models_and_what_they_hold(golden):
     files = files_of(golden, "aider")
     config = parse_yaml(files["aider.conf.yml"])
     metadata = json.loads(files["model.metadata.json"])
-    assert {config["model"], config["weak-model"], config["editor-model"]} <= set(metadata)
+    assert {config["model"], config["weak-model"]} <= set(metadata)
     assert (config["openai-api-base"], config["analytics"], config["gitignore"]) == (
         sf.gateway_url(golden.gateway) + "/v1", False, False)
     settings = parse_yaml(files["model.settings.yml"])
