@@ -15452,11 +15452,11 @@ _SECRET = _Pattern(r"sk-[\w-]{4,}|(?i:bearer) \S+")
 _SEVERITIES = _Pattern(r"(ERROR|CRITICAL|Traceback|Exception|Error:)|(WARN)")
 
 
-def parse_log(text: str) -> list[dict[str, str]]:
+def parse_log(log: Sequence[bytes]) -> list[dict[str, str]]:
     """Return the last lines of a program's log with how severe they are; no key is in them."""
     lines = []
-    for line in text.splitlines()[-LOG_LINES:]:
-        shown = _SECRET.sub("(a key)", clean_line(line))[:500]
+    for line in log[-LOG_LINES:]:
+        shown = _SECRET.sub("(a key)", clean_line(line.decode("utf-8", "replace")))[:500]
         found = {found.lastindex for found in _SEVERITIES.finditer(shown)}
         level = "error" if 1 in found else "warning" if found else "info"
         if shown.strip():
@@ -21065,11 +21065,9 @@ def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> st
     if not key:
         return "LiteLLM"
     url = f"{gateway_url(fleet.gateway)}/v1/models"
-    page = read(ModelsPage, _show_key(world, url, key, until))
+    served = read_field(_show_key(world, url, key, until), "data", list)
     wanted = {model.alias for model in fleet.models.values()}
-    if page and wanted <= {model.id for model in page.data}:
-        return OUR_GATEWAY
-    return "LiteLLM"
+    return OUR_GATEWAY if wanted <= {read_field(model, "id") for model in served} else "LiteLLM"
 
 
 class NodeTotals(Record):
@@ -21111,18 +21109,6 @@ class FleetPage(Record):
     left_house: dict[str, int] = {}  # requests and tokens
 
 
-class ModelEntry(Record):
-    """What is needed of an entry of `/v1/models`."""
-
-    id: str
-
-
-class ModelsPage(Record):
-    """What is needed of `/v1/models`."""
-
-    data: tuple[ModelEntry, ...]
-
-
 def _show_key(world: World, url: str, key: str, until: float) -> dict[str, Any]:
     """Return the page that a gateway shows to who has its key; to others it is empty."""
     try:
@@ -21145,8 +21131,7 @@ def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) 
     runs = finding.slug == "gateway-up"
     if finding.level == "error":
         what = finding.what + describe_holder(world, fleet.gateway.port)
-        fix = name_free_port(world, fleet, name_stop(world, fleet, holder, finding.fix))
-        raise FleetError(finding.slug, what, fix=fix)
+        raise FleetError(finding.slug, what, fix=name_stop(world, fleet, holder, finding.fix))
     if needed and not runs:
         raise FleetError(finding.slug, finding.what, fix=finding.fix)
     return runs
@@ -21162,15 +21147,10 @@ def describe_holder(world: World, port: int) -> str:
 
 
 def name_stop(world: World, fleet: Fleet, server: str, fix: str) -> str:
-    """Return a fix that says how a gateway of this program is stopped, not `stop it`."""
-    if server not in ("subagent-fleet", OLD_GATEWAY):
-        return fix
+    """Return a fix that says how a gateway of this program is stopped, and which port is free."""
     holder = world.find_holder(fleet.gateway.port)
-    return fix.replace("stop it", f"`kill {holder.process_id}`") if holder else fix
-
-
-def name_free_port(world: World, fleet: Fleet, fix: str) -> str:
-    """Return a fix that says another `port:` with one that is free."""
+    if holder and server in ("subagent-fleet", OLD_GATEWAY):
+        fix = fix.replace("stop it", f"`kill {holder.process_id}`")
     port = world.find_free_port(fleet.gateway.host, fleet.gateway.port)
     return fix.replace("another `port:`", f"`port: {port}`") if port else fix
 
@@ -21295,7 +21275,7 @@ def open_door(world: World, fleet: Fleet, key: str) -> Listener:
     if server == OUR_GATEWAY:
         raise FleetError("port-taken", what + holder,
                          fix="it serves already: `subagent-fleet launch claude`")
-    fix = name_free_port(world, fleet, name_stop(world, fleet, server, OTHER_PORT))
+    fix = name_stop(world, fleet, server, OTHER_PORT)
     if not holder:
         fix += f" (lsof -nP -iTCP:{gateway.port} -sTCP:LISTEN shows it)"
     raise FleetError("port-taken", what + holder, fix=fix)
@@ -23253,14 +23233,13 @@ class Lookout:
         return [report_task(row, sight.tasks[row.name], self._world.typing)
                 for row in plan_task_rows(sight)]
 
-    def _read_log(self) -> str:
-        """Return the end of LiteLLM's log, where LiteLLM serves."""
+    def _read_log(self) -> list[bytes]:
+        """Return the last lines of LiteLLM's log, where LiteLLM serves."""
         path = self._options.log_file
         if self._fleet.gateway.provider != "litellm" and not path:
-            return ""
+            return []
         path = path or self._workspace.enter(LITELLM_LOG_FILE)
-        begin = max(0, self._world.size_of(path) - LOG_PART_BYTES)
-        return self._world.read_part(path, begin, LOG_PART_BYTES).decode("utf-8", "replace")
+        return list(Tail(self._world, path, last_bytes=LOG_PART_BYTES).lines())
 
     def _examine(self) -> list[Finding]:
         """Return what doctor finds."""
@@ -23710,29 +23689,26 @@ def choose_failed(receipts: Iterable[Receipt]) -> list[Receipt]:
     return [receipt for receipt in receipts if receipt.outcome != "ok" or receipt.tries]
 
 
-class LogLines:
-    """Says of each request how it ended, and of each refusal why, as it happens."""
+def log_requests(world: World, fleet: Fleet) -> Callable[[list[Receipt | Rejection]], None]:
+    """Begin a log; what it returns says of each request how it ended, of each refusal why."""
+    look, now = look_of(world, "stderr"), world.now()
+    names = AgentNames(world, agents_by_alias(fleet))
+    known = [("", model.name, model.node) for model in fleet.models.values()]
+    known += [(agent, "", "") for agent in fleet.agents]
+    table = LogTable([{"time": now, "total": 0.0, "name": name, "model": model, "node": node}
+                      for name, model, node in known], look, now, "long")
+    world.err(table.head())
 
-    def __init__(self, world: World, fleet: Fleet) -> None:
-        self._world, self._look = world, look_of(world, "stderr")
-        self._names = AgentNames(world, agents_by_alias(fleet))
-        now = world.now()
-        names = [("", model.name, model.node) for model in fleet.models.values()]
-        names += [(agent, "", "") for agent in fleet.agents]
-        self._table = LogTable([
-            {"time": now, "total": 0.0, "name": name, "model": model, "node": node}
-            for name, model, node in names], self._look, now, "long")
-        world.err(self._table.head())
-
-    def take(self, things: list[Receipt | Rejection]) -> None:
+    def take(things: list[Receipt | Rejection]) -> None:
         for thing in things:
-            now = self._world.now()
+            now = world.now()
             if isinstance(thing, Rejection):
                 parts = [Cell(show_moment(now, now)), Cell(" refused:", "warn"),
                          Cell(f"{thing.http}, {thing.what}")]
-                self._world.err(format_words(parts, self._look, indent=ENTRY_INDENT))
+                world.err(format_words(parts, look, indent=ENTRY_INDENT))
             else:
-                self._world.err(self._table.line(report_receipt(thing, self._names), now))
+                world.err(table.line(report_receipt(thing, names), now))
+    return take
 
 
 def known_fleet(options: Options, world: World) -> Fleet | None:
@@ -24722,7 +24698,7 @@ def cmd_serve(options: Options, world: World) -> int:
         tell(world, "This is the built-in gateway. Your file says `provider: litellm`; "
              "`subagent-fleet up` starts LiteLLM.\n")
     if options.verbose:
-        server.listen(LogLines(world, fleet).take)
+        server.listen(log_requests(world, fleet))
     began = world.now()
     server.study()
     server.run(listener)

@@ -279,7 +279,7 @@ class Rig:
         self.world.err = self.said.append
         self.receipts_path = tmp_path / "requests.jsonl"
         self.server = sf.Server(fleet, KEY, self.world, receipts=str(self.receipts_path))
-        self.server.listen(sf.LogLines(self.world, fleet).take)
+        self.server.listen(sf.log_requests(self.world, fleet))
         listener = self.world.listen("127.0.0.1", 0)
         self.port = listener.port
         self.thread = threading.Thread(target=self.server.run, args=(listener,), daemon=True)

@@ -268,11 +268,11 @@ def test_a_machine_without_another_for_its_work_is_a_need():
 def test_the_log_of_litellm_is_told_by_severity_and_holds_no_key():
     text = ("\x1b[31mERROR\x1b[0m: it broke\nINFO: fine\nWARNING: hm\n\n"
             "header Authorization: Bearer abc123 and sk-0123456789abcdef\nTraceback (most\n")
-    rows = sf.parse_log(text)
+    rows = sf.parse_log(text.encode().split(b"\n"))
     assert [row["level"] for row in rows] == ["error", "info", "warning", "info", "error"]
     shown = json.dumps(rows)
     assert "abc123" not in shown and "sk-0" not in shown and "\\u001b" not in shown
-    assert len(sf.parse_log("x\n" * 1000)) == sf.LOG_LINES
+    assert len(sf.parse_log([b"x"] * 1000)) == sf.LOG_LINES
 
 
 def frames(stream):
