@@ -121,13 +121,11 @@ def mended(text, error):
 
 # Two mistakes in one file, or the first of many lines: the first fix leads to the next.
 MENDED_IN_STEPS = {
-    "anchor-at-top", "anchor-on-mapping", "blank-indentation-below-quoted",
-    "blank-indentation-folded", "conflict-first", "conflict-items", "conflict-keys",
-    "conflict-literal", "date-time-folded", "directive-tag", "directive-yaml",
+    "blank-indentation-below-quoted", "blank-indentation-folded", "conflict-first",
+    "conflict-items", "conflict-keys", "conflict-literal", "date-time-folded",
     "indent-first-item-deeper", "indent-first-key-deeper", "indent-first-shallower",
     "indent-item-between", "indent-literal-between", "indent-text-after-comment",
-    "indent-two-deeper", "key-without-space-shallow", "number-hex-list", "pyyaml-shared-list",
-    "question-key", "star-item-nested", "two-document-ends"}
+    "indent-two-deeper", "key-without-space-shallow", "number-hex-list", "two-document-ends"}
 
 
 def test_fix_of_an_invalid_case_works_when_typed():
