@@ -3401,6 +3401,11 @@ def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState],
     return RouteState("ready" if model.cloud else "cold", resident)
 
 
+def plan_route_states(fleet: Fleet, states: Mapping[str, NodeState]) -> dict[str, RouteState]:
+    """Return how ready each model is on its node."""
+    return {name: plan_route_state(fleet, states, model) for name, model in fleet.models.items()}
+
+
 def find_resident(node: NodeState, model: Model) -> LoadedModel | None:
     """Return a model as it is loaded: as its route wants it, else in another way, or not at all."""
     loaded = find_models(node.loaded, model.ollama_model)
@@ -14470,16 +14475,7 @@ class Dispatch(Record):
     """A call of the tool that starts a subagent."""
 
     place: str
-    kind: str  # the agent's name
     model: str  # which the call itself names: it beats the agent's file
-
-
-class Report(Record):
-    """What came back of a subagent to who started it."""
-
-    call: str  # the Dispatch that it answers
-    status: str
-    kind: str
 
 
 class Transcript:
@@ -14490,12 +14486,12 @@ class Transcript:
         self.agent = agent  # its id; "" is the main session
         self.lines = 0
         self.torn: list[str] = []  # places of lines that are cut, or no JSON
-        self.prompt = self.kind = ""
+        self.prompt = ""
         self.began = self.ended = 0.0
         self.changed = 0.0  # when its file was: a tool that runs for long writes no answer
         self.answers: dict[str, SessionAnswer] = {}
         self.dispatches: dict[str, Dispatch] = {}  # by the call's id
-        self.reports: dict[str, Report] = {}  # by the agent's id
+        self.reports: dict[str, str] = {}  # how agents ended that it started, by their ids
 
     def feed(self, line: bytes) -> None:
         """Take the next line; most of a session are tools' results, which are not parsed."""
@@ -14524,7 +14520,6 @@ class Transcript:
         time = parse_time(read_field(value, "timestamp"))
         self.began = self.began or time
         self.ended = time or self.ended
-        self.kind = self.kind or read_field(value, "attributionAgent")
         message = read_field(value, "message", dict)
         if kind == "assistant":
             self._take_answer(value, message, time)
@@ -14535,10 +14530,7 @@ class Transcript:
         result = read_field(value, "toolUseResult", dict)
         agent = read_field(result, "agentId")
         if agent:
-            block, *_ = read_field(message, "content", list) or [None]
-            self.reports[agent] = Report(
-                read_field(block, "tool_use_id"), read_field(result, "status"),
-                read_field(result, "agentType"))
+            self.reports[agent] = read_field(result, "status")
 
     def _take_answer(self, value: dict[str, Any], message: dict[str, Any], time: float) -> None:
         """Keep an answer, or the next block of one."""
@@ -14552,7 +14544,7 @@ class Transcript:
                 if read_field(block, "name") in ("Agent", "Task"):
                     call = read_field(block, "input", dict)
                     self.dispatches[read_field(block, "id")] = Dispatch(
-                        self._place, read_field(call, "subagent_type"), read_field(call, "model"))
+                        self._place, read_field(call, "model"))
 
         # What is read from a cache is a part of the prompt as well.
         usage = read_field(message, "usage", dict)
@@ -14619,7 +14611,7 @@ class AgentTrace(Record):
     transcript: Transcript | None
     receipts: tuple[Receipt, ...]
     call: Dispatch | None = None
-    report: Report | None = None
+    reported: str = ""  # how it ended, to who started it
     is_built_in: bool = False
     depth: int = 0  # how many agents stand above it
 
@@ -14680,32 +14672,20 @@ def trace_session(session: str, transcripts: Iterable[Transcript],
 
     agents = []
     for name in dict.fromkeys([*by_agent, *served]):
-        agent = _trace_agent(AgentTrace(name, "" if name else "main", "", by_agent.get(name),
-                                        tuple(served.get(name, ()))),
-                             labels.get(name, AgentLabel()), by_agent)
+        label = labels.get(name, AgentLabel())
+        agent = AgentTrace(name, label.kind if name else "main", "", by_agent.get(name),
+                           tuple(served.get(name, ())), is_built_in=label.is_built_in)
+        for parent, transcript in by_agent.items():
+            call = transcript.dispatches.get(label.call)
+            if call and name not in ("", parent):
+                agent = replace(agent, parent=parent, call=call,
+                                reported=transcript.reports.get(name, ""))
         if not agent.kind:  # only its alias may tell it: `planner?` where only one has it
             names = owners.get(agent.asked[0][0], ()) if agent.asked else ()
             agent = replace(agent, kind=f"{names[0]}?" if len(names) == 1 else name)
         agents.append(agent)
     torn = [place for transcript in by_agent.values() for place in transcript.torn]
     return SessionTrace(session, tuple(_in_order(agents)), tuple(torn))
-
-
-def _trace_agent(trace: AgentTrace, label: AgentLabel, transcripts: Mapping[str, Transcript]
-                 ) -> AgentTrace:
-    """Return an agent with what is said of it; who has its call or its report has started it."""
-    if not trace.id:
-        return trace
-    kind = label.kind or (trace.transcript.kind if trace.transcript else "")
-    trace = replace(trace, kind=kind, is_built_in=label.is_built_in)
-    for parent, transcript in transcripts.items():
-        report = transcript.reports.get(trace.id)
-        call = transcript.dispatches.get(label.call or (report.call if report else ""))
-        source = call or report
-        if source and parent != trace.id:
-            trace = replace(trace, parent=parent, call=call, report=report,
-                            kind=trace.kind or source.kind)
-    return trace
 
 
 def _in_order(agents: Sequence[AgentTrace]) -> Iterator[AgentTrace]:
@@ -14912,15 +14892,14 @@ def plan_state(agent: AgentTrace, now: float) -> str:
     if not transcript:
         return "at work" if now - agent.ended < SILENT_SECONDS else ""
 
-    last = transcript.last
-    reported = agent.report.status if agent.report else ""
+    last, reported = transcript.last, agent.reported
     if last and last.error:
         return "failed"
     if last and (last.stop in ("end_turn", "stop_sequence")
                  or (reported == "completed" and not last.stop and not last.calls)):
         return "done"
     # A report that it was launched comes at once, and says nothing of its end.
-    is_over = agent.report and reported != "async_launched"
+    is_over = reported not in ("", "async_launched")
     is_silent = now - max(agent.ended, transcript.changed) > IDLE_SECONDS
     return "cut off" if is_over or is_silent else "at work"
 
@@ -15337,8 +15316,7 @@ class Sight(Record):
 def plan_picture(sight: Sight) -> dict[str, Any]:
     """Return what the page shows of a fleet, apart from what happens."""
     fleet = sight.fleet
-    routes = {name: plan_route_state(fleet, sight.states, model)
-              for name, model in fleet.models.items()}
+    routes = plan_route_states(fleet, sight.states)
     needs = [_page_line(sight, *need) for need in plan_needs(sight, routes)]
     level, sentence = plan_headline(sight, routes, needs)
     places = _plan_capacities(fleet)
@@ -21193,8 +21171,7 @@ def count_served(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tu
 
     rows = []
     for name, node in after.items():
-        totals = [round(node[total] - earlier[name][total], 1) for total in TOTALS]
-        rows.append((name, *totals))
+        rows.append((name, *(round(node[total] - earlier[name][total], 1) for total in TOTALS)))
     return rows
 
 
@@ -21558,8 +21535,7 @@ def warm_for_session(fleet: Fleet, options: Options, world: World) -> None:
     tell_weakness(fleet, main, states, world)
     if not absent:
         return
-    routes = {name: plan_route_state(fleet, states, model)
-              for name, model in fleet.models.items()}
+    routes = plan_route_states(fleet, states)
     route = routes[main.name]
     if all(other.state != "ready" for other in routes.values()):
         raise FleetError("nothing-ready", "no model of this fleet could be loaded",
@@ -23098,8 +23074,7 @@ def show_status(fleet: Fleet, options: Options, world: World, clear: str = "") -
     tasks = [row for row in find_task_rows(world, fleet, options)
              if row.state in ("waiting", *ACTIVE_STATES)]
 
-    routes = {name: plan_route_state(fleet, states, model)
-              for name, model in fleet.models.items()}
+    routes = plan_route_states(fleet, states)
     ready = all(route.state == "ready" for route in routes.values())
     sentence = add_gateway(plan_next_step(fleet, states, routes), gateway)
     following = as_typed(sentence, world.typing)
@@ -23394,8 +23369,7 @@ def cmd_doctor(options: Options, world: World) -> int:
     ready = following = ""
     gateway = [finding for _, finding in findings if finding.slug in ("port-free", "litellm-down")]
     if fleet:  # what `status` says of it
-        routes = {name: plan_route_state(fleet, facts.states, model)
-                  for name, model in fleet.models.items()}
+        routes = plan_route_states(fleet, facts.states)
         if any(route.state != "ready" for route in routes.values()):
             ready = count_ready(routes)
             following = plan_next_step(fleet, facts.states, routes)
