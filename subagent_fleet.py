@@ -1380,7 +1380,7 @@ def render_json(value: object) -> bytes:
 
 @_with(lambda: functools.lru_cache(1))
 def _json_encoder() -> json.JSONEncoder:
-    return json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+    return json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=vars)  # of Records
 
 
 # == 4. Words =================================================================
@@ -9745,7 +9745,7 @@ class Visitor(Wire):
 
         self.deadline = self._clock() + seconds
         try:
-            head = self._take_head(self._check_start)
+            head = self._take_head()
             match = _REQUEST_LINE.match(head)
             if not match:
                 raise BadRequest(400, "not an HTTP/1.1 request")
@@ -9760,11 +9760,6 @@ class Visitor(Wire):
         self.stays = self._speaks_1_1 and not closes
         self._length = self._find_length()
         return match[1], match[2], self.headers
-
-    def _check_start(self) -> None:
-        line, ending, _ = bytes(self._buffer[:HEADER_LIMIT_BYTES]).partition(b"\n")
-        if ending and not _REQUEST_LINE.match(f"{line.decode('latin-1')}\n"):
-            raise BadRequest(400, "not an HTTP/1.1 request")
 
     def _find_length(self) -> int | None:
         """Return how long the request's body is, None for chunks; refuse what says it twice."""
@@ -12793,7 +12788,6 @@ BODY_LIMIT_BYTES = 64 * 1024 * 1024
 BODIES_LIMIT_BYTES = 512 * 1024 * 1024  # of all requests that are held at once
 CONNECTION_LIMIT = 256
 CONVERSATION_LIMIT = 4096
-FOLLOWER_LIMIT = 64
 ASIDE_SECONDS = 0.05  # for what comes at once
 ASIDE_LIMIT = 20_000  # receipts that wait for a disk, lines that wait for a reader
 EVENTS_PAUSE_SECONDS = 0.1  # they go out in batches: a burst costs one write
@@ -13871,12 +13865,6 @@ def retry_header(refusal: Refusal) -> str:
 
 # -- what is told --
 
-def render_receipt(receipt: Receipt) -> dict[str, Any]:
-    """Return a receipt as its file and those who follow have it."""
-    return {**vars(receipt), "tries": [vars(each) for each in receipt.tries],
-            "passed_over": [vars(each) for each in receipt.passed_over]}
-
-
 def plan_row(receipt: Receipt) -> dict[str, Any]:
     """Return the row of a request of which only its receipt is known."""
     began = receipt.time - receipt.total
@@ -13890,7 +13878,7 @@ def plan_row(receipt: Receipt) -> dict[str, Any]:
             steps.append({"at": began + after, "what": what, **place})
     return {"kind": "request", "id": receipt.id, "session": receipt.session,
             "agent": receipt.agent, "alias": receipt.alias, "steps": steps,
-            "tokens": receipt.output_tokens, "receipt": render_receipt(receipt)}
+            "tokens": receipt.output_tokens, "receipt": receipt}
 
 
 class LogRow:
@@ -14028,7 +14016,7 @@ class ReceiptFile:
         self._is_broken = False
 
     def take(self, things: list[Receipt | Rejection]) -> None:
-        lines = b"".join(render_json(render_receipt(thing)) + b"\n" for thing in things
+        lines = b"".join(render_json(thing) + b"\n" for thing in things
                          if isinstance(thing, Receipt))
         if not lines:
             return
@@ -14185,8 +14173,6 @@ class Reception(ABC):
 
     def _follow(self, visitor: Visitor) -> None:
         """Tell a client what is so, and what changes, until it leaves or the gateway stops."""
-        if list(self._visitors.values()).count("following") >= FOLLOWER_LIMIT:
-            raise Refusal(503, "too many clients follow the events", retry_seconds=5)
         self._visitors[visitor] = "following"
         visitor.stays = False
         epoch, version = self.log.epoch, 0
@@ -14271,7 +14257,7 @@ class Server(Reception):
     def file(self, receipt: Receipt, row: Mapping[str, Any]) -> None:
         """Keep what a request came to."""
         self.ledger.add(receipt)
-        self.log.put({**row, "receipt": render_receipt(receipt)})
+        self.log.put({**row, "receipt": receipt})
         self.hand_on(receipt)
 
     def tell_rest(self, node: str, model: str = "", seconds: float = 0.0, why: str = "") -> None:

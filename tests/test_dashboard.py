@@ -433,7 +433,7 @@ def test_ui_tells_what_was_filed_where_no_gateway_runs(place):
                          input_tokens=1, output_tokens=2, outcome="ok")
 
     def line_of(**more):
-        return sf.render_json(sf.render_receipt(replace(receipt, **more)))
+        return sf.render_json(replace(receipt, **more))
     lines = [line_of(id=f"req_{number}") for number in range(300)]
     receipts.write_bytes(b"\n".join([b"{torn", *lines]) + b"\n")
     shown = Shown(place.path)

@@ -625,7 +625,7 @@ def test_receipts_that_no_gateway_wrote_are_read_from_their_end(run_cli, tmp_pat
     with open(tmp_path / ".subagent-fleet/requests.jsonl", "wb") as stream:
         stream.truncate(3 << 30)
         stream.seek(0, 2)
-        stream.write(b"\n" + sf.render_json(sf.render_receipt(receipt)) + b"\n")
+        stream.write(b"\n" + sf.render_json(receipt) + b"\n")
     done = run_cli("trace", "--json", timeout=10, env={"HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert [row["session"] for row in json.loads(done.stdout)["sessions"]] == ["0dd5-late"]
