@@ -2856,30 +2856,23 @@ def rate_model(model: NodeModel, calls_tools: bool | None = None) -> Rating:
     if not can_chat(model):
         return Rating(0, "cannot chat")
 
-    capabilities = model.capabilities or ()  # empty: an Ollama that does not say
-    context = model.trained_context or MAIN_CONTEXT_TOKENS
     is_measured = calls_tools is not None
+    flaw = ""  # an agent that cannot act is worse than one that compacts early: said first
     if not is_measured:
-        calls_tools = "tools" in capabilities and not prints_calls(name)
-    holds_prompt = context >= MAIN_CONTEXT_TOKENS
+        calls_tools = "tools" in (model.capabilities or ()) and not prints_calls(name)
+    if not calls_tools:
+        if is_measured:
+            flaw = "did not call tools when `bench` tried"
+        elif prints_calls(name):
+            flaw = "prints tool calls as text"
+        elif model.capabilities:  # empty: an Ollama that does not say
+            flaw = "cannot call tools"
 
-    score = 1
-    flaw = ""
-    if holds_prompt:
-        score += 1
-    else:
-        flaw = f"holds {context} tokens; Claude Code's own prompt takes 10,000 to 18,000"
-    if calls_tools:
-        return Rating(score + 2, flaw)
-
-    # An agent that cannot act is worse than one that compacts early: that is said first.
-    if is_measured:
-        flaw = "did not call tools when `bench` tried"
-    elif prints_calls(name):
-        flaw = "prints tool calls as text"
-    elif capabilities:
-        flaw = "cannot call tools"
-    return Rating(score, flaw)
+    score = 3 if calls_tools else 1
+    if not model.trained_context or model.trained_context >= MAIN_CONTEXT_TOKENS:
+        return Rating(score + 1, flaw)
+    return Rating(score, flaw or f"holds {model.trained_context} tokens; Claude Code's own prompt "
+                  "takes 10,000 to 18,000")
 
 
 def prints_calls(ollama_model: str) -> bool:
@@ -4349,11 +4342,12 @@ def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement]
         _employ_idle(seating)
 
     placements = _plan_placements(seating)
+    names = {placement.place: placement.name for placement in placements}
+    jobs = [job for job in JOBS if job in seating.doing]
     return Assignment(
         placements,
-        jobs={job: placement.name for job in JOBS for placement in placements
-              if job in placement.jobs},
-        why={job: seating.why[job] for job in JOBS if job in seating.doing},
+        jobs={job: names[seating.doing[job].place] for job in jobs},
+        why={job: seating.why[job] for job in jobs},
         idle={node: _explain_idle(seating, node) for node in seating.idle_nodes()},
         flaw=_plan_flaw(seating),
         flaws={candidate.place: candidate.rating.flaw for candidate in seating.candidates},
@@ -4556,25 +4550,24 @@ def parse_peers(text: str) -> list[Peer] | None:
 
     Phones, machines of others and those that are off are left out.
     """
-    tree = parse_object(text) or {}
-    if isinstance(tree.get("Peer"), list):
-        tree["Peer"] = dict(enumerate(tree["Peer"]))
-    status = read(TailscaleStatus, tree)
+    status = read(TailscaleStatus, parse_object(text) or {})
     if status is None or status.BackendState != "Running":
         return None
+    peers = [_parse_peer(entry) for entry in list(status.Peer.values())[:PEERS_LIMIT]]
+    return sorted(filter(None, peers), key=lambda peer: (peer.name, peer.address))
 
-    peers = []
-    for entry in list(status.Peer.values())[:PEERS_LIMIT]:
-        inside = [address for address in entry.TailscaleIPs
-                  if re.fullmatch(r"100(\.\d{1,3}){3}", address)
-                  and address_kind(address) == "Tailscale"]
-        is_foreign = entry.Expired or entry.ShareeNode or entry.Location
-        if not inside or not entry.Online or is_foreign or entry.OS.lower() in _PEER_PHONES:
-            continue
-        others = [place.rpartition(":")[0] for place in (*entry.Addrs, entry.CurAddr)]
-        name = (entry.DNSName or entry.HostName or inside[0]).partition(".")[0]
-        peers.append(Peer(_make_name(name, "peer"), inside[0], tuple(filter(None, others))))
-    return sorted(peers, key=lambda peer: (peer.name, peer.address))
+
+def _parse_peer(entry: TailscalePeer) -> Peer | None:
+    """Return a machine that could serve models, by its address in the tailnet."""
+    inside = [address for address in entry.TailscaleIPs
+              if re.fullmatch(r"100(\.\d{1,3}){3}", address)
+              and address_kind(address) == "Tailscale"]
+    is_foreign = entry.Expired or entry.ShareeNode or entry.Location
+    if not inside or not entry.Online or is_foreign or entry.OS.lower() in _PEER_PHONES:
+        return None
+    others = [place.rpartition(":")[0] for place in (*entry.Addrs, entry.CurAddr)]
+    name = (entry.DNSName or entry.HostName or inside[0]).partition(".")[0]
+    return Peer(_make_name(name, "peer"), inside[0], tuple(filter(None, others)))
 
 
 class Found(Record):
@@ -4791,11 +4784,12 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
     memory = {name: node.memory_gb for name, node in fleet.nodes.items() if node.memory_gb}
     homes = [_keep_home(fleet, state) for state in states.values()]
     starter = plan_starter(homes, measured, memory)
-    advices = tuple(_advise(fleet, starter.assignment))
+    plan = starter.assignment
+    advices = (*_advise_jobs(fleet, plan), *_advise_others(fleet, plan))
 
     latest = latest_measurements(measured)
     places = {_place_of_model(advice.now) for advice in advices if advice.now}
-    places.update(placement.place for placement in starter.assignment.placements)
+    places.update(placement.place for placement in plan.placements)
     known = [latest.get((fleet.nodes[node].endpoint, name)) for node, name in sorted(places)]
     found = tuple(filter(None, known))
     unknown = (*_plan_unknown(fleet, states, len(known) - len(found)), *_plan_ties(found))
@@ -4812,31 +4806,32 @@ def _keep_home(fleet: Fleet, state: NodeState) -> NodeState:
         if not clouds.get((state.name, full_model_name(model.name)), is_far)))
 
 
-def _advise(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
-    """Yield who does each job and who would, then the models without one that come or go."""
+def _advise_jobs(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
+    """Yield who does each job and who would."""
     jobs = {**plan_routes(fleet), MAIN_JOB: fleet.models[plan_tiers(fleet)["main"]]}
-    placed = [placement.place for placement in plan.placements]
-    # A cloud is the person's own decision: it is neither judged nor moved.
-    own = [model for model in fleet.models.values() if not model.cloud]
     for job in plan.jobs:
-        if jobs.get(job) in own:
-            planned = plan.placement(job)
-            advice = Advice(job, jobs[job], planned, plan.why[job],
-                            _list_settings(fleet, plan, jobs[job], planned))
-            flaw = plan.flaws.get(_place_of_model(jobs[job]))
-            if advice.is_move and flaw and flaw != plan.flaws[planned.place]:
-                advice = replace(advice, why=f"{jobs[job].ollama_model} {flaw}")
-            yield advice
+        now = jobs.get(job)
+        if now is None or now.cloud:
+            continue  # a cloud is the person's own decision: it is neither judged nor moved
+        planned = plan.placement(job)
+        advice = Advice(job, now, planned, plan.why[job], _list_settings(fleet, plan, now, planned))
+        flaw = plan.flaws.get(_place_of_model(now))
+        if advice.is_move and flaw and flaw != plan.flaws[planned.place]:
+            advice = replace(advice, why=f"{now.ollama_model} {flaw}")
+        yield advice
 
-    homes = [_place_of_model(model) for model in own]
+
+def _advise_others(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
+    """Yield the models without a job that come, then those that go."""
+    own = {_place_of_model(model): model for model in fleet.models.values() if not model.cloud}
+    placed = [placement.place for placement in plan.placements]
     for placement in plan.placements:
-        if not placement.jobs and placement.place not in homes:
+        if not placement.jobs and placement.place not in own:
             yield Advice("", None, placement, placement.why)
-    for model, place in zip(own, homes):
+    for place, model in own.items():
         if placed and place not in placed:
-            # What is wrong with the strongest, too, is no reason.
             flaw = plan.flaws.get(place, "was not found there")
-            if not flaw or flaw == plan.flaws[placed[0]]:
+            if not flaw or flaw == plan.flaws[placed[0]]:  # the strongest has it, too
                 flaw = "no role needs it"
             yield Advice("", model, None, flaw)
 
@@ -4924,10 +4919,10 @@ def plan_addition(known: Collection[Model], state: NodeState,
         twins = [other for other in known
                  if full_model_name(other.ollama_model) == full_model_name(model.name)]
         if twins:
-            added[name] = model_entry(state.name, model.name, twins[0].alias, twins[0].context,
-                                      timeout=twins[0].timeout)
+            twin = twins[0]
+            added[name] = model_entry(state.name, model.name, twin.alias, twin.context,
+                                      timeout=twin.timeout)
             continue
-
         alias = _plan_alias(model, state.name, aliases)
         aliases.add(alias)
         context = min(model.trained_context or MAIN_CONTEXT_TOKENS, MAIN_CONTEXT_TOKENS)
@@ -5114,20 +5109,16 @@ def plan_verdict(findings: Sequence[Finding], ready: str = "", following: str = 
     """
     errors = [finding for finding in findings if finding.level == "error"]
     warnings = [finding for finding in findings if finding.level == "warning"]
-    if not errors:
-        if not warnings and not following:
-            return "Ready: everything is in order."
-        also = f", with {count_of(warnings, 'warning')}" if warnings else ""
-        return f"{ready or 'Ready'}{also}. {following}".rstrip()
-
-    counts = count_of(errors, "error")
-    if warnings:
-        counts += f", {count_of(warnings, 'warning')}"
-    for finding in errors:
-        if finding.fix:
-            place = f"{finding.where}: " if finding.where else ""
-            return f"Not ready: {counts}. First: {place}{finding.fix}"
-    return f"Not ready: {counts}."
+    counts = [count_of(found, noun) for found, noun in ((errors, "error"), (warnings, "warning"))
+              if found]
+    if errors:
+        words = [f"Not ready: {', '.join(counts)}."]
+        first = [finding for finding in errors if finding.fix][:1]
+        words += [f"First: {': '.join(filter(None, (one.where, one.fix)))}" for one in first]
+        return " ".join(words)
+    if not warnings and not following:
+        return "Ready: everything is in order."
+    return f"{', with '.join([ready or 'Ready', *counts])}. {following}".rstrip()
 
 
 def quote_shell(text: str) -> str:
@@ -5488,15 +5479,16 @@ def _check_memory(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the models that are larger than their machine, then those that evict each other."""
     for name, node in fleet.nodes.items():
         state = facts.states.get(name) or NodeState(name, node.endpoint, "not asked")
+        memory = node.memory_gb or float("inf")
         loads = plan_loads(fleet, state)
-        fitting = [load for load in loads if load.gigabytes <= (node.memory_gb or load.gigabytes)]
         for load in loads:
-            if load not in fitting:
+            if load.gigabytes > memory:
                 yield _name_large_model(fleet, load, state)
 
+        fitting = [load for load in loads if load.gigabytes <= memory]
         need = sum(load.gigabytes for load in fitting)
         is_spilled = any(0 < (loaded.gpu_percent or 0) < 100 for loaded in state.loaded)
-        if len(fitting) > 1 and (is_spilled or need > (node.memory_gb or need)):
+        if len(fitting) > 1 and (is_spilled or need > memory):
             names = some_of([load.model.ollama_model for load in fitting], 5)
             yield warn(fleet, "memory-short", ("nodes", name, "memory_gb"),
                        what=f"{names} need about {need:.0f} GB and evict each other",
@@ -5706,49 +5698,13 @@ def overridden_names(fleet: Fleet, environment: Mapping[str, object]) -> list[st
     """Return the fleet's variables that the `env` of a settings file sets otherwise."""
     return [variable.name for variable in plan_environment(fleet)
             if variable.name in environment
-            and not _agrees(variable, environment[variable.name])]
+            and (variable.holds_key or variable.is_unset
+                 or str(environment[variable.name]) != variable.value)]
 
 
 def leads_away(name: str) -> bool:
     """Tell whether a variable can lead prompts or the key elsewhere."""
     return bool(re.match("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", name))
-
-
-def _agrees(variable: Variable, value: object) -> bool:
-    """Tell whether a value is the one that the fleet sets."""
-    if variable.holds_key or variable.is_unset:
-        return False
-    return str(value) == variable.value
-
-
-class AgentFile(Record):
-    """What an agent's file says plainly."""
-
-    name: str = ""
-    model: str = ""
-    tools: tuple[str, ...] | None = None  # None: all; (): none
-
-
-def read_agent(text: str) -> AgentFile:
-    """Return an agent's name, model and tools, as far as they stand on lines of their own.
-
-    The rest of its YAML is not ours to judge: dates, `yes`, lists and what only newer versions
-    know are as Claude Code takes them. Seen with 2.1.197 and 2.1.327.
-    """
-    match = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
-    head = match[1] if match else ""
-    tools = _read_key(head, "tools")
-    names = None
-    if tools and tools != "*":
-        names = tuple(re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", tools))
-    return AgentFile(_read_key(head, "name"), _read_key(head, "model"), names)
-
-
-def _read_key(head: str, key: str) -> str:
-    """Return the value of a key of a frontmatter, with its further lines; nothing if absent."""
-    match = re.search(rf"(?m)^([ \t]*)[\"']?{key}[\"']?[ \t]*:(.*(?:\n\1(?:[ \t]|-).*)*)", head)
-    value = match[2] if match else ""
-    return re.sub(r"(?m)(^|\s)#.*$", "", value).strip(" \t\r\n\"'|>")
 
 
 # -- Files --
@@ -20408,6 +20364,36 @@ def read_first_prompt(world: World, path: str) -> str:
     return transcript.prompt
 
 
+class AgentFile(Record):
+    """What an agent's file says plainly."""
+
+    name: str = ""
+    model: str = ""
+    tools: tuple[str, ...] | None = None  # None: all; (): none
+
+
+def read_agent(text: str) -> AgentFile:
+    """Return an agent's name, model and tools, as far as they stand on lines of their own.
+
+    The rest of its YAML is not ours to judge: dates, `yes`, lists and what only newer versions
+    know are as Claude Code takes them. Seen with 2.1.197 and 2.1.327.
+    """
+    match = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
+    head = match[1] if match else ""
+    tools = _read_key(head, "tools")
+    names = None
+    if tools and tools != "*":
+        names = tuple(re.findall(r"([A-Za-z_*][\w*-]*)(?:\([^)]*\))?", tools))
+    return AgentFile(_read_key(head, "name"), _read_key(head, "model"), names)
+
+
+def _read_key(head: str, key: str) -> str:
+    """Return the value of a key of a frontmatter, with its further lines; nothing if absent."""
+    match = re.search(rf"(?m)^([ \t]*)[\"']?{key}[\"']?[ \t]*:(.*(?:\n\1(?:[ \t]|-).*)*)", head)
+    value = match[2] if match else ""
+    return re.sub(r"(?m)(^|\s)#.*$", "", value).strip(" \t\r\n\"'|>")
+
+
 def find_agent_sources(workspace: Workspace) -> dict[str, AgentSource]:
     """Return {agent: its file} of a person's own agents and the project's, which win."""
     world = workspace.world
@@ -22394,8 +22380,7 @@ def cmd_recommend(options: Options, world: World) -> int:
 
 def plan_block(fleet: Fleet, starter: Starter) -> dict[str, Any]:
     """Return the lines to put into a fleet file: its models, and the model of each agent."""
-    models = {name: {key: values[key] for key in FILE_KEYS["model"] if key in values}
-              for name, values in starter.tree["models"].items()}
+    models = starter.tree["models"]
     jobs = starter.assignment.jobs
     agents = {}
     for name, agent in fleet.agents.items():
