@@ -1810,12 +1810,11 @@ def format_entry(cells: Sequence[object], widths: Sequence[int], parts: Sequence
                  look: Look, *, margin: str = "") -> str:
     """Return a line of a table that grows: columns whose widths are set, then words that wrap."""
     head = margin + pad_row(cells, widths)
-    room = look.columns - width_of(head) - 2
     if not look.columns:
         return format_words(parts, look, margin=f"{head}  ") or f"{head.rstrip()}\n"
+    room = look.columns - width_of(head) - 2
     if room < LEAST_CELL:  # no columns then
-        words = [str(cell).strip() for cell in cells]
-        return format_words([*words, *parts], look, margin=margin, indent=ENTRY_INDENT)
+        return format_words([*cells, *parts], look, margin=margin, indent=ENTRY_INDENT)
     lines = break_lines(parts, room, look.columns - len(ENTRY_INDENT))
     text = f"\n{ENTRY_INDENT}".join(paint_words(line, look) for line in lines)
     return f"{head}  {text}".rstrip() + "\n"
@@ -6054,14 +6053,14 @@ class Harness(Record):
     def directory(self) -> str:
         return f"{STATE_DIRECTORY}/{self.name}"
 
-    def render(self, fleet: Fleet) -> dict[str, str]:
-        """Return {path in its directory: text}."""
+    def render(self, fleet: Fleet, key: str = "") -> dict[str, str]:
+        """Return {path: text}, without the key: that comes by the environment."""
         agents = self._render_agents(fleet)
         files = {path: self._fill(fleet, path, page, agents.values())
                  for path, page in self.files.items()}
         if self.agent_file:
             files.update((self.agent_file % name, text) for name, text in agents.items())
-        return files
+        return {f"{self.directory()}/{path}": text for path, text in files.items()}
 
     def _render_agents(self, fleet: Fleet) -> dict[str, str]:
         """Return the text of each agent, without those that would replace its own."""
@@ -6093,7 +6092,7 @@ class Harness(Record):
 
     def start(self, fleet: Fleet, directory: str, key: str) -> Start:
         """Return how it is started in its directory."""
-        content = self.render(fleet)[next(iter(self.files))]
+        content = next(iter(self.render(fleet).values()))
         values = {"directory": directory, "key": key, "content": content,
                   "url": gateway_url(fleet.gateway), "main": plan_tier_alias(fleet, "main")}
         return Start(
@@ -6359,15 +6358,11 @@ HARNESSES: dict[str, Harness] = {harness.name: harness for harness in _HARNESS_R
 
 def _harness_target(harness: Harness) -> Target:
     """Return the row of a program's files."""
-    def render(fleet: Fleet, key: str) -> dict[str, str]:
-        return {f"{harness.directory()}/{path}": text
-                for path, text in harness.render(fleet).items()}
-
     paths = [*harness.files]
     if harness.agent_file:
         paths.append(harness.agent_file % "[a-z0-9][a-z0-9_-]{0,63}")
     pattern = f"{harness.directory()}/(?:{'|'.join(paths)})"
-    return Target(harness.name, pattern.replace(".", "[.]"), 0o644, render)
+    return Target(harness.name, pattern.replace(".", "[.]"), 0o644, harness.render)
 
 
 def plan_losses(fleet: Fleet, names: Iterable[str]) -> Iterator[Finding]:
