@@ -24033,7 +24033,7 @@ def cmd_wake(options: Options, world: World) -> int:
     check_names("node", options.nodes, fleet.nodes, fleet.name)
     ask_trust(fleet, options, world)
     nodes = choose_sleepers(fleet, options.nodes)
-    via = parse_via(options.via) or [(host, WAKE_PORT) for host in world.broadcast_addresses()]
+    via = parse_via(world, options.via)
 
     def say(waking: Waking) -> None:
         if not options.json:
@@ -24075,10 +24075,10 @@ def choose_sleepers(fleet: Fleet, names: Sequence[str]) -> list[Node]:
     return chosen
 
 
-def parse_via(text: str) -> list[tuple[str, int]]:
-    """Return where to send, from what was typed: an IPv4 address and perhaps a port."""
+def parse_via(world: World, text: str = "") -> list[tuple[str, int]]:
+    """Return where to send: an IPv4 address and perhaps a port, else to all around."""
     if not text:
-        return []
+        return [(host, WAKE_PORT) for host in world.broadcast_addresses()]
     host, _, port = text.partition(":")
     is_address = re.fullmatch(r"\d{1,3}([.]\d{1,3}){3}", host) and is_private(host)
     is_everybody = host == "255.255.255.255"
@@ -24100,8 +24100,7 @@ def wake_sleepers(fleet: Fleet, names: Collection[str], world: World,
         if waking.state != "awake":
             say(format_waking(waking.node, waking.state, waking.seconds, look_of(world)))
 
-    via = [(host, WAKE_PORT) for host in world.broadcast_addresses()]
-    wake_all(world, nodes, WAKE_SECONDS, via, tell)
+    wake_all(world, nodes, WAKE_SECONDS, parse_via(world), tell)
 
 
 @command("warmup", "load models before you need them", CONFIG,
@@ -24118,12 +24117,11 @@ def cmd_warmup(options: Options, world: World) -> int:
     check_names("agent", options.agent, fleet.agents, fleet.name)
     check_names("model", options.model, fleet.models, fleet.name)
 
+    say: Callable[[str], None] = (lambda text: None) if options.json else world.out
+    warmths = warm_fleet(fleet, options, world, say=say)
     if options.json:
-        warmths = warm_fleet(fleet, options, world, say=lambda text: None)
-        results = [report_warmth(name, warmth, world.clock()) for name, warmth in warmths.items()]
-        print_report(world, "warmup", {"results": results})
-    else:
-        warmths = warm_fleet(fleet, options, world, say=world.out)
+        print_report(world, "warmup", {"results": [
+            report_warmth(name, warmth, world.clock()) for name, warmth in warmths.items()]})
     return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
 
 
@@ -24142,25 +24140,22 @@ def format_warmth(warmth: Warmth, row: Sequence[str], widths: Sequence[int], loo
 
     Of one that waits for others, it says for whom.
     """
+    fix = ""
     if warmth.stage == "busy":
         outcome = mark("busy:", "warn", look)
         said = f"{warmth.wait}; waiting"
-        fix = ""
     elif warmth.ok:
-        details = []
-        if warmth.loaded:
-            details.append(f"context {warmth.loaded.context or '?'}")
-            details.append(format_share(warmth.loaded))
+        loaded = warmth.loaded
+        details = [f"context {loaded.context or '?'}", format_share(loaded)] if loaded else []
         details += [f"{warmth.seconds:.1f} s", warmth.detail]
         outcome = mark("ok", "ok", look)
-        said = f"({', '.join(detail for detail in details if detail)})"
-        fix = ""
+        said = f"({', '.join(filter(None, details))})"
     else:
-        role = "warn" if warmth.state == "busy" else "bad"
-        outcome = mark(f"{warmth.state}:", role, look)
+        outcome = mark(f"{warmth.state}:", "warn" if warmth.state == "busy" else "bad", look)
         said = warmth.detail
         fix = format_fix(warmth.fix, look, margin="    ")
-
+    if look.columns and sum(widths) + 36 > look.columns:  # then without what the machine calls it
+        row, widths = row[:2], widths[:2]
     return format_entry(row, widths, [outcome, said], look, margin="  ") + fix
 
 

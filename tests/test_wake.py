@@ -171,9 +171,9 @@ def test_via_is_an_address_at_home(run_cli, tmp_path, via):
 
 
 @pytest.mark.parametrize("text, places", [
-    ("", []), ("192.168.1.255", [("192.168.1.255", 9)]), ("255.255.255.255:7", [("255.255.255.255", 7)])])
+    ("192.168.1.255", [("192.168.1.255", 9)]), ("255.255.255.255:7", [("255.255.255.255", 7)])])
 def test_via_has_a_port_or_the_usual(text, places):
-    assert sf.parse_via(text) == places
+    assert sf.parse_via(sf.World(), text) == places
 
 
 def test_a_public_node_is_asked_for_before_it_is_woken(run_cli, tmp_path):
