@@ -12932,8 +12932,10 @@ class Seats:
         taken = self.taken(now)
         if own not in taken and taken and not self._leaves_warm(ticket, own, taken):
             idle = [memory for memory in taken if not memory.running]
-            if idle:
-                min(idle, key=lambda memory: memory.since).give_up()
+            session = ticket.conversation.session  # its parent's seat first
+            idle.sort(key=lambda memory: (memory.conversation.session != session, memory.since))
+            for memory in idle[:1]:
+                memory.give_up()
         if not own:
             own = Memory(ticket.conversation, now)
         elif not own.has_seat(now):
@@ -13959,25 +13961,23 @@ class Aside:
             self._thread.join(seconds)
 
 
-class ReceiptFile:
-    """Keeps receipts as lines of JSON; while it cannot, it has said so once."""
+def keep_receipts(world: World, path: str, tell: Callable[[str], None]
+                  ) -> Callable[[list[Receipt | Rejection]], None]:
+    """Return what keeps receipts as lines of JSON; while it cannot, it says so once."""
+    is_broken = False
 
-    def __init__(self, world: World, path: str, tell: Callable[[str], None]) -> None:
-        self._world, self._path, self._tell = world, path, tell
-        self._is_broken = False
-
-    def take(self, things: list[Receipt | Rejection]) -> None:
-        lines = b"".join(render_json(thing) + b"\n" for thing in things
-                         if isinstance(thing, Receipt))
-        if not lines:
-            return
+    def take(things: list[Receipt | Rejection]) -> None:
+        nonlocal is_broken
+        lines = [render_json(thing) + b"\n" for thing in things if isinstance(thing, Receipt)]
         try:
-            self._world.append_line(self._path, lines)
-            self._is_broken = False
+            if lines:
+                world.append_line(path, b"".join(lines))
+                is_broken = False
         except FleetError as error:
-            if not self._is_broken:
-                self._tell(f"warning: no receipts for now: {error.what}\n")
-            self._is_broken = True
+            if not is_broken:
+                tell(f"warning: no receipts for now: {error.what}\n")
+            is_broken = True
+    return take
 
 
 # -- who knows the key --
@@ -14149,9 +14149,8 @@ class Reception(ABC):
 
         A page can make a name of its own point here, so only names of this machine count.
         """
-        # IPv4 on a socket of both families, and an IPv6 zone, are not part of an address.
         address, port = visitor.reached
-        own = show_host(re.sub(r"^::ffff:(?=.*\.)|%.*", "", address))
+        own = show_host(plain_address(address))
         host = headers.get("host", "").lower()
         names = {f"{name}:{port}" for name in {*self._names, own}}
         if not names & {host, f"{host}:80"} or "origin" in headers:
@@ -14170,7 +14169,7 @@ class Server(Reception):
         self.scheduler = Scheduler(fleet, world.clock)
         self.ledger = Ledger(fleet.nodes)
         if receipts:
-            self.listen(ReceiptFile(world, receipts, self.said.put).take)
+            self.listen(keep_receipts(world, receipts, self.said.put))
 
         self.learned = {name: Learned() for name in fleet.models}
         self._held: dict[Visitor, int] = {}  # bytes of bodies; each thread changes its own

@@ -168,6 +168,18 @@ def test_a_subagent_uses_the_seat_of_its_parent_who_waits_for_it():
     assert child.model and not stranger.model
 
 
+def test_a_subagent_takes_no_other_seat_than_its_parents():
+    desk = Desk(rooms=[0], slots=2)
+    other, parent = (desk.enter(who, session=who) for who in ("other", "parent"))
+    desk.answer(other)
+    desk.answer(parent, cached=9_990, writes=100)
+    child = desk.enter("child", session="parent", agent="a1")
+    seats = desk.scheduler.places["m"].seats
+    assert child.model
+    assert [memory.conversation.session for memory in seats.taken(desk.now)] == ["other", "parent"]
+    assert [memory.running for memory in seats.taken(desk.now)] == [0, 1]
+
+
 def test_a_slow_machine_is_left_where_that_pays():
     desk = Desk(("m", "a", "x", {"max_parallel": 2}), ("n", "b", "x", {"max_parallel": 2}),
                 rooms=[900_000, 900_000])
