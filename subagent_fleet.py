@@ -715,8 +715,8 @@ _NUMBER = _Pattern(
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
 _ODD = _Pattern("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 # What looks like a space or like nothing, and is a letter to YAML.
-_ODD_BLANKS = ("\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
-               "\u200b\u202f\u205f\u2060\u3000")
+_ODD_BLANKS = ("\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008"
+               "\u2009\u200a\u200b\u202f\u205f\u2060\u3000")
 _BLANKS = _Pattern(r"[ \n]*")
 _GAP = _Pattern(r"(?:[ \n]+|#[^\n]*)*")  # blanks and comments
 _MARKER = _Pattern(r"(?m)^(?:---|\.\.\.)(?=[ \t\n]|\Z)")
@@ -6637,13 +6637,13 @@ _STARTER_LOOK = Look(columns=90)
 
 
 def render_starter(tree: Mapping[str, Any], has_models: bool,
-                   name: str = "local-dev", notes: Mapping[str, str] | None = None, *,
+                   name: str = "local-dev", notes: Mapping[str, str] = {}, *,
                    port: int = Gateway.port) -> str:
     """Return a fleet.yaml that teaches by its comments.
 
     They tell why each model is there (`notes`), or that the models were not found.
     """
-    blocks = {kind: _starter_block(kind, tree[kind], notes or {})
+    blocks = {kind: _starter_block(kind, tree[kind], notes)
               for kind in ("nodes", "models", "agents")}
     blocks["name"] = quote_yaml(name)
     blocks["port"] = str(port)
@@ -6652,9 +6652,7 @@ def render_starter(tree: Mapping[str, Any], has_models: bool,
     if "claude" in tree:
         lines = [f"    {tier}: {quote_yaml(model)}" for tier, model in tree["claude"].items()]
         blocks["claude"] = "\n".join([f"  claude:  # {why}", *lines])
-    blocks["mark"] = ""
-    if not has_models:
-        blocks["mark"] = PLACEHOLDERS_MARK
+    blocks["mark"] = "" if has_models else PLACEHOLDERS_MARK
     return string.Template(_STARTER).substitute(blocks)
 
 
