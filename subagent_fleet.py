@@ -22451,8 +22451,9 @@ def report_recommendation(fleet: Fleet, advised: Recommendation, written: Sequen
          examples=("generate", "generate --check --diff", "generate --target claude,env"))
 def cmd_generate(options: Options, world: World) -> int:
     targets = parse_targets(options)
-    only_looks = options.check or options.diff
-    if not (options.force or only_looks):
+    writes = not (options.check or options.diff)
+    is_careful = writes and not options.force
+    if is_careful:
         refuse_home(options, world, "generate")
     config = load_config(world, options.config)
     fleet = config.fleet
@@ -22463,40 +22464,57 @@ def cmd_generate(options: Options, world: World) -> int:
 
     workspace = open_workspace(options, world)
     changes = workspace.compare(fleet, targets, renews=True)
-    result = Generation(fleet, targets, workspace.out, (*config.warnings, *others), changes)
-    if only_looks:
-        show_generation(result, options, world)
-        return EXIT_PROBLEM if options.check and result.differs else EXIT_OK
+    report = {"out": workspace.out, "written": False, "findings": (*config.warnings, *others)}
     edited = paths_that(changes, "edited")
-    if edited and not options.force:
-        refuse_generation(result, edited, options, world)
+    if edited and is_careful:
+        theirs = [change for change in changes if change.path in edited]
+        if not options.json:
+            world.err(format_diff(theirs, fleet, look_of(world, "stderr")))
+        error = refuse_edited(edited, "generate", "nothing was written")
+        error.report = report_generation(report, fleet, changes, options)
+        raise error
 
-    workspace.write(changes)
-    result = replace(result, changes=[replace(change, ours=True) for change in changes],
-                     written=True)
-    show_generation(result, options, world)
-    return EXIT_OK
+    if writes:
+        workspace.write(changes)
+        report["written"] = True
+    return show_generation(report_generation(report, fleet, changes, options), fleet, changes,
+                           options, world)
 
 
-class Generation(Record):
-    """What `generate` would write, or has written."""
+def report_generation(report: Mapping[str, Any], fleet: Fleet, changes: Sequence[Change],
+                      options: Options) -> dict[str, Any]:
+    """Return what `generate --json` says."""
+    listed = list_changes(changes, is_written=report["written"])
+    routes = [{"agent": agent, "node": model.node, "model": model.name,
+               "ollama_model": model.ollama_model, "alias": model.alias}
+              for agent, model in plan_routes(fleet).items()]
+    return {**report, "files": [{"path": path, "action": action} for path, action in listed],
+            "diff": format_diff(changes, fleet) if options.diff else None, "routes": routes}
 
-    fleet: Fleet
-    targets: Sequence[str]
-    out: str
-    findings: tuple[Finding, ...]
-    changes: list[Change]
-    written: bool = False
 
-    @property
-    def listed(self) -> list[tuple[str, str]]:
-        """The path of each file that is or was there, and what becomes of it."""
-        return [(change.path, change.action) for change in self.changes
-                if change.found or change.wanted]
+def show_generation(report: Mapping[str, Any], fleet: Fleet, changes: Sequence[Change],
+                    options: Options, world: World) -> int:
+    """Print what was or would be written; return the exit status."""
+    listed = [(file["path"], file["action"]) for file in report["files"]]
+    look = look_of(world)
+    if options.json:
+        print_report(world, "generate", report)
+    elif options.diff:
+        world.write(format_diff(changes, fleet, look))
+    elif report["written"]:
+        targets = parse_targets(options) or fleet.targets
+        world.out(format_changes("Generated:", listed, look)
+                  + format_after_generate(fleet, targets, report["out"], listed, look))
+    else:
+        world.out(format_changes("Would generate:", listed, look))
+    differs = any(action != "unchanged" for _, action in listed)
+    return EXIT_PROBLEM if options.check and differs else EXIT_OK
 
-    @property
-    def differs(self) -> bool:
-        return any(action != "unchanged" for _, action in self.listed)
+
+def list_changes(changes: Iterable[Change], *, is_written: bool) -> list[tuple[str, str]]:
+    """Return the path of each file that is or was there, and what becomes of it."""
+    return [(change.path, "updated" if is_written and change.action == "edited" else change.action)
+            for change in changes if change.found or change.wanted]
 
 
 _ACTION_ROLES = {"created": "ok", "updated": "ok", "unchanged": "dim", "removed": "warn",
@@ -22507,41 +22525,6 @@ def format_changes(heading: str, listed: Sequence[tuple[str, str]], look: Look =
     """Return files and what becomes of each, below a heading."""
     rows = [(path, Cell(action, _ACTION_ROLES.get(action, ""))) for path, action in listed]
     return f"{paint(heading, 'bold', look)}\n{format_pairs(rows, look)}"
-
-
-def show_generation(result: Generation, options: Options, world: World) -> None:
-    """Print what was or would be written."""
-    if options.json:
-        print_report(world, "generate", report_generation(result, options))
-    elif options.diff:
-        world.write(format_diff(result.changes, result.fleet, look_of(world)))
-    else:
-        heading = "Would generate:" if options.check else "Generated:"
-        world.out(format_changes(heading, result.listed, look_of(world)))
-        if result.written:
-            world.out(format_after_generate(result, look_of(world)))
-
-
-def report_generation(result: Generation, options: Options) -> dict[str, Any]:
-    """Return what `generate --json` says."""
-    routes = [{"agent": agent, "node": model.node, "model": model.name,
-               "ollama_model": model.ollama_model, "alias": model.alias}
-              for agent, model in plan_routes(result.fleet).items()]
-    return {"out": result.out, "written": result.written, "findings": result.findings,
-            "files": [{"path": path, "action": action} for path, action in result.listed],
-            "diff": format_diff(result.changes, result.fleet) if options.diff else None,
-            "routes": routes}
-
-
-def refuse_generation(result: Generation, edited: Sequence[str], options: Options, world: World
-                      ) -> NoReturn:
-    """Refuse to replace what is the user's, and show what would change there."""
-    if not options.json:
-        theirs = [change for change in result.changes if change.path in edited]
-        world.err(format_diff(theirs, result.fleet, look_of(world, "stderr")))
-    error = refuse_edited(edited, "generate", "nothing was written")
-    error.report = report_generation(result, options)
-    raise error
 
 
 def format_route(agent: str, model: Model) -> str:
@@ -22556,15 +22539,15 @@ def format_routes(fleet: Fleet, look: Look = PLAIN) -> str:
     return paint("Agent routing:", "bold", look) + "\n" + "".join(lines)
 
 
-def format_after_generate(result: Generation, look: Look) -> str:
+def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str,
+                          listed: Sequence[tuple[str, str]], look: Look) -> str:
     """Return where work goes, what is typed next and, at first, how the key stays out of git."""
-    fleet = result.fleet
-    if result.targets != fleet.targets:
-        lines = "".join(f"  subagent-fleet launch {name}\n" for name in result.targets
+    if targets != fleet.targets:
+        lines = "".join(f"  subagent-fleet launch {name}\n" for name in targets
                         if name in HARNESSES)
         return f"\nNext:\n{lines}" if lines else ""
 
-    here = result.out if result.out.startswith(("/", ".")) else f"./{result.out}"
+    here = out if out.startswith(("/", ".")) else f"./{out}"
     environment = quote_shell(f"{here}/{ENVIRONMENT_FILE}")
     serve = "  subagent-fleet serve\n"
     gateway = fleet.gateway
@@ -22576,7 +22559,7 @@ def format_after_generate(result: Generation, look: Look) -> str:
             f"  subagent-fleet up\n\nOr start the gateway in its own terminal:\n{serve}"
             "and Claude Code in another:\n  subagent-fleet launch claude\n"
             f"(or: . {environment}; claude)\n")
-    if (ENVIRONMENT_FILE, "created") in result.listed:
+    if (ENVIRONMENT_FILE, "created") in listed:
         text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ to "
                  ".gitignore.\n")
     return f"\n{format_routes(fleet, look)}{wrap_text(text, look)}"
@@ -26392,10 +26375,9 @@ def write_bundle(workspace: Workspace, target: str, wanted: Mapping[str, bytes],
         raise refuse_edited(edited, f"{target} install", "nothing was written")
 
     workspace.write(changes)
-    rows = [(change.path, "updated" if change.action == "edited" else change.action)
-            for change in changes]
     world = workspace.world
-    world.out(format_changes(f"Written below {workspace.out}:", rows, look_of(world)))
+    world.out(format_changes(f"Written below {workspace.out}:",
+                             list_changes(changes, is_written=True), look_of(world)))
 
 
 # -- more --
