@@ -20398,18 +20398,12 @@ def find_agent_sources(workspace: Workspace) -> dict[str, AgentSource]:
                 content = world.read_bytes(path, limit=TREE_FILE_LIMIT_BYTES)
                 agent = read_agent(content.decode("utf-8", "replace"))
                 if agent.name:
-                    sources[agent.name.lower()] = plan_source(
-                        agent, show_path(world, path), content, world.changed_at(path))
+                    before, has_model, _ = content.partition(b"\nmodel:")
+                    line = before.count(b"\n") + 2 if has_model else 1
+                    sources[agent.name.lower()] = AgentSource(
+                        show_path(world, path), line, agent.model, agent.tools != (),
+                        world.changed_at(path))
     return sources
-
-
-def plan_source(agent: AgentFile, path: str, content: bytes, changed: float) -> AgentSource:
-    """Return what an audit asks of an agent's file."""
-    before = content.partition(b"\nmodel:")[0]
-    line = 1
-    if before != content:
-        line = before.count(b"\n") + 2
-    return AgentSource(path, line, agent.model, agent.tools != (), changed)
 
 
 def read_session(workspace: Workspace, found: SessionFile, facts: TraceFacts, *,
@@ -21281,7 +21275,11 @@ def cmd_up(options: Options, world: World) -> int:
             status = launch_claude(workspace, fleet, options, tells_lean=is_first)
         else:
             status = EXIT_OK
-            wait_for_signal(world, signals)
+            world.on_stop(signals.append)
+            tell(world, f"Claude Code is not on the PATH: `{CLAUDE_INSTALL}`\n"
+                 "Serving until Ctrl-C.\n")
+            while not signals:
+                world.sleep(TICK_SECONDS)
         after = ask_gateway(world, fleet, key)
         world.err(format_served(count_served(before, after), look_of(world, "stderr")))
 
@@ -21547,14 +21545,6 @@ def tell_weakness(fleet: Fleet, main: Model, states: Mapping[str, NodeState], wo
                                   look_of(world, "stderr"), memory))
 
 
-def wait_for_signal(world: World, signals: list[str]) -> None:
-    """Serve who comes until Ctrl-C, whose name is then in `signals`."""
-    world.on_stop(signals.append)
-    tell(world, f"Claude Code is not on the PATH: `{CLAUDE_INSTALL}`\nServing until Ctrl-C.\n")
-    while not signals:
-        world.sleep(TICK_SECONDS)
-
-
 # -- set up --
 
 def format_after_init(starter: Starter, states: Sequence[NodeState], look: Look = PLAIN) -> str:
@@ -21806,7 +21796,9 @@ def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter:
     gateway = Gateway()
     if not offline:
         gateway = avoid_taken_port(world, gateway)
-    text = render_starter(starter.tree, starter.has_models, name_project(world, output),
+    _, name = world.split(world.real_path(world.parent(output)))
+    text = render_starter(starter.tree, starter.has_models,
+                          name if obeys(name, "line") else "local-dev",
                           starter.notes, port=gateway.port)
     lines = write_fleet(world, output, text)
     if gateway.port != Gateway.port:
@@ -21838,12 +21830,6 @@ def own_endpoint(world: World) -> str:
         return full_endpoint(text).url if text != "localhost" else OLLAMA_ENDPOINT
     except FleetError:
         return OLLAMA_ENDPOINT
-
-
-def name_project(world: World, output: str) -> str:
-    """Return the name of the directory that a fleet file is written to, if a fleet can have it."""
-    _, name = world.split(world.real_path(world.parent(output)))
-    return name if obeys(name, "line") else "local-dev"
 
 
 def write_fleet(world: World, output: str, text: str) -> list[str]:
@@ -21905,7 +21891,10 @@ def replace_config(world: World, path: str, text: str) -> list[str]:
 def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> str:
     """Return what would change as a unified diff; keys are never shown."""
     # Only the environment file holds secrets of ours; what a person wrote into it may hold more.
-    secret = _secret_pattern(fleet.gateway.master_key_env)
+    # A blank parts a name from its value in fish alone; in a comment it parts words.
+    names = rf"KEY|TOKEN|SECRET|PASS(?:W(?:OR)?D)?|\b{fleet.gateway.master_key_env}"
+    secret = re.compile(rf"((?:{names})(?::?=|:-)).+|(\bset\b.*(?:{names}) ).+|sk-\S+",
+                        re.IGNORECASE)
     text = ""
     for change in changes:
         if change.found == change.wanted:
@@ -21928,14 +21917,6 @@ def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> 
                 role = {"@": "dim", "+": "ok", "-": "bad"}.get(line[:1], "")
             text += paint(clean_text(line), role, look) + "\n"
     return text
-
-
-def _secret_pattern(key_variable: str) -> re.Pattern[str]:
-    """Return what matches a value that must not be shown, after the name that says so."""
-    # A blank parts a name from its value in fish alone; in a comment it parts words.
-    names = rf"KEY|TOKEN|SECRET|PASS(?:W(?:OR)?D)?|\b{key_variable}"
-    return re.compile(rf"((?:{names})(?::?=|:-)).+|(\bset\b.*(?:{names}) ).+|sk-\S+",
-                      re.IGNORECASE)
 
 
 @command("add", "add a machine and its models to fleet.yaml",
@@ -22000,14 +21981,7 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
     if not state.online:
         raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
                          "nothing was written", fix=state.mend)
-    residents = {full_model_name(model.ollama_model) for model in fleet.models.values()
-                 if model.node == node.name}
-    models = [model for model in choose_models(fleet, state, names)
-              if full_model_name(model.name) not in residents]
-    if not models:
-        raise FleetError("known-node", f"{source} has `{node.name}` and these of its models "
-                         "already", fix="nothing is left to do: `subagent-fleet recommend` shows "
-                         "what it could do")
+    models = choose_models(fleet, state, names)
     tell_findings([Finding("no-tools", "warning", f"{model.name} {rate_model(model).flaw}",
                            fix=f"{obtain_model(state.provider, SMALL_PLACEHOLDER)} on {node.name}")
                    for model in models if rate_model(model).flaw], world)
@@ -22022,22 +21996,27 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
 
 
 def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[NodeModel]:
-    """Return the models of a machine that shall be put in."""
-    if not names:
-        models = plan_added_models(fleet, state)
-        if not models:
-            raise FleetError("no-model", f"node `{state.name}` has no model that can answer an "
-                             "agent; nothing was written",
-                             fix=f"{obtain_model(state.provider, SMALL_PLACEHOLDER)} there")
-        return models
-
+    """Return the models of a machine that shall be put in, and are not yet."""
     models = []
     for name in names:
         matches = find_models(state.models, name)
         check_names("model", () if matches else (name,), [model.name for model in state.models],
                     state.name)
         models += matches
-    return models
+    models = models or plan_added_models(fleet, state)
+    if not models:
+        raise FleetError("no-model", f"node `{state.name}` has no model that can answer an "
+                         "agent; nothing was written",
+                         fix=f"{obtain_model(state.provider, SMALL_PLACEHOLDER)} there")
+
+    residents = {full_model_name(model.ollama_model) for model in fleet.models.values()
+                 if model.node == state.name}
+    new = [model for model in models if full_model_name(model.name) not in residents]
+    if not new:
+        raise FleetError("known-node", f"{fleet.document.source} has `{state.name}` and these of "
+                         "its models already", fix="nothing is left to do: `subagent-fleet "
+                         "recommend` shows what it could do")
+    return new
 
 
 def check_insertion(document: Document, text: str, added: Mapping[str, Mapping[str, Any]]) -> None:

@@ -13,7 +13,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from tools import PROGRAM, clean_environment, free_port, keys_near
+from tools import PROGRAM, ROOT, clean_environment, free_port, keys_near
 from workspace_cases import (
     ENV,
     FILES,
@@ -450,6 +450,15 @@ def test_clean_asks_a_person(generated):
     status, shown = on_terminal(["clean"], generated, b"y\n")
     assert status == 0 and "Would remove:" in shown and "Nothing" not in shown
     assert set(tree(generated)) == {"fleet.yaml"}
+
+
+def test_readme_keeps_out_of_git_what_is_nobodys_to_commit(generated):
+    line, = re.findall(r"(?m)^printf .* >> \.gitignore$", (ROOT / "README.md").read_text("utf-8"))
+    (generated / "subagent_fleet.py").write_text("")
+    subprocess.run(["sh", "-c", f"git init -q && {line}"], cwd=str(generated), check=True)
+    said = subprocess.run(["git", "status", "--porcelain"], cwd=str(generated), check=True,
+                          stdout=subprocess.PIPE).stdout.decode()
+    assert said.split() == ["??", ".claude/", "??", ".gitignore", "??", "fleet.yaml"]
 
 
 # -- env --
