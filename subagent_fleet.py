@@ -13589,7 +13589,7 @@ class Service:
 
     def _find_room(self, ticket: Ticket, model: Model, refusal: PromptTooLong) -> None:
         """Leave a model whose context is too small for those of a larger one, or refuse."""
-        self._note(model, refusal.what)
+        self._said.append(f"{model.node}: {refusal.what}")  # numbers, in our words
         # Not itself: its node may hold less than the file says.
         able = [[other for other in group
                  if other is not model and other.context > refusal.maximum]
@@ -13618,9 +13618,9 @@ class Service:
             problem = Refusal(500, f"node {model.node}: {why}, in mid answer")
         self._go_on(ticket, model, why, problem)
 
-    def _note(self, model: Model, words: str, kind: str = "") -> None:
+    def _note(self, model: Model, words: str, kind: str) -> None:
         """Keep why a node failed, of a cloud only the kind: it may repeat a login or a prompt."""
-        if kind and self._receipt["cloud"] and is_cloud(self._server.fleet, model):
+        if self._receipt["cloud"] and is_cloud(self._server.fleet, model):
             words = kind
         self._said.append(f"{model.node}: {words}")
 
@@ -13632,12 +13632,10 @@ class Service:
         seconds = self._server.scheduler.fail(ticket, why, is_missing=is_missing)
         self._step("wait", node=model.node, why=why)
         self._server.tell_rest(model.node, model.name if is_missing else "", seconds, why)
-        if not self._has_content and any(ticket.candidates):
-            return
-        if refusal.http in RETRY_STATUSES:
-            seconds = self._server.scheduler.rest_seconds(ticket.alias)
-            raise Refusal(refusal.http, refusal.what, retry_seconds=seconds)
-        raise refusal
+        if self._has_content or not any(ticket.candidates):
+            if refusal.http in RETRY_STATUSES:
+                refusal.retry_seconds = self._server.scheduler.rest_seconds(ticket.alias)
+            raise refusal
 
     def _await_slot(self, ticket: Ticket) -> Model:
         """Wait in the queue; return the model that may be asked."""
@@ -19385,7 +19383,7 @@ class Exam:
         world = self._world
         mark = f"exam/{world.token(8)}"
         with self._lock:
-            child = world.spawn(Launch([world.which("sh") or "/bin/sh", "-c", command], tree,
+            child = world.spawn(Launch(shell_words(world, command), tree,
                                        {**world.environ, CHECK_MARK: mark}, log, log))
         until = world.clock() + PROOF_SECONDS
         while child.exit_code() is None and world.clock() < until and not self.stops:

@@ -62,22 +62,16 @@ def last_lines(node, mark):
 
 
 def test_bench_tells_who_can_from_who_cannot(project, pair):
-    marks = {name: node.recorder.mark() for name, node in pair.items()}
     known = results(project.json("bench", "--quick"))
 
-    assert known["able"]["tools"] == {"passed": 6, "asked": 6, "instead": ""}
+    assert known["able"]["tools"] == {"passed": 3, "asked": 3, "instead": ""}
     assert known["able"]["context"] == {"passed": 2, "asked": 2, "instead": ""}
     assert known["printer"]["tools"]["instead"] == "printed the call as text"
-    assert known["printer"]["tools"]["passed"] == 1  # where no call was wanted
+    assert known["printer"]["tools"]["passed"] == 0
     assert known["printer"]["context"]["passed"] == 2
     assert known["short"]["context"]["instead"] == "holds 8,192 tokens, not 32,768"
-    assert known["short"]["tools"]["passed"] == 6
+    assert known["short"]["tools"]["passed"] == 3
     assert not any(each["failure"] for each in known.values())
-
-    for name, model in (("left", "able"), ("left", "short"), ("right", "printer")):
-        answers = [(asked, last) for asked, last in last_lines(pair[name], marks[name])
-                   if asked["model"] == model]
-        check_speeds(known[model], answers)
 
 
 def check_speeds(known, answers):
@@ -104,6 +98,7 @@ def test_bench_fills_the_whole_context(project, pair):
     known = results(project.json("bench", "--model", "able"))
     assert known["able"]["context"]["passed"] == 3
     assert known["able"]["long_prompt_rate"] > 0
+    check_speeds(known["able"], last_lines(pair["left"], mark))
     counts = [last["prompt_eval_count"] for _, last in last_lines(pair["left"], mark)]
     assert max(counts) > 0.95 * 32768
 
@@ -129,6 +124,6 @@ def test_bench_keeps_the_other_machines_results_when_one_dies(project, pair):
 
     assert known["able"]["failure"] and known["short"]["failure"]
     assert known["able"]["prompt_rate"] > 0  # what it had answered
-    assert known["printer"]["failure"] == "" and known["printer"]["tools"]["asked"] == 6
+    assert known["printer"]["failure"] == "" and known["printer"]["tools"]["asked"] == 3
     kept = json.loads(project.read(".subagent-fleet/bench.json"))["measurements"]
     assert [each["model"] for each in kept] == ["able", "printer"]
