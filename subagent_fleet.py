@@ -21000,8 +21000,9 @@ def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> st
         return "LiteLLM"
     url = f"{gateway_url(fleet.gateway)}/v1/models"
     served = read_field(_show_key(world, url, key, until), "data", list)
-    wanted = {model.alias for model in fleet.models.values()}
-    return OUR_GATEWAY if wanted <= {read_field(model, "id") for model in served} else "LiteLLM"
+    lacks = {model.alias for model in fleet.models.values()}
+    lacks -= {read_field(model, "id") for model in served}
+    return OUR_GATEWAY if served and not lacks else "LiteLLM"
 
 
 class NodeTotals(Record):
