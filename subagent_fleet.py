@@ -1743,7 +1743,7 @@ def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, lo
     table += [[as_cell(value) for value in row] for row in rows]
     if not table:
         return ""
-    numbers = [headers.index(name) for name in right if name in headers]
+    numbers = [index for index, name in enumerate(headers) if name in right]
     spares = [headers.index(name) for name in spare if name in headers]
     widths = _fit_columns(table, spares, look.columns)
 
@@ -1784,7 +1784,7 @@ def _fit_columns(table: Sequence[Sequence[Cell]], spares: Iterable[int], room: i
     words = {index: max([width_of(word) for row in table
                          for word in _WORD.findall(row[index].text)], default=0)
              for index in widths}
-    for least in (words, dict.fromkeys(widths, LEAST_CELL), dict.fromkeys(widths, 8)):
+    for least in (words, dict.fromkeys(widths, 8)):
         while _measure_row(widths) > room:
             widest = max(reversed(list(widths)), key=lambda index: widths[index] - least[index])
             if widths[widest] <= least[widest]:
