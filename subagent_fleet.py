@@ -13066,7 +13066,6 @@ class Ticket:
         self.number, self.alias, self.conversation = number, alias, conversation
         self.candidates: list[list[Model]] = []  # who can still be asked: the alias, its fallbacks
         self.model: Model | None = None
-        self.is_closed = False  # the gateway stops, there will be no slot
         self.asked: set[str] = set()  # nodes that were asked on its behalf whether they answer
         self.is_alone = False  # and none of them did
         self.wake: Callable[[], None] = lambda: None
@@ -13094,7 +13093,6 @@ class Scheduler:
         self._queue: dict[int, Ticket] = {}
         self._holders: dict[int, Ticket] = {}  # of slots
         self._number = 0
-        self._is_closed = False
         # Which model served a conversation last, the one asked longest ago first.
         self._served: dict[tuple[Conversation, str], str] = {}
 
@@ -13114,7 +13112,6 @@ class Scheduler:
 
     def _queue_up(self, ticket: Ticket, candidates: list[list[Model]]) -> None:
         ticket.candidates = candidates
-        ticket.is_closed = self._is_closed
         self._queue[ticket.number] = ticket
         now = self._clock()
         for place in self._places_of(ticket):
@@ -13154,14 +13151,6 @@ class Scheduler:
             self._take_off(ticket)
             self._queue_up(ticket, candidates)
             self._give_out()
-
-    def close(self) -> None:
-        """Let who waits wait no longer."""
-        with self._lock:
-            self._is_closed = True
-            for ticket in self._queue.values():
-                ticket.is_closed = True
-                ticket.wake()
 
     def claim(self, model: Model, tokens: float, *, is_sure: bool) -> None:
         """Take how many tokens a place should keep besides its slots; somebody said so, or not."""
@@ -13536,7 +13525,7 @@ class Service:
             raise
         except Exception as error:  # of a bug, too, the client is told in its dialect
             refusal = self._server.refusal_of(error)
-            receipt["outcome"] = "stopped" if ticket.is_closed else refusal.kind
+            receipt["outcome"] = "stopped" if self._server.stops else refusal.kind
             if isinstance(refusal, PromptTooLong):
                 receipt["outcome"] = "prompt_too_long"
             self._refuse(refusal)
@@ -13640,7 +13629,7 @@ class Service:
     def _await_slot(self, ticket: Ticket) -> Model:
         """Wait in the queue; return the model that may be asked."""
         while not ticket.model:
-            if ticket.is_closed:
+            if self._server.stops:
                 raise Refusal(529, "the gateway is stopping")
             if ticket.is_alone:
                 scheduler = self._server.scheduler
@@ -13652,7 +13641,7 @@ class Service:
                               retry_seconds=scheduler.rest_seconds(ticket.alias))
             woken = threading.Event()
             ticket.wake = woken.set  # and only then, whether it came before
-            while not (ticket.model or ticket.is_closed or ticket.is_alone
+            while not (ticket.model or ticket.is_alone or self._server.stops
                        or woken.wait(CLIENT_SECONDS)):
                 self._wait(None, 0)
         self._mark("waited")
@@ -14189,7 +14178,6 @@ class Server(Reception):
         if listener:
             threading.Thread(target=self._ask_rested, daemon=True).start()
             self.serve(listener)
-        self.scheduler.close()  # who waits in the queue is refused at once
         self._end_visits()
         self.world.close_idle()
         for aside in self._listeners:

@@ -317,14 +317,6 @@ def test_slots_come_back_whatever_happens():
     assert desk.serve() and desk.serve("y")  # nobody is busy for ever
 
 
-def test_who_fails_at_a_stop_waits_for_no_other_slot():
-    desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
-    first, second = desk.enter(), desk.enter()
-    desk.scheduler.close()
-    desk.scheduler.fail(first, "refused")
-    assert first.model is None and first.is_closed and second.model
-
-
 # -- what a client sees --
 
 def test_a_message_comes_whole_or_as_a_stream(rig):
