@@ -15744,20 +15744,19 @@ def decide_request(task: TaskSpec, worktree: str, request: Mapping[str, Any],
 
     `real_path` says where a path really leads: a link must not take an edit out of the worktree.
     """
-    tool = str(request.get("tool_name"))
+    tool = request.get("tool_name")
     asked = request.get("input")
-    asked = asked if isinstance(asked, dict) else {}
     if tool == QUESTION_TOOL:
         return None
-    if tool == "ExitPlanMode":
-        return {"behavior": "allow", "updatedInput": asked}
-    if tool in EDITING_TOOLS:
-        if _may_edit(task, worktree, path_in(asked), real_path):
-            return {"behavior": "allow", "updatedInput": asked}
-        return {"behavior": "deny", "message": f"outside this task: {describe_scope(task)}"}
-    granted = ", ".join(task.allow) or "nothing more"
-    return {"behavior": "deny", "message": f"this task may not do that. It is granted {granted}; "
-            f"nobody can be asked. Find another way, inside {worktree}"}
+    if tool == "ExitPlanMode" or tool in EDITING_TOOLS and _may_edit(
+            task, worktree, path_in(asked), real_path):
+        return {"behavior": "allow", "updatedInput": asked or {}}
+    message = f"outside this task: {describe_scope(task)}"
+    if tool not in EDITING_TOOLS:
+        message = f"this task may not do that. It is granted " \
+            f"{', '.join(task.allow) or 'nothing more'}; nobody can be asked. Find another way, " \
+            f"inside {worktree}"
+    return {"behavior": "deny", "message": message}
 
 
 def _may_edit(task: TaskSpec, worktree: str, path: str, real_path: Callable[[str], str]) -> bool:
@@ -15998,8 +15997,6 @@ def plan_answers(request: Mapping[str, Any], words: Sequence[str]) -> dict[str, 
     of the choices.
     """
     questions = questions_in(request)
-    if not questions:
-        return {}
     typed = [" ".join(words)] if len(questions) == 1 else list(words)
     if len(typed) != len(questions):
         return {}
@@ -16283,7 +16280,7 @@ class Limits(Record):
 
 def count_busy(states: Mapping[str, TaskState], aliases: Mapping[str, str]) -> dict[str, int]:
     """Return how many places are taken, by alias."""
-    busy = dict.fromkeys(aliases.values(), 0)
+    busy: dict[str, int] = {}
     for state in states.values():
         if state.is_at_work:
             alias = aliases.get(state.name, "")
@@ -16338,7 +16335,11 @@ def explain_wait(state: TaskState, states: Mapping[str, TaskState], alias: str, 
         return f"{alias}: {limits.resting[alias]}"
     slots = limits.slots.get(alias, limits.most)
     if slots <= limits.most and limits.busy.get(alias, 0) >= slots:
-        return f"for a slot of {alias or 'its coder'} ({slots} of {slots} in use)"
+        asking = [f"; {one.name} asks: subagent-fleet task answer {one.name}"
+                  for one in states.values() if one.state == "asking" and one.is_at_work
+                  and (one.task.agent, one.task.model) == (state.task.agent, state.task.model)]
+        return f"for a slot of {alias or 'its coder'} ({slots} of {slots} in use)" \
+            + "".join(asking[:1])
     if sum(limits.busy.values()) >= limits.most:
         return f"for one of {limits.most} places"
     return "to start"
@@ -16496,24 +16497,21 @@ _DISPATCHED = _Pattern(r"(?i)\b(dispatched|delegated to|asked|launched|started) 
 
 def find_flags(heard: Heard, work: WorkDone, *, is_checked: bool = False) -> list[str]:
     """Return where an agent's words and its deeds differ; the verdict does not depend on them."""
-    flags = []
     said = heard.said
+    flags = []
     if _SUCCESS.search(said) and not heard.worked:
         flags.append("says it is done, but made no call that changes anything")
-    tested = any(_TEST_COMMAND.search(one) for one in heard.commands)
-    if _TESTED.search(said) and not tested and not is_checked:
+    if _TESTED.search(said) and not is_checked and not any(map(_TEST_COMMAND.search,
+                                                               heard.commands)):
         flags.append("says tests pass, but ran no test command")
-    changed = {path for path, _, _ in work.files}
-    absent = [path for path in dict.fromkeys(heard.written)
-              if not any(path.endswith(f"/{one}") or path == one for one in changed)]
+    changed = tuple(f"/{path}" for path, _, _ in work.files)
+    absent = [path for path in dict.fromkeys(heard.written) if not f"/{path}".endswith(changed)]
     if absent:
         flags.append(f"wrote files that are not in the diff: {some_of(absent, 3)}")
-    agent_calls = heard.tools.get("Agent", 0) + heard.tools.get("Task", 0)
-    if _DISPATCHED.search(said) and not agent_calls:
+    if _DISPATCHED.search(said) and not heard.tools.keys() & {"Agent", "Task"}:
         flags.append("says it called an agent, but called none")
-    for name, record in heard.subagents.items():
-        if record["runs"] and not record["tool_uses"]:
-            flags.append(f"subagent {name} used no tool")
+    flags += [f"subagent {name} used no tool" for name, record in heard.subagents.items()
+              if record["runs"] and not record["tool_uses"]]
     return [*flags, *work.notes]
 
 
@@ -24894,9 +24892,11 @@ class KnownTasks(Record):
     @property
     def names(self) -> set[str]:
         """The names that a new task cannot have."""
-        states = [state for state in self.states.values() if not state.forgotten]
-        return {*self.plan.tasks, *(state.name for state in states),
-                *(state.task.group for state in states)}
+        names = set(self.plan.tasks)
+        for state in self.states.values():
+            if not state.forgotten:
+                names |= {state.name, state.task.group}
+        return names
 
 
 def know_tasks(folder: Folder, options: Options) -> KnownTasks:
@@ -25032,7 +25032,7 @@ def need_key(workspace: Workspace, fleet: Fleet) -> str:
 def plan_backing(fleet: Fleet | None, options: Options, folder: Folder) -> Backing:
     """Return what is known of the gateway without asking anybody for anything."""
     if fleet is None:
-        return Backing(most=options.most or 0)
+        return Backing()
     world = folder.world
     workspace = workspace_of(fleet, options, world)
     key = known_key(workspace, fleet)
@@ -25055,7 +25055,7 @@ def plan_backing(fleet: Fleet | None, options: Options, folder: Folder) -> Backi
         place = world.real_path(workspace.path(harness.directory()))
         return harness.start(fleet, place, workspace.read_key(fleet))
 
-    return Backing(fleet, key, look, receipts, start_coder=start_coder, most=options.most or 0,
+    return Backing(fleet, key, look, receipts, start_coder=start_coder,
                    serve=lambda: serve_for_tasks(folder, fleet, options))
 
 
@@ -25133,26 +25133,38 @@ def cmd_run(options: Options, world: World) -> int:
     if not found and is_whole:
         raise FleetError("no-tasks", "there are no tasks in any repository yet", fix=ADD_A_TASK)
 
-    jobs = [job for job in found if job.take_lock()]
-    for job in found if options.everywhere else ():
-        if not job.lock:
-            world.err(f"{clean_line(job.folder.repository.main)}: skipped, `run` is already "
-                      f"active there (pid {job.folder.holder()})\n")
+    jobs = take_locks(found, options, world)
     if found and not jobs:
         status = hand_over(found[0], options, world)
         if not found[0].lock:
             return status
         jobs = found[:1]
-    if options.detach and jobs:
-        for job in jobs:  # who types next finds them
-            job.hand_in()
-        log = jobs[0].folder.place("run.log")
-        if not world.detach(log):
-            world.out(f"Working in the background. Log: {clean_line(log)}; `subagent-fleet tasks` "
-                      "shows the tasks, `subagent-fleet task stop '*'` ends them.\n")
-            return EXIT_OK
+    if options.detach and jobs and not go_on_behind(jobs, world):
+        return EXIT_OK
     status = work_on(jobs, known, options, world) if jobs else EXIT_OK
     return status if is_whole else status or EXIT_PROBLEM
+
+
+def take_locks(found: Sequence[RunJob], options: Options, world: World) -> list[RunJob]:
+    """Return the repositories that nobody else supervises."""
+    jobs = [job for job in found if job.take_lock()]
+    for job in found if options.everywhere else ():
+        if not job.lock:
+            world.err(f"{clean_line(job.folder.repository.main)}: skipped, `run` is already "
+                      f"active there (pid {job.folder.holder()})\n")
+    return jobs
+
+
+def go_on_behind(jobs: Sequence[RunJob], world: World) -> bool:
+    """Go on in the background; False for who has typed this, and finds the tasks there."""
+    for job in jobs:
+        job.hand_in()
+    log = jobs[0].folder.place("run.log")
+    if world.detach(log):
+        return True
+    world.out(f"Working in the background. Log: {clean_line(log)}; `subagent-fleet tasks` shows "
+              "the tasks, `subagent-fleet task stop '*'` ends them.\n")
+    return False
 
 
 def prepare_runs(folders: Iterable[Folder], options: Options, world: World
@@ -25357,14 +25369,14 @@ def show_plan(job: RunJob) -> None:
     states = dict(sight.tasks)
     for order in job.orders:
         task = thaw_task(order["spec"]) or TaskSpec("")
-        usual = TaskState(task.name, task, len(states), at=sight.now)
+        usual = TaskState(task.name, task, len(states))
         states[task.name] = revise_task(states.get(task.name, usual), task, order["origin"])
     states = {name: state for name, state in states.items() if not state.forgotten}
     aliases = {name: plan_alias(state.task, job.backing.fleet) for name, state in states.items()}
     starts = plan_starts(states, aliases, sight.limits, sight.now)
     begun = {**states, **{one: replace(states[one], state="running") for one in starts}}
     limits = replace(sight.limits, busy=count_busy(begun, aliases))
-    for name, state in states.items():
+    for name, state in begun.items():
         word, text = state.state, state.reason
         if name in starts:
             word, text = "would start", f"branch {state.branch or f'run/{name}'}"
@@ -25467,7 +25479,7 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
     text = f"{', '.join(counts) or 'No tasks'}.\n"
     if not stops:
         text += "".join(f"{line}\n" for line in filter(None, advice))
-    elif any(state.is_active for state in shown):
+    elif any(state.is_active for job in jobs for state in job.folder.read_states()[0].values()):
         text += "Agents keep running, but nothing checks them or starts the next task. " \
                 "`subagent-fleet run` to watch them again, " \
                 "`subagent-fleet task stop '*'` to end them.\n"
@@ -25480,18 +25492,15 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
 
 def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
     """Return what to type for the first task whose work is done and not in what is checked out."""
-    done = {state.branch: name for name, state in states.items()
-            if state.state == "done" and state.kept}
-    if not done:
-        return ""
     waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
                                  "--format=%(refname:lstrip=2)", "refs/heads").text.split("\n")
-    branches = [branch for branch in done if branch in waiting]
-    if not branches:
+    done = [state for state in states.values()
+            if state.state == "done" and state.kept and state.branch in waiting]
+    if not done:
         return ""
-    more = f" (then {some_of(branches[1:], 3)})" if branches[1:] else ""
-    return f"Look at what is done: subagent-fleet task diff {done[branches[0]]}\n" \
-           f"Merge: git merge {branches[0]}{more}"
+    more = f" (then {some_of([state.branch for state in done[1:]], 3)})" if done[1:] else ""
+    return f"Look at what is done: subagent-fleet task diff {done[0].name}\n" \
+           f"Merge: git merge {done[0].branch}{more}"
 
 
 # -- what is shown --
@@ -25731,12 +25740,13 @@ def match_tasks(folder: Folder, options: Options, command: str) -> list[TaskStat
     """Return the tasks whose names patterns match; one that matches none is refused."""
     tasks = {name: state for name, state in see_states(folder)[0].items()
              if not state.forgotten or command == "task tidy"}
+    if not options.patterns:
+        return list(tasks.values())
     matched: set[str] = set()
-    for pattern in options.patterns or ["*"]:
+    for pattern in options.patterns:
         names = [name for name, state in tasks.items()
                  if _glob_pattern(pattern).fullmatch(name) or state.task.group == pattern]
-        if not names and options.patterns:
-            check_names("task", [pattern], tasks, command)
+        check_names("task", () if names else [pattern], tasks, command)
         matched.update(names)
     return [state for name, state in tasks.items() if name in matched]
 
@@ -25871,7 +25881,8 @@ def order_tasks(options: Options, world: World, command: str, takes: Callable[[T
 
     def is_done(tasks: Mapping[str, TaskState]) -> bool:
         if command == "say":
-            return not any(tasks[name].says and tasks[name].state == "running" for name in names)
+            return not any(tasks[name].says and tasks[name].state == "running"
+                           and tasks[name].task.talks for name in names)
         return command != "stop" or all(tasks[name].is_over for name in names)
 
     obey = leave_orders if command == "say" else carry_out
@@ -25950,14 +25961,15 @@ def cmd_task_forget(options: Options, world: World) -> int:
 def cmd_task_attach(options: Options, world: World) -> int:
     folder = open_tasks(open_folder(world), trust=options.trust)
     state = find_task(folder, options.task, "task attach")
+    name = state.name
     program = world.which(CLAUDE)
     if not state.task.talks or not state.spoken or not program:
-        what = f"{state.name} has no session yet"
+        what = f"{name} has no session yet"
         if not state.task.talks:
-            what = f"{state.name} is done by {state.task.program}, which has no session here"
+            what = f"{name} is done by {state.task.program}, which has no session here"
         elif not program:
             what = "Claude Code is not on the PATH"
-        raise FleetError("no-session", what, fix=f"subagent-fleet task log {state.name}")
+        raise FleetError("no-session", what, fix=f"subagent-fleet task log {name}")
     git = git_in(folder, state.worktree, state.git)
     fleet = load_fleet_for_tasks(options, world, folder)
     key = ""
@@ -25967,17 +25979,15 @@ def cmd_task_attach(options: Options, world: World) -> int:
         key = workspace_of(fleet, options, world).read_key(fleet)
 
     # Nothing has changed until here; whoever finds this lock free ends the attachment.
-    hold = world.hold(folder.place("tasks", state.name, "attached"))
+    hold = world.hold(folder.place("tasks", name, "attached"))
     if hold is None:
-        raise FleetError("attached", f"{state.name} is open in another terminal",
-                         status=EXIT_REFUSED)
+        raise FleetError("attached", f"{name} is open in another terminal", status=EXIT_REFUSED)
     try:
-        tasks = carry_out(folder, [{"do": "attach", "task": state.name}], options,
-                          lambda tasks: tasks[state.name].state == "attached")
-        state = tasks[state.name]
+        state = carry_out(folder, [{"do": "attach", "task": name}], options,
+                          lambda tasks: tasks[name].state == "attached")[name]
         if state.state != "attached":
-            raise FleetError("not-attached", f"{state.name} is {state.state}; it could not be "
-                             "ended in time", fix=f"subagent-fleet task stop {state.name}")
+            raise FleetError("not-attached", f"{name} is {state.state}; it could not be ended in "
+                             "time", fix=f"subagent-fleet task stop {name}")
         main = git_of(folder)
         before = store_tree(git, main, state.copies, None)
         environ, settings = plan_task_session(state.task, world.environ, fleet, key)
@@ -25988,13 +25998,13 @@ def cmd_task_attach(options: Options, world: World) -> int:
                 return world.run(words, environ, directory=state.worktree)
         finally:
             changed = store_tree(git, main, state.copies, None) != before
-            tasks = carry_out(folder, [{"do": "detach", "task": state.name, "changed": changed}],
-                              options, lambda tasks: tasks[state.name].state != "attached")
-            now = tasks[state.name].state
-            world.err(f"{state.name} is {now} again.\n" if now != "waiting"
-                      else f"{state.name} continues by itself.\n")
+            now = carry_out(folder, [{"do": "detach", "task": name, "changed": changed}], options,
+                            lambda tasks: tasks[name].state != "attached")[name].state
             if now == "waiting":
+                world.err(f"{name} continues by itself.\n")
                 tell_outcomes([], folder)
+            else:
+                world.err(f"{name} is {now} again.\n")
     finally:
         hold.release()
         if not folder.holder():
@@ -26140,19 +26150,14 @@ def cmd_task_tidy(options: Options, world: World) -> int:
     states = match_tasks(folder, options, "task tidy")
     branches = find_free_branches(folder)
     plans = []
-    for state in states:
-        for each in (state, *older_of(state)):
-            if each.git and not each.gone:
-                plan = tidy_task(folder, each, is_dry=options.dry_run,
-                                 takes_ignored=options.ignored)
-            elif each.branch in branches and each.is_over:
-                plan = tidy_branch(folder, each, is_dry=options.dry_run)
-            else:
-                continue
+    for each in [each for state in states for each in (state, *older_of(state))]:
+        if each.git and not each.gone:
+            plan = tidy_task(folder, each, is_dry=options.dry_run, takes_ignored=options.ignored)
             plans.append(plan)
-            if plan.worktree and plan.removes and not options.dry_run:
-                carry_out(folder, [{"do": "gone", "task": state.name, "git": each.git}], options)
-    plans = [plan for plan in plans if plan.worktree or plan.branch]
+            if plan.removes and not options.dry_run:
+                carry_out(folder, [{"do": "gone", "task": each.name, "git": each.git}], options)
+        elif each.branch in branches and each.is_over:
+            plans += tidy_branch(folder, each, is_dry=options.dry_run)
     if options.json:
         print_report(world, "task tidy", {"worktrees": [vars(plan) for plan in plans]})
         return EXIT_OK
@@ -26171,14 +26176,14 @@ def find_free_branches(folder: Folder) -> set[str]:
     return set(branches) - {words["branch"] for words in list_worktrees(git).values()}
 
 
-def tidy_branch(folder: Folder, state: TaskState, *, is_dry: bool) -> Tidying:
+def tidy_branch(folder: Folder, state: TaskState, *, is_dry: bool) -> list[Tidying]:
     """Remove the branch of a worktree that went earlier, if it is merged by now."""
     main = git_of(folder)
     tip = _droppable_tip(main, state)
     if tip and not is_dry:
         main.run("update-ref", "-d", f"refs/heads/{state.branch}", tip)
-    return Tidying(state.name, bool(tip), branch=state.branch if tip else "",
-                   is_empty=tip == state.base)
+    return [Tidying(state.name, True, branch=state.branch, is_empty=tip == state.base)] \
+        if tip else []
 
 
 def older_of(state: TaskState) -> list[TaskState]:
