@@ -21328,7 +21328,9 @@ def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = P
     if starter.has_models:
         text += f"\n{format_assignment(starter, look)}"
         without_work: Iterable[str] = starter.assignment.idle
-        if any(len(rank_models(state)) > 1 for state in states if state.online):
+        known = starter.tree["nodes"]
+        if any(len(rank_models(state)) > 1 for state in states
+               if state.online and "memory_gb" not in known.get(state.name, {})):
             hint = ("Without `memory_gb:` each machine gets only one model. Add it, then run "
                     "`subagent-fleet recommend`.")
             text += format_words([hint], look)
@@ -21934,7 +21936,7 @@ def cmd_add(options: Options, world: World) -> int:
     world.out(f"\n{clean_line(path)} has {clean_line(node.name)}. {clean_line(kept)}\n")
     following = "`subagent-fleet recommend` shows what it could do"
     if is_as_written(text):
-        following = "`subagent-fleet recommend --write` gives it work"
+        following = "`subagent-fleet recommend --write` plans the fleet with it"
     world.out(f"Next: {following}, then `subagent-fleet up`\n")
     return EXIT_OK
 

@@ -180,6 +180,7 @@ def test_a_stronger_model_that_does_not_fit_is_named(machine, run_cli):
     node = machine("qwen3-coder:30b", "gpt-oss:20b")
     said = " ".join(run_cli("init", "--node", f"mini={node.endpoint}", "--memory", "mini=20").stdout.split())
     assert "the strongest that fits, as qwen3-coder:30b does not: " in said, said
+    assert "Without `memory_gb:`" not in said  # it was typed
 
 
 @pytest.mark.parametrize("words", ["mini=64", "local=x", "local=0", "local", "=3"])

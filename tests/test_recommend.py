@@ -192,7 +192,7 @@ def test_add_warns_of_nothing_that_the_next_command_does(house, tmp_path, capsys
     said = capsys.readouterr()
     assert "warning" not in said.err + said.out
     assert said.out.endswith(
-        "\nNext: `subagent-fleet recommend --write` gives it work, then `subagent-fleet up`\n")
+        "\nNext: `subagent-fleet recommend --write` plans the fleet with it, then `subagent-fleet up`\n")
     assert sf.main(["validate"]) == 0  # later it is said, and what helps
     assert "no agent, tier or fallback uses it\n" in capsys.readouterr().err
 
