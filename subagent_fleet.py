@@ -21556,27 +21556,25 @@ def format_after_init(starter: Starter, states: Sequence[NodeState], look: Look 
 
 def format_scan(scan: Scan, look: Look = PLAIN) -> str:
     """Return where a scan looked, what answered, and what was skipped."""
-    text = ""
+    sentences: list[Cell | str] = []
     if scan.networks:
         counts = scan.counts
-        sentence = (f"Looked at {', '.join(scan.networks)}: {counts['open']} of "
-                    f"{sum(counts.values())} addresses answer, {counts['refused']} refuse, "
-                    f"{counts['silent'] + counts['unreachable']} are silent.")
-        text += format_words([Cell(sentence)], look)
+        sentences.append(Cell(
+            f"Looked at {', '.join(scan.networks)}: {counts['open']} of {sum(counts.values())} "
+            f"addresses answer, {counts['refused']} refuse, "
+            f"{counts['silent'] + counts['unreachable']} are silent."))
     if scan.peers:
-        text += format_words([Cell(f"Tailscale: {some_of([peer.name for peer in scan.peers])}.")],
-                             look)
-    for note in scan.notes:
-        text += format_words([note], look)
+        sentences.append(Cell(f"Tailscale: {some_of([peer.name for peer in scan.peers])}."))
+    sentences += scan.notes
     skipped: dict[str, list[str]] = {}
     for address, why in scan.others:
         skipped.setdefault(why, []).append(address)
     if skipped:
         groups = [f"as {why} {some_of(places, 4)}" for why, places in skipped.items()]
-        text += format_words([Cell(f"Skipped {'; '.join(groups)}.")], look)
+        sentences.append(Cell(f"Skipped {'; '.join(groups)}."))
     if not scan.found:
-        text += "No machine was found.\n"
-    return text
+        sentences.append("No machine was found.")
+    return "".join(format_words([sentence], look) for sentence in sentences)
 
 
 @command("init", "write fleet.yaml with the models your machines have",
@@ -28062,9 +28060,9 @@ subagent-fleet doctor            # what doesn't work, and how to fix it
 
 `warmup`, and `up` with it, asks each machine first whether it is there (5 s), and says of each
 model when it happens whether it is ready, waits for a machine that others keep busy, or is on one
-that does not answer. `up` waits 15 s for others and continues without those that don't answer:
-their `fallback` takes over. What failed later, when, for which agent and in which words:
-`subagent-fleet logs`.
+that does not answer. `up` says it in one line where up to four models load without trouble; it
+waits 15 s for others and continues without those that don't answer: their `fallback` takes over.
+What failed later, when, for which agent and in which words: `subagent-fleet logs`.
 
 ## Who does what where
 
