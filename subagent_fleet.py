@@ -12481,6 +12481,8 @@ class Course:
 
     def run(self, world: World) -> None:
         """Ask everything, one after the other; a node that dies ends it."""
+        if self.is_done:  # its node does not answer
+            return
         try:
             self._load_anew(world)
             for trial in TRIALS:
@@ -24504,39 +24506,43 @@ def plan_courses(fleet: Fleet, options: Options, world: World) -> list[Course]:
 def run_courses(workspace: Workspace, courses: Sequence[Course]) -> None:
     """Run courses, one after the other on a node; however it ends, what was measured is kept."""
     world = workspace.world
+    saved: list[Measurement] = []
     groups: dict[str, list[Course]] = {}  # by node: two at once would measure each other
     for course in courses:
-        if not course.is_done:
-            groups.setdefault(course.node.name, []).append(course)
-    saved: list[Measurement] = []
-
-    def save() -> None:
-        nonlocal saved
-        measured = [course.measurement for course in courses]
-        if measured != saved and any(known.is_worth_keeping for known in measured):
-            saved = measured
-            keep_measurements(workspace, measured)
-
+        groups.setdefault(course.node.name, []).append(course)
     jobs = {name: lambda group=group: [course.run(world) for course in group]
             for name, group in groups.items()}
     try:
         with LiveLine(world) as line:
             for _ in run_together(world, jobs):
-                save()
-                active = [next((course for course in group if not course.is_done), group[-1])
-                          for group in groups.values() if not group[-1].is_done]
-                line.show(" | ".join(f"{course.node.name}: {course.model.ollama_model}, "
-                                     f"{course.stage}" for course in active))
+                save_courses(workspace, courses, saved)
+                line.show(name_active(groups.values()))
     except BaseException:
         for course in courses:
             if not course.is_done:
                 course.fail("interrupted")
-        save()
+        save_courses(workspace, courses, saved)
         if saved:
             world.err(f"what was measured is kept in {BENCH_FILE}\n")
         raise
     finally:
-        save()
+        save_courses(workspace, courses, saved)
+
+
+def name_active(groups: Iterable[Sequence[Course]]) -> str:
+    """Return what each node is asked now."""
+    active = (next((course for course in group if not course.is_done), None) for group in groups)
+    return " | ".join(f"{course.node.name}: {course.model.ollama_model}, {course.stage}"
+                      for course in active if course)
+
+
+def save_courses(workspace: Workspace, courses: Sequence[Course],
+                 saved: list[Measurement]) -> None:
+    """Keep what was measured, where that is more than was saved before."""
+    measured = [course.measurement for course in courses]
+    if measured != saved and any(known.is_worth_keeping for known in measured):
+        saved[:] = measured
+        keep_measurements(workspace, measured)
 
 
 def keep_measurements(workspace: Workspace, measured: Sequence[Measurement]) -> None:
