@@ -12968,17 +12968,22 @@ class Seats:
             is_warm = seconds < self.read_seconds(total) / 2  # a server that tells no count
         memory.tokens, memory.used = total + end.output_tokens, now
         self._use(memory)
-        if total - cached >= LESSON_TOKENS and seconds > 0 and (cached or not is_warm):
-            self.read_rate = average(self.read_rate, (total - cached) / seconds)
-        written = end.answer_seconds or now - ticket.began - seconds
-        if end.output_tokens > 1 and written > 0:
-            self.write_rate = average(self.write_rate, end.output_tokens / written)
-            self.answer_tokens = average(self.answer_tokens, end.output_tokens)
+        fresh = total - cached if cached or not is_warm else 0
+        self._learn_speeds(end, fresh, seconds, now - ticket.began - seconds)
         if end.reason == "tool_use":
             memory.until = now + min(self.read_seconds(memory.tokens), HOLD_SECONDS)
         if ticket.need and ticket.known > total / 2 and self.read_rate:
             self._note(ticket.need, is_warm, now)
         return cached or (ticket.known if is_warm else 0)
+
+    def _learn_speeds(self, end: End, fresh: int, seconds: float, writing: float) -> None:
+        """Learn how fast so many fresh tokens were read and an answer was written."""
+        if fresh >= LESSON_TOKENS and seconds > 0:
+            self.read_rate = average(self.read_rate, fresh / seconds)
+        writing = end.answer_seconds or writing
+        if end.output_tokens > 1 and writing > 0:
+            self.write_rate = average(self.write_rate, end.output_tokens / writing)
+            self.answer_tokens = average(self.answer_tokens, end.output_tokens)
 
     def _note(self, need: int, is_warm: bool, now: float) -> None:
         """Note that so many tokens besides the slots were kept, or were not."""
@@ -24442,18 +24447,22 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[S
             text += format_words([f"Not told apart: {name} and {join_words(ties)}. "
                                   "Ask more --questions."], look)
 
-    names = [one.name for one in examinees]
-    lines = []
-    for fix in exam.fixes:
-        cells = []
-        for examinee in examinees:
-            said = exam.said.get((fix.commit, examinee.name), "")  # last by the check, just now
-            cells.append(", ".join(EXAM_OUTCOMES[one.outcome]
-                                   for one in exam.sittings_of(examinee)
-                                   if one.commit == fix.commit) + (f": {said}" if said else ""))
-        lines.append([fix.commit[:10], clean_line(first_line(fix.message))[:60], *cells])
-    text += "\n" + format_table(["Commit", "Question", *names], lines, look=look)
+    text += "\n" + format_questions(exam, examinees, look)
     return text + "".join(f"Not counted: {clean_line(trouble)}\n" for trouble in exam.troubles)
+
+
+def format_questions(exam: Exam, examinees: Sequence[Examinee], look: Look) -> str:
+    """Return what came of each question, and what the check said last of those just asked."""
+    rows = []
+    for fix in exam.fixes:
+        row = [fix.commit[:10], clean_line(first_line(fix.message))[:60]]
+        for examinee in examinees:
+            words = ", ".join(EXAM_OUTCOMES[one.outcome] for one in exam.sittings_of(examinee)
+                              if one.commit == fix.commit)
+            said = exam.said.get((fix.commit, examinee.name))
+            row.append(f"{words}: {said}" if said else words)
+        rows.append(row)
+    return format_table(["Commit", "Question", *(one.name for one in examinees)], rows, look=look)
 
 
 def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict[str, object]:
