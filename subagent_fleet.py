@@ -8229,8 +8229,9 @@ class Dialect:
             value: Any = request.get(name)
             if value is None and name not in REQUIRED_FIELDS:
                 continue
-            words, fits = _FIELD_KINDS[kind]
-            if not fits(value):
+            words, types = _FIELD_KINDS[kind]
+            if not isinstance(value, types) or (kind in NUMBERS and (
+                    isinstance(value, bool) or not abs(value) < 1e9)):
                 raise Refusal(400, f"{name}: expected {words}")
             if name in TOKEN_FIELDS and value < 1:
                 raise Refusal(400, f"{name}: must be at least 1")
@@ -8283,20 +8284,13 @@ REQUIRED_FIELDS = ("model", "messages", "input")
 TOKEN_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e9
-
-
-# What is expected of a field: how it is said, and how it is checked.
-_FIELD_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "text": ("text", lambda value: isinstance(value, str)),
-    "list": ("a list", lambda value: isinstance(value, list)),
-    "object": ("an object", lambda value: isinstance(value, dict)),
-    "boolean": ("true or false", lambda value: isinstance(value, bool)),
-    "whole": ("a whole number", lambda value: type(value) is int and _is_number(value)),
-    "number": ("a number", _is_number),
-    "text or list": ("text or a list", lambda value: isinstance(value, (str, list))),
-    "text or object": ("text or an object", lambda value: isinstance(value, (str, dict)))}
+NUMBERS = ("whole", "number")
+# What is expected of a field: how it is said, and of which types it is.
+_FIELD_KINDS: dict[str, tuple[str, Any]] = {
+    "text": ("text", str), "list": ("a list", list), "object": ("an object", dict),
+    "boolean": ("true or false", bool), "whole": ("a whole number", int),
+    "number": ("a number", (int, float)), "text or list": ("text or a list", (str, list)),
+    "text or object": ("text or an object", (str, dict))}
 
 
 def _read_stops(value: object, name: str) -> tuple[str, ...]:
@@ -10430,14 +10424,6 @@ def _refused_port(host: str, port: int, error: OSError) -> FleetError:
     return FleetError("cannot-listen", what, fix="choose another with --host or --port")
 
 
-def _listeners_in_table(table: Iterable[str], port: int) -> Iterator[tuple[int, str]]:
-    """Yield the user and the socket of who listens on a port by a table of Linux."""
-    for line in table:
-        fields = line.split()
-        if fields[1].endswith(f":{port:04X}") and fields[3] == "0A":  # LISTEN
-            yield int(fields[7]), f"socket:[{fields[9]}]"
-
-
 class PrivateDirectory:
     """A directory outside of any project that only its owner can enter, until it is left."""
 
@@ -11080,13 +11066,9 @@ class World:
 
     def free_megabytes(self) -> int:
         """Return how much memory can be had; 0 where the system does not say."""
-        with contextlib.suppress(OSError, ValueError):
-            known = self.read_part("/proc/meminfo", 0, 4096).decode("ascii", "replace")
-            match = re.search(r"MemAvailable:\s+(\d+) kB", known)
-            if match:
-                return int(match[1]) // 1024
-            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 ** 21
-        return 0
+        known = self.read_part("/proc/meminfo", 0, 4096).decode("ascii", "replace")
+        match = re.search(r"MemAvailable:\s+(\d+) kB", known)
+        return int(match[1]) // 1024 if match else int(self.total_gigabytes() * 500)  # half of it
 
     def total_gigabytes(self) -> float:
         """Return how much memory this machine has; 0.0 where the system does not say."""
@@ -11389,13 +11371,13 @@ class World:
             owners = {int(owner) for owner in re.findall(r"(?m)^u(\d+)$", listed)}
         return bool(owners) and owners <= {0, os.getuid()}
 
-    def _listeners(self, port: int) -> list[tuple[int, str]]:
-        """Return the user and the socket of each who listens on a port, as Linux has it."""
-        found: list[tuple[int, str]] = []
+    def _listeners(self, port: int) -> Iterator[tuple[int, str]]:
+        """Yield the user and the socket of each who listens on a port, as Linux has it."""
         for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-            with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
-                found += _listeners_in_table(lines, port)
-        return found
+            for line in self.read_part(table, 0, PART_BYTES).splitlines():
+                fields = line.decode("ascii", "replace").split()
+                if fields[3:4] == ["0A"] and fields[1].endswith(f":{port:04X}"):  # LISTEN
+                    yield int(fields[7]), f"socket:[{fields[9]}]"
 
     def _list_listeners(self, port: int) -> str:
         """Ask lsof, which macOS and the BSDs have; `-F` prints a field a line."""

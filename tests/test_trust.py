@@ -94,7 +94,7 @@ def test_a_gateway_with_another_key_is_not_shown_this_one(world, serve, monkeypa
 @pytest.mark.parametrize("name", ["subagent-fleet", "I'm alive!"])
 def test_who_only_says_a_name_hears_no_key(world, proof, name, monkeypatch):
     thief = Listener(lambda path: proof if "prove" in path else {"name": name})
-    monkeypatch.setattr(sf, "_listeners_in_table", lambda table, port: [(os.getuid() + 1, "")])
+    monkeypatch.setattr(sf.World, "_listeners", lambda self, port: [(os.getuid() + 1, "")])
     for provider in ("builtin", "litellm"):
         fleet = fleet_at(thief.port, provider=provider)
         assert ask_who_serves(world, fleet) not in (sf.OUR_GATEWAY, sf.OLD_GATEWAY, "")
@@ -198,9 +198,9 @@ TABLE = """\
 """
 
 
-def test_who_listens_is_read_from_the_table():
-    table = TABLE.splitlines()
-    assert [{owner for owner, _ in sf._listeners_in_table(table, port)}
+def test_who_listens_is_read_from_the_table(world, monkeypatch):
+    monkeypatch.setattr(world, "read_part", lambda path, start, limit: TABLE.encode())
+    assert [{owner for owner, _ in world._listeners(port)}
             for port in (4000, 4001, 4002)] == [{1000}, {1002}, set()]
 
 
