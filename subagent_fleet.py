@@ -17236,12 +17236,6 @@ def no_filters(git: Git) -> list[str]:
     return words
 
 
-def describe_commit(state: TaskState) -> str:
-    """Return the message of a commit that a task leaves: its name and what it was to do."""
-    lines = (state.task.prompt or "").strip().split("\n")
-    return f"{state.name}: {' '.join(lines[0].split())[:100]}"
-
-
 def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
                   known: Mapping[str, str]) -> tuple[WorkDone, Stored]:
     """Keep a worktree: a commit for the branch, and all of it in a ref no git command removes."""
@@ -17252,7 +17246,9 @@ def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
         parents.append(tip)  # the agent has left its branch: nothing that was there is lost
     commit = stored.head
     if len(parents) > 1 or stored.tree != stored.old_tree:
-        commit = git.make_commit(stored.tree, parents, describe_commit(state))
+        first = (state.task.prompt or "").strip().split("\n")[0]
+        commit = git.make_commit(stored.tree, parents,
+                                 f"{state.name}: {' '.join(first.split())[:100]}")
     whole = commit
     if stored.net != stored.tree:
         whole = git.make_commit(stored.net, [commit], f"{state.name}: with ignored files")
@@ -17275,11 +17271,11 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone) -> WorkDone:
     # Setup may have changed something before the agent came.
     begun = compare(state.start) if state.start not in ("", state.base) else files
     changed = tuple(path for path, _, _ in begun)
-    span = f"{state.base}..{work.commit}"
-    commits = int(main.out("rev-list", "--count", "--end-of-options", span))
+    commits = int(main.out("rev-list", "--count", "--end-of-options",
+                           f"{state.base}..{work.commit}"))
     leaked = state.copies and commits and main.names(
-        "log", "-z", "--format=", "--name-only", "--end-of-options", span, "--",
-        *(f":(literal){path}" for path in state.copies))
+        "log", "-z", "--format=", "--name-only", "--end-of-options",
+        f"{state.base}..{work.head}", "--", *(f":(literal){path}" for path in state.copies))
     if leaked:
         raise FleetError("copy-committed", f"the agent has committed {clean_line(leaked[0])}, a "
                          "file that was copied and is ignored",
@@ -17745,8 +17741,8 @@ class TaskWork:
     def _tell(self, word: str, text: str = "") -> None:
         self._supervisor.tell(self.name, word, text)
 
-    def _file(self, name: str, number: int | None = None) -> str:
-        return self._folder.of_try(self.state, name, number)
+    def _file(self, name: str) -> str:
+        return self._folder.of_try(self.state, name)
 
     # -- the way --
 
@@ -18235,16 +18231,13 @@ class TaskWork:
             self._close(Ruling("parked", f"its process ended {lost} times without a result: {last}",
                                cause="lost"), "lost")
         else:
-            spoken = state.spoken and not self._is_unknown(agent)
+            errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
+            spoken = state.spoken and b"No conversation found" not in errors \
+                and not is_unknown_session(agent.heard.result or {})
             self._note("waiting", reason="its process ended", spoken=spoken, lost=lost,
                        prompt=self._plan_lost_words(state, agent, spoken=spoken),
                        until=self._world.now() + (2 ** state.lost if state.lost else 0))
             self._tell("lost", "its process ended without a result; starting it again")
-
-    def _is_unknown(self, agent: AgentProcess) -> bool:
-        """Tell whether an agent has ended because there is no session to resume."""
-        errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
-        return b"No conversation found" in errors or is_unknown_session(agent.heard.result or {})
 
     @staticmethod
     def _plan_lost_words(state: TaskState, agent: AgentProcess, *, spoken: bool) -> str:
@@ -18726,31 +18719,26 @@ class Supervisor:
             self._grant(name)
 
     def _start_ready(self) -> bool:
-        """Begin with the tasks that can start, and say what the others wait for."""
+        """Begin with the tasks that can start, and say once what the others wait for."""
         states = {name: state for name, state in self.tasks.items()
                   if state.state != "waiting" or self._means(name) and name not in self._threads}
-        waiting = [state for state in states.values() if state.state == "waiting"]
+        waiting = [name for name, state in states.items() if state.state == "waiting"]
         if not self._takes_new or not waiting:
             return False
-        limits = self.limits()
+        limits, now = self.limits(), self._world.now()
         aliases = {name: self.alias_of(name) for name in self.tasks}
-        starts = plan_starts(states, aliases, limits, self._world.now())
+        starts = plan_starts(states, aliases, limits, now)
         for name in starts:
             self._told.discard(name)
             self.mind(name, state="preparing")
             self._begin(name)
         limits = replace(limits, busy=count_busy(self.tasks, aliases))
-        self._tell_waits([state for state in waiting[:20] if state.name not in starts], limits)
+        for name in waiting[:20]:
+            if name not in {*starts, *self._told} and states[name].until <= now:
+                self._told.add(name)
+                self.tell(name, "waits", explain_wait(
+                    states[name], self.tasks, aliases[name], limits, now))
         return bool(starts)
-
-    def _tell_waits(self, waiting: Iterable[TaskState], limits: Limits) -> None:
-        """Say once what each task waits for."""
-        now = self._world.now()
-        for state in waiting:
-            if state.name not in self._told and state.until <= now:
-                self._told.add(state.name)
-                self.tell(state.name, "waits", explain_wait(
-                    state, self.tasks, self.alias_of(state.name), limits, now))
 
     def limits(self) -> Limits:
         """Return how much may happen at the same time."""
@@ -18853,18 +18841,19 @@ class Supervisor:
             return
         if plan is None:
             return
-        if plan.file.max:
-            self.backing = replace(self.backing, most=plan.file.max)
+        self.backing = replace(self.backing, most=plan.file.max or self.backing.most)
         for name, task in plan.tasks.items():
             try:
                 self.accept(freeze(task), base_of(task, self.folder), "file")
             except FleetError as error:
                 self.tell(name, "not read", error.what)
-        for name, state in list(self.tasks.items()):
-            if state.origin == "file" and name not in plan.tasks and not state.tried \
-                    and state.state == "waiting" and not state.forgotten:
-                self.note(name, "stopped", reason="removed from the task file", forgotten=True)
-                self.tell(name, "removed", "it is no longer in the task file")
+        left = [state for name, state in self.tasks.items() if state.origin == "file"
+                and name not in plan.tasks and not (state.tried or state.forgotten)]
+        for state in left:
+            if state.state == "waiting":
+                self.note(state.name, "stopped", reason="removed from the task file",
+                          forgotten=True)
+                self.tell(state.name, "removed", "it is no longer in the task file")
 
     def _order_answer(self, state: TaskState, order: Mapping[str, Any]) -> None:
         answers = order.get("answers")
