@@ -617,7 +617,6 @@ def test_a_lock_that_a_killed_one_leaves_for_a_moment_parks_nothing(rig):
 
 
 def test_two_tries_are_never_alive_together(rig, monkeypatch):
-    monkeypatch.setattr(sf, "LOCK_SECONDS", 0.2)
     rig.add("a", "@hang")
     rig.work(lambda states: states and states["a"].state == "running"
              and (rig.home / "sessions" / states["a"].session).exists())
@@ -629,6 +628,7 @@ def test_two_tries_are_never_alive_together(rig, monkeypatch):
                 for number in rig.processes()}) == 1  # one session of processes: one agent
     rig.work()
     rig.leave()
+    monkeypatch.setattr(sf, "LOCK_SECONDS", 0.2)
     hold = rig.world.hold(rig.folder.of_task("a", "alive"))  # it cannot be ended
     rig.ask("retry", "a")
     rig.work()
