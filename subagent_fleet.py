@@ -17945,11 +17945,17 @@ class TaskWork:
 
         asked = (task.check or "", state.base, *task.setup)
         with self._supervisor.changed:
+            while passes.get(asked, False) is None:  # another task asks the same just now
+                self._supervisor.wait(0.25)
             is_asked = asked in passes
             passes.setdefault(asked, None)  # not known yet
         if not is_asked:
-            passes[asked] = self._run_command(asked[0], path, self._file("check-base.log"),
-                                              float(task.deadline), CHECK_MARK) == 0
+            try:
+                passes[asked] = self._run_command(asked[0], path, self._file("check-base.log"),
+                                                  float(task.deadline), CHECK_MARK) == 0
+            finally:
+                if passes[asked] is None:  # whatever went wrong: another task may ask
+                    del passes[asked]
             with self._supervisor.changed:  # one at a time
                 is_news = passes[asked] and task.changes == "required" \
                     and self._folder.is_news(f"passes: {task.check}")

@@ -1152,7 +1152,8 @@ def test_a_task_that_waits_for_a_question_says_which(shop):
     assert "nothing checks them" in shop.end(child).out
     assert "nothing watches them" in shop.type("tasks").err
     child = shop.begin("run", "fix")
-    time.sleep(2)
+    shop.wait(lambda: json.loads(shop.type("tasks", "--json").out)["supervisor"])
+    time.sleep(1)
     child.send_signal(signal.SIGINT)
     done = shop.end(child)
     assert "task answer db" in " ".join(done.out.split()), done
