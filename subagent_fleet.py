@@ -2362,8 +2362,8 @@ class _Checker:
     def section(self, kind: str, path: tuple, section: Any) -> Any:
         """Check a mapping of known keys; return its record."""
         keys = FILE_KEYS[kind].values()
-        values: dict[str, Any] = {
-            key.attribute: None for key in keys if key.default is REQUIRED}
+        values: dict[str, Any] = {key.attribute: {} if key.rule in NAME_RULES else None
+                                  for key in keys if key.default is REQUIRED}
         if kind in NAME_RULES:
             values["name"] = path[-1]
         if not isinstance(section, dict):
@@ -2549,14 +2549,13 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
     try:
         file = check.section("", (), document.value)
         project = file.project or Project("")
-        nodes, models, agents = file.nodes or {}, file.models or {}, file.agents or {}
-        _check_references(check, nodes, models)
-        for agent in agents.values():
+        _check_references(check, file.nodes, file.models)
+        for agent in file.agents.values():
             _check_agent(check, agent)
-        for node in nodes.values():
+        for node in file.nodes.values():
             _check_node(check, node, project.gateway)
-        for model in models.values():
-            _check_model(check, model, nodes.get(model.node))
+        for model in file.models.values():
+            _check_model(check, model, file.nodes.get(model.node))
     except FleetError as error:  # too many
         last = [error.finding]
 
@@ -2568,8 +2567,8 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
         name=project.name, gateway=project.gateway,
         claude={tier: name for tier, name in tiers.items() if name},
         targets=tuple(name for name in TARGET_NAMES if name in (*project.targets, "env")),
-        nodes={name: _settle_endpoint(node) for name, node in nodes.items()},
-        models=models, agents=agents, document=document, lean=project.claude.lean), []
+        nodes={name: _settle_endpoint(node) for name, node in file.nodes.items()},
+        models=file.models, agents=file.agents, document=document, lean=project.claude.lean), []
 
 
 def spell_fix(finding: Finding, document: Document) -> Finding:
