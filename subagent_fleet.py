@@ -26220,24 +26220,28 @@ def cmd_clean(options: Options, world: World) -> int:
     changes = workspace.compare(None, (*TARGET_NAMES, *(target.name for target in TAUGHT)))
     kept = [] if options.force else paths_that(changes, "edited")
     doomed = [change for change in changes if change.path not in kept]
-    listed = [(change.path, "") for change in doomed if change.found is not None]
-
-    is_asked = not (options.force or options.dry_run)
-    heading = "Would remove:" if is_asked or options.dry_run else "Removing:"
-    if listed:
-        world.out(format_changes(heading, listed, look_of(world)))
-    else:
-        world.out("Nothing to remove.\n")
-    if listed and is_asked:
-        agree(world, "", f"Remove {count_of(listed, 'file')}?", FleetError(
-            "not-removed", "nothing was removed", status=EXIT_REFUSED,
-            fix="type it in a terminal; or `subagent-fleet clean --force`, which removes the "
-                "files that you edited, too"))
+    agree_to_clean(doomed, options, world)
     if doomed and not options.dry_run:
         remove_files(workspace, doomed, is_all=not kept)
     if kept:
         raise refuse_edited(kept, "clean", "kept")
     return EXIT_OK
+
+
+def agree_to_clean(doomed: Sequence[Change], options: Options, world: World) -> None:
+    """Show which files go, and have a person agree where it matters."""
+    is_forced = options.force and not options.dry_run
+    listed = [(change.path, "") for change in doomed if change.found is not None]
+    if not listed:
+        world.out("Nothing to remove.\n")
+        return
+    heading = "Removing:" if is_forced else "Would remove:"
+    world.out(format_changes(heading, listed, look_of(world)))
+    if not (is_forced or options.dry_run):
+        agree(world, "", f"Remove {count_of(listed, 'file')}?", FleetError(
+            "not-removed", "nothing was removed", status=EXIT_REFUSED,
+            fix="type it in a terminal; or `subagent-fleet clean --force`, which removes the "
+                "files that you edited, too"))
 
 
 def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool) -> None:
