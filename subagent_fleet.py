@@ -14755,18 +14755,9 @@ def plan_served(judged: Sequence[Judged], fleet: Fleet | None) -> list[Served]:
 
 
 def _sum_up(name: str, node: str, group: Sequence[Judged]) -> Served:
-    """Return what a model on a machine did, of its requests: the worst that is true of them."""
-    worst = min(group, key=lambda one: _PLANNED_ORDER.index(one.planned))
-    planned, why = worst.planned, worst.why
+    """Return what a model on a machine did, of its requests."""
+    planned, why = _sum_up_plan(group)
     receipts = [one.receipt for one in group]
-    # Who went away or stopped the gateway ended that request: nothing has failed.
-    failed = [receipt.outcome for receipt in receipts
-              if receipt.node and receipt.outcome not in ("ok", "left", "stopped")]
-    if planned == "yes" and failed:
-        why = f"{len(failed)} failed: {failed[0]}"
-    if any(one.beyond for one in group):
-        planned, why = "left", why or "left the house"
-
     waits = [receipt.waited for receipt in receipts if receipt.waited is not None]
     firsts = sorted(max(receipt.first_byte - (receipt.waited or 0), 0)
                     for receipt in receipts if receipt.first_byte is not None)
@@ -14781,6 +14772,20 @@ def _sum_up(name: str, node: str, group: Sequence[Judged]) -> Served:
         # Not the mean: an answer that waited for its model to load would hide all the others.
         first_token=firsts[len(firsts) // 2] if firsts else None,
         rate=_answer_rate(receipts), **sums)
+
+
+def _sum_up_plan(group: Sequence[Judged]) -> tuple[str, str]:
+    """Return the worst that is true of requests to one place, and why."""
+    worst = min(group, key=lambda one: _PLANNED_ORDER.index(one.planned))
+    planned, why = worst.planned, worst.why
+    # Who went away or stopped the gateway ended that request: nothing has failed.
+    failed = [one.receipt.outcome for one in group
+              if one.receipt.node and one.receipt.outcome not in ("ok", "left", "stopped")]
+    if planned == "yes" and failed:
+        why = f"{len(failed)} failed: {failed[0]}"
+    if any(one.beyond for one in group):
+        planned, why = "left", why or "left the house"
+    return planned, why
 
 
 def _answer_rate(receipts: Iterable[Receipt]) -> float | None:
@@ -15256,19 +15261,22 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
     }
 
 
-def plan_needs(sight: Sight, routes: Mapping[str, RouteState]) -> Iterator[tuple[str, str, str]]:
-    """Yield (level, what, what to type) of all that waits for a person, the most urgent first."""
+def _plan_task_needs(tasks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
     verbs = {"asking": "asks", "review": "waits for your review"}
-    for task in sight.tasks:
+    for task in tasks:
         if task["level"] in ("ask", "warn"):
             what = f"{task['name']} {verbs.get(task['state'], 'is ' + task['state'])}"
             yield (task["level"], ": ".join(filter(None, (what, task["now"]))),
                    task["answers"] or task["fix"])
-    failed = [task for task in sight.tasks if task["level"] == "bad"]
+    failed = [task for task in tasks if task["level"] == "bad"]
     if failed:
         names = some_of([task["name"] for task in failed], 4)
         yield "bad", f"{count_of(failed, 'task')} failed: {names}", failed[0]["fix"]
 
+
+def plan_needs(sight: Sight, routes: Mapping[str, RouteState]) -> Iterator[tuple[str, str, str]]:
+    """Yield (level, what, what to type) of all that waits for a person, the most urgent first."""
+    yield from _plan_task_needs(sight.tasks)
     for name, state in sight.states.items():
         alone = [model.name for model in sight.fleet.models.values() if model.node == name
                  and routes[model.name].state == "node offline" and not routes[model.name].fallback]
@@ -19494,9 +19502,11 @@ class SimulatedNode(Reception):
     """Answers as Ollama 0.32.15 does, for models that are made up.
 
     `models` says of each by its name what Ollama would: size, parameters, quantization, family,
-    capabilities, context, remote. `loaded` is {name: context}; `reply` makes the pieces of a
+    capabilities, context. `loaded` is {name: context}; `reply` makes the pieces of a
     model's answer of what it is asked.
     """
+
+    head = ""  # of each answer
 
     def __init__(self, world: World, models: Mapping[str, Mapping[str, Any]], *,
                  host: str = "127.0.0.1", port: int = 0, pace: Pace | None = None) -> None:
@@ -19506,9 +19516,7 @@ class SimulatedNode(Reception):
             self.models[name if ":" in name.rpartition("/")[2] else f"{name}:latest"] = dict(told)
         self.pace, self.port = pace or Pace(), port
         self.loaded: dict[str, int] = {}
-        self.pullable: set[str] = set()
-        self.version, self.gpu_percent, self.most_loaded = "0.32.15", 100, 3
-        self.any_origin = False  # as under OLLAMA_ORIGINS=*
+        self.version = "0.32.15"
         self._host = host
         self._serving: threading.Thread | None = None
         self.wake()
@@ -19556,8 +19564,6 @@ class SimulatedNode(Reception):
         if path == "/api/ps":
             return NodeAnswer(200, {"models": [self._show_loaded(name) for name in self.loaded]})
         typed = read_field(payload, "model")
-        if path == "/api/pull":
-            return self._pull(full_model_name(typed))
         if path not in ("/api/show", "/api/chat"):
             return NodeAnswer(404, b"404 page not found")
         for name in self.models:
@@ -19567,22 +19573,18 @@ class SimulatedNode(Reception):
 
     def _tag(self, name: str) -> dict[str, Any]:
         told = self.models[name]
-        tag = {"name": name, "model": name, "modified_at": "2026-08-21T10:00:00Z",
-               "size": told.get("size", 4_700_000_000), "digest": "0" * 64,
-               "details": {"parent_model": "", "format": "gguf",
-                           "family": told.get("family", "llama"), "families": None,
-                           "parameter_size": told.get("parameters", "7.6B"),
-                           "quantization_level": told.get("quantization", "Q4_K_M")},
-               "capabilities": ["completion"]}  # the real one misses the tools here, too
-        if told.get("remote"):
-            tag.update(remote_host=told["remote"], remote_model=name)
-        return tag
+        return {"name": name, "model": name, "modified_at": "2026-08-21T10:00:00Z",
+                "size": told.get("size", 4_700_000_000), "digest": "0" * 64,
+                "details": {"parent_model": "", "format": "gguf",
+                            "family": told.get("family", "llama"), "families": None,
+                            "parameter_size": told.get("parameters", "7.6B"),
+                            "quantization_level": told.get("quantization", "Q4_K_M")},
+                "capabilities": ["completion"]}  # the real one misses the tools here, too
 
     def _show_loaded(self, name: str) -> dict[str, Any]:
         size = self.models[name].get("size", 4_700_000_000)
         return {"name": name, "model": name, "size": size, "digest": "0" * 64, "details": {},
-                "expires_at": FOR_EVER, "size_vram": size * self.gpu_percent // 100,
-                "context_length": self.loaded[name]}
+                "expires_at": FOR_EVER, "size_vram": size, "context_length": self.loaded[name]}
 
     def _show(self, name: str) -> NodeAnswer:
         told = self.models[name]
@@ -19593,14 +19595,8 @@ class SimulatedNode(Reception):
             "capabilities": told.get("capabilities", ["completion", "tools"])})
 
     def _chat(self, name: str, payload: dict[str, Any]) -> NodeAnswer:
-        if payload.get("think") and "thinking" not in self.models[name].get("capabilities", ()):
-            words = f"\"{payload['model']}\" does not support thinking"
-            return NodeAnswer(400, {"error": words})
         done = {"model": payload["model"], "created_at": "2026-08-21T10:00:00Z", "done": True,
                 "message": {"role": "assistant", "content": ""}}
-        if payload.get("keep_alive") == 0:
-            self.loaded.pop(name, None)
-            return NodeAnswer(200, {**done, "done_reason": "unload"})
         self._load(name, payload)
         if not payload["messages"]:
             return NodeAnswer(200, {**done, "done_reason": "load"})
@@ -19616,49 +19612,32 @@ class SimulatedNode(Reception):
         return NodeAnswer(200, {**last, "message": {"role": "assistant", "content": whole}})
 
     def _load(self, name: str, payload: dict[str, Any]) -> None:
-        """Hold a model with the context that it is asked with; the one held longest makes room."""
+        """Hold a model with the context that it is asked with."""
         context = read_field(payload, "options", dict).get("num_ctx", 4096)
         held = self.loaded.pop(name, None)
         if held != context:
             self.world.sleep(self.pace.load_seconds)
         self.loaded[name] = min(context, self.models[name].get("context", 131072))
-        while len(self.loaded) > self.most_loaded:
-            del self.loaded[next(iter(self.loaded))]
-
-    def _pull(self, name: str) -> NodeAnswer:
-        lines: list[dict[str, Any]] = [{"status": "pulling manifest"}]
-        if name not in self.pullable:
-            return NodeAnswer(200, [*lines, {"error": "pull model manifest: file does not exist"}])
-        self.models[name] = {}
-        for layer, size in (("a", 1000), ("b", 3000)):
-            step = {"status": f"pulling {layer}", "digest": f"sha256:{layer}", "total": size}
-            lines += [step, {**step, "completed": size}]
-        return NodeAnswer(200, [*lines, {"status": "verifying sha256 digest"},
-                                {"status": "success"}])
 
     # -- how it goes over the wire --
 
     def _respond(self, visitor: Visitor, method: str, target: str,
                  headers: dict[str, str]) -> None:
         body = visitor.read_body(BODY_LIMIT_BYTES, BODY_SECONDS)
-        if headers.get("origin", "").startswith("https://") and not self.any_origin:
-            visitor.reply(403, b"")
-            return
         answer = self.answer(target, parse_json(body) if body else None)
-        head = "Access-Control-Allow-Origin: *\r\n" if self.any_origin else ""
         if isinstance(answer.value, list):
-            self._send_lines(visitor, answer.value, head)
+            self._send_lines(visitor, answer.value)
         elif isinstance(answer.value, bytes):
-            visitor.reply(answer.status, answer.value, head=head)
+            visitor.reply(answer.status, answer.value, head=self.head)
         else:
-            visitor.reply(answer.status, render_json(answer.value), head=head)
+            visitor.reply(answer.status, render_json(answer.value), head=self.head)
 
-    def _send_lines(self, visitor: Visitor, lines: Sequence[Mapping[str, Any]], head: str) -> None:
+    def _send_lines(self, visitor: Visitor, lines: Sequence[Mapping[str, Any]]) -> None:
         """Send lines as a model makes them: after it has read the prompt, one a token."""
         last = lines[-1]
         if self.pace.prompt_rate and last.get("prompt_eval_count"):
             self.world.sleep(last["prompt_eval_count"] / self.pace.prompt_rate)
-        head += "Content-Type: application/x-ndjson\r\n"
+        head = f"{self.head}Content-Type: application/x-ndjson\r\n"
         for line in lines:
             if self.stops:
                 raise ClientGone()
@@ -23665,16 +23644,9 @@ def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = F
         if not told.served:
             rows.append([name, *"-" * 8, Cell(told.state or "nothing was asked", "dim")])
         for served in told.served:
-            machine = Cell(served.node or "?")
-            if served.node in colours:
-                machine = Cell(served.node, f"machine {colours[served.node]}")
             state = told.state if name != stem and told.state != "done" else ""
-            rows.append([
-                name, served.model, machine, served.requests,
-                show_span(round(served.waited or 0, 1) or None), show_span(served.first_token),
-                f"{served.rate:.0f}" if served.rate else "-", show_amount(served.input_tokens),
-                show_amount(served.output_tokens),
-                _format_planned(served, state, report.facts.now, look)])
+            rows.append([name, *_trace_cells(served, colours),
+                         _format_planned(served, state, report.facts.now, look)])
             name = stem
             after += _tell_rereading(told.agent.kind, served, look)
 
@@ -23682,14 +23654,30 @@ def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = F
         flaw = Cell(f"{place} cannot be read; it is cut off or not JSON")
         after += format_words([Cell("warning:", "warn"), flaw], look, indent="  ")
     for told in report.agents if prompts else ():
-        transcript = told.agent.transcript
-        after += "\n" + format_words([Cell(told.agent.kind, "bold")], look)
-        prompt = clean_text(transcript.prompt if transcript else "")
-        for line in prompt.splitlines() or ["(Claude Code kept no prompt)"]:
-            after += format_words([line], look, margin="  ") or "\n"
+        after += _format_prompt(told.agent, look)
     head = format_words([Cell(_tell_session(report))], look, indent="  ")
     return f"{head}\n" + format_table(_TRACE_HEADERS, rows, look=look, right=_TRACE_HEADERS[3:-1],
                                       spare=_TRACE_SPARES) + after
+
+
+def _trace_cells(served: Served, colours: Mapping[str, int]) -> list[object]:
+    """Return what one model on one machine did for an agent."""
+    machine = Cell(served.node or "?")
+    if served.node in colours:
+        machine = Cell(served.node, f"machine {colours[served.node]}")
+    return [served.model, machine, served.requests,
+            show_span(round(served.waited or 0, 1) or None), show_span(served.first_token),
+            f"{served.rate:.0f}" if served.rate else "-", show_amount(served.input_tokens),
+            show_amount(served.output_tokens)]
+
+
+def _format_prompt(agent: AgentTrace, look: Look) -> str:
+    """Return what an agent was asked, whole."""
+    text = "\n" + format_words([Cell(agent.kind, "bold")], look)
+    prompt = clean_text(agent.transcript.prompt if agent.transcript else "")
+    for line in prompt.splitlines() or ["(Claude Code kept no prompt)"]:
+        text += format_words([line], look, margin="  ") or "\n"
+    return text
 
 
 def _tell_rereading(name: str, served: Served, look: Look) -> str:

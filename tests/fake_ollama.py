@@ -19,6 +19,7 @@ class FakeNode(sf.SimulatedNode):
         self.answers, self.delay, self.words = {}, 0, ["PO", "NG"]
         self.requests = []
         self.keys = []  # the Authorization of each request
+        self.pullable, self.gpu_percent, self.most_loaded, self.any_origin = set(), 100, 3, False
         world = sf.World()
         if listening:  # a socket that listens already: nobody who asks meanwhile is refused
             listening.setblocking(False)
@@ -37,6 +38,8 @@ class FakeNode(sf.SimulatedNode):
 
     def answer(self, path, payload):
         self.requests.append((path, payload))
+        if path == "/api/pull" and path not in self.answers:
+            return self._pull(sf.full_model_name(payload["model"]))
         if path not in self.answers:
             return super().answer(path, payload)
         said = self.answers[path]
@@ -47,4 +50,43 @@ class FakeNode(sf.SimulatedNode):
     def _respond(self, visitor, method, target, headers):
         self.keys.append(headers.get("authorization"))
         time.sleep(self.delay)
+        if headers.get("origin", "").startswith("https://") and not self.any_origin:
+            visitor.reply(403, b"")
+            return
+        self.head = "Access-Control-Allow-Origin: *\r\n" if self.any_origin else ""
         super()._respond(visitor, method, target, headers)
+
+    def _tag(self, name):
+        remote = self.models[name].get("remote")
+        more = {"remote_host": remote, "remote_model": name} if remote else {}
+        return {**super()._tag(name), **more}
+
+    def _show_loaded(self, name):
+        shown = super()._show_loaded(name)
+        return {**shown, "size_vram": shown["size"] * self.gpu_percent // 100}
+
+    def _chat(self, name, payload):
+        if payload.get("think") and "thinking" not in self.models[name].get("capabilities", ()):
+            return sf.NodeAnswer(400, {"error": f'"{payload["model"]}" does not support thinking'})
+        if payload.get("keep_alive") == 0:
+            self.loaded.pop(name, None)
+            return sf.NodeAnswer(200, {
+                "model": payload["model"], "created_at": "2026-08-21T10:00:00Z", "done": True,
+                "message": {"role": "assistant", "content": ""}, "done_reason": "unload"})
+        return super()._chat(name, payload)
+
+    def _load(self, name, payload):
+        """Load a model; the one held longest makes room."""
+        super()._load(name, payload)
+        while len(self.loaded) > self.most_loaded:
+            del self.loaded[next(iter(self.loaded))]
+
+    def _pull(self, name):
+        lines = [{"status": "pulling manifest"}]
+        if name not in self.pullable:
+            return sf.NodeAnswer(200, [*lines, {"error": "pull model manifest: file does not exist"}])
+        self.models[name] = {}
+        for layer, size in (("a", 1000), ("b", 3000)):
+            step = {"status": f"pulling {layer}", "digest": f"sha256:{layer}", "total": size}
+            lines += [step, {**step, "completed": size}]
+        return sf.NodeAnswer(200, [*lines, {"status": "verifying sha256 digest"}, {"status": "success"}])
