@@ -17953,7 +17953,7 @@ class TaskWork:
         asked = (task.check or "", state.base, *task.setup)
         with self._supervisor.changed:
             while passes.get(asked, False) is None:  # another task asks the same just now
-                self._supervisor.wait(0.25)
+                self._pause(0.25)
             is_asked = asked in passes
             passes.setdefault(asked, None)  # not known yet
         if not is_asked:

@@ -345,6 +345,23 @@ def test_what_is_said_while_the_check_runs_is_done_as_well(rig):
 # -- ends --
 
 @pytest.mark.slow
+def test_a_task_that_waits_for_what_anothers_check_says_is_stopped_at_once(rig):
+    for name in ("a", "b"):
+        rig.add(name, "@hang", check="sleep 4")
+    rig.work(lambda states: [state.state for state in states.values()] == ["running"] * 2)
+    logs = {name: rig.folder.of_try(rig.tasks()[name], "check-base.log") for name in ("a", "b")}
+    while not any(map(os.path.exists, logs.values())):
+        time.sleep(0.02)
+    asks = next(name for name, log in logs.items() if os.path.exists(log))
+    waits = "b" if asks == "a" else "a"
+    rig.ask("stop", waits)
+    rig.work(lambda states: states[waits].is_over)
+    assert set(rig.supervisor.passes.values()) == {None}  # what the check says is not known yet
+    rig.ask("stop", asks)
+    rig.work()
+
+
+@pytest.mark.slow
 def test_stop_ends_trees_that_resist_all_at_once_and_quickly(rig):
     script = ("trap '' TERM HUP INT; setsid sh -c 'trap \"\" TERM; sleep 300' & "
               "nohup sleep 301 >/dev/null 2>&1 & (sleep 302 & ) & sleep 303")
