@@ -148,6 +148,16 @@ def test_the_log_of_a_question_says_it_and_an_empty_one_names_the_other(typist):
 
 
 @pytest.mark.slow
+def test_who_only_answers_is_quoted_and_told_of_the_key(typist):
+    typist.write("tasks:\n  hi: {prompt: '@say hello', tries: 1, rounds: 0}\n")
+    said = " ".join(typist.run("run", status=1).split())
+    assert re.search(r"hi failed nothing was changed \(if the task is only to answer: `changes: "
+                     r"none`\)\. It said: \w", said), said
+    assert "nothing was changed (if the task is only to…" in typist.run("tasks")
+    assert "`changes: none`" in typist.run("tasks", "hi")
+
+
+@pytest.mark.slow
 def test_a_task_is_shown_in_words(typist):
     typist.run("run", "t:@write new.txt x", "--touch", "new.txt", "--touch", "b.txt")
     shown = typist.run("tasks", "t")
