@@ -2477,6 +2477,8 @@ class _Checker:
         """Report a name that no section of that kind has."""
         if name is None or name in records or name in map(str, records) or not records:
             return
+        records = {known: record for known, record in records.items()
+                   if path[:2] != (f"{kind}s", known)}  # a model's fallback is not itself
         others = {}  # what people write for a name: the address of a node, a model's
         for known, record in records.items():
             if isinstance(record, Node) and record.endpoint:
@@ -2488,7 +2490,7 @@ class _Checker:
         if len(name) > 60:
             name = f"{name[:60]}…"
         self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}",
-                   fix=fix or f"known {kind}s: {some_of(records)}")
+                   fix=fix or (f"known {kind}s: {some_of(records)}" if records else "remove it"))
 
 
 def _dotted(path: tuple) -> str:

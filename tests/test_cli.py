@@ -48,6 +48,15 @@ def test_validate_keeps_the_wording_and_adds_position_caret_and_fix(run_cli, fle
         "    fix: did you mean `mini`?\n")
 
 
+def test_the_only_model_is_no_fallback_of_itself(run_cli, fleet_file):
+    fleet_file.write_text(
+        "project: {name: p}\nnodes: {n: {endpoint: 'http://127.0.0.1:9'}}\n"
+        "models: {big: {node: n, ollama_model: 'm:1b', litellm_alias: a, fallback: [bog]}}\n"
+        "agents: {}\n", encoding="utf-8")
+    told = run_cli("validate").stderr
+    assert "references unknown model: bog" in told and "fix: remove it\n" in told
+
+
 def test_validate_reports_syntax_under_the_same_heading(run_cli, fleet_file):
     fleet_file.write_text("project: &a x\n", encoding="utf-8")
     done = run_cli("validate")
