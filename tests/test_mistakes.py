@@ -389,7 +389,7 @@ WHOLE = [
      "write `nodes:`, below it a name, below that its keys",
      edited("  laptop:\n", "laptop:\n").replace("  small-coder:", "  small-coder:")),
     (edited("  small-coder:\n", "small-coder:\n"), ["unknown-model", "unknown-key", "unknown-model"],
-     "did you mean `heavy-coder`?", BASE),
+     "remove it", BASE),
     (edited("  implementer:\n", "implementer:\n"), ["unknown-key"],
      "known keys: project, nodes, models, agents; indent a name under one of them", BASE),
     (edited("  gateway:\n    provider: litellm\n    host: 127.0.0.1\n    port: 4000\n",
