@@ -2392,7 +2392,7 @@ class _Checker:
     def spell(self, kind: str, path: tuple, section: dict) -> dict[str, str]:
         """Return {key: its name in the section}; report what is no key, or is there twice."""
         keys = FILE_KEYS[kind]
-        words: dict[str, str] = {}
+        words = {}
         for key in keys.values():
             others = f"{key.also} {KEY_WORDS.get(key.name, '')}".replace("_", "").split()
             words.update(dict.fromkeys(others, key.name))
@@ -2579,7 +2579,7 @@ def spell_fix(finding: Finding, document: Document) -> Finding:
         name, text = line.groups()
         if not text:
             return f'`"{name}":`'
-        value: object = text
+        value = text
         with contextlib.suppress(FleetError):  # of a text that would need quotes
             value = parse_yaml(text)
         return f'`"{name}": {json.dumps(value)}`'
@@ -2816,7 +2816,7 @@ def plan_prompt(agent: Agent) -> str:
 
 def plan_tools(tools: Iterable[str]) -> tuple[str, ...]:
     """Return the tools that Claude Code still has, gone ones replaced, none twice."""
-    kept: list[str] = []
+    kept = []
     for tool in tools:
         present = GONE_TOOLS.get(tool.split("(")[0], tool)
         if present and present not in kept:
@@ -3337,7 +3337,7 @@ def _plan_tier(fleet: Fleet, tier: str, by_size: Sequence[Model]) -> str:
 def plan_used_models(fleet: Fleet) -> set[str]:
     """Return the models that can get work: of agents and tiers, their fallbacks and twins."""
     twins = models_by_alias(fleet)
-    used: set[str] = set()
+    used = set()
     pending = [agent.model for agent in fleet.agents.values()]
     pending += plan_tiers(fleet).values()
     while pending:
@@ -5829,7 +5829,7 @@ def render_litellm(fleet: Fleet) -> str:
     """Return the config of the LiteLLM proxy (facts seen with 1.106.2 and 1.109.1)."""
     fallbacks = plan_fallbacks(fleet)
     sharing = models_by_alias(fleet)
-    deployments: dict[str, object] = {}
+    deployments = {}
     for model in fleet.models.values():
         name = f"{model.node}--{model.name}"
         while name in deployments:  # node `a` and model `b--c`, node `a--b` and model `c`
@@ -5838,7 +5838,7 @@ def render_litellm(fleet: Fleet) -> str:
         deployments[name] = _litellm_deployment(name, model, fleet.nodes[model.node],
                                                 has_others=has_others)
 
-    settings: dict[str, object] = {"drop_params": True}
+    settings = {"drop_params": True}
     kinds = {fleet.nodes[model.node].provider for model in fleet.models.values()}
     if any(LITELLM_PREFIXES[kind] == "openai" for kind in kinds):
         # Else it asks those for /v1/responses, which few of them have.
@@ -5901,7 +5901,7 @@ def _litellm_deployment(name: str, model: Model, node: Node, *,
 def _litellm_router(sharing: dict[str, list[Model]],
                     fallbacks: dict[str, list[str]]) -> dict[str, object]:
     """Return how LiteLLM chooses among deployments, and who comes after them."""
-    router: dict[str, object] = {
+    router = {
         "routing_strategy": "simple-shuffle",
         "enable_weighted_failover": True,
         "num_retries": 0,
@@ -6696,7 +6696,7 @@ def insert_sections(document: Document, added: Mapping[str, Mapping[str, Any]]) 
     if document.is_json:
         return _insert_into_json(document, added)
 
-    tree: Any = document.value
+    tree = document.value
     text = document.text
     insertions = []
     for kind, sections in added.items():
@@ -7113,7 +7113,7 @@ class Backend(ABC):
             if not self.version_field:
                 self._entries(value, self.version_path)
                 return ""
-            version: str = read_field(value, self.version_field)
+            version = read_field(value, self.version_field)
             if not version:
                 raise NodeFailure(f"not {self.name}",
                                   f"{self.version_path} does not answer as {self.title} does")
@@ -7336,7 +7336,7 @@ class Ollama(Backend):
         info = read_field(value, "model_info", dict)
         length_key = read_field(info, "general.architecture") + ".context_length"
         words = read_field(value, "capabilities", list)
-        facts: dict[str, object] = {
+        facts = {
             "capabilities": tuple(word for word in words if isinstance(word, str)),
             "trained_context": read_field(info, length_key, int),
             **plan_cache(info)}
@@ -7397,7 +7397,7 @@ def _wished_turns(talk: Talk) -> tuple[Turn, ...]:
 def _chat_messages(turns: Iterable[Turn], system: Sequence[str],
                    thinking: bool) -> list[dict[str, Any]]:
     """Return chat messages in which every call has an id of its own and one result."""
-    messages: list[dict[str, Any]] = []
+    messages = []
     ids = _CallIds("call")
     calls: list[tuple[str, Call]] = []  # of the turn before, each with its own id
     for turn in turns:
@@ -7518,7 +7518,7 @@ def mend_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _mend_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
     """Return what is left of a schema when nothing in it can fail the request."""
-    words: dict[str, Any] = {}
+    words = {}
     # All in this function: with another between, half as many levels could be followed.
     if not isinstance(schema, dict):
         schema = {}
@@ -7545,7 +7545,7 @@ def _mend_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known_types(types: str | list[Any]) -> str | list[str]:
-    names: Sequence[Any] = [types] if isinstance(types, str) else types
+    names = [types] if isinstance(types, str) else types
     known = [name for name in names if name in JSON_TYPES]
     return known[0] if len(known) == 1 else known
 
@@ -7791,7 +7791,7 @@ class ChatServer(Backend):
     def chat(self, talk: Talk, model: Model) -> Ask:
         keeps_thoughts = model.thinking and self.has_template
         messages = _open_messages(_chat_messages(talk.turns, talk.system, keeps_thoughts))
-        payload: dict[str, Any] = {
+        payload = {
             "model": model.ollama_model, "messages": messages, "stream": True,
             "stream_options": {"include_usage": True},
             "max_tokens": min(talk.max_tokens or model.max_output, model.max_output),
@@ -7828,7 +7828,7 @@ class ChatServer(Backend):
 
 def _read_context(entry: object) -> int:
     """Return the context of a listed model, 0 where its server does not say."""
-    context: int = first_field(entry, _CONTEXTS, int)
+    context = first_field(entry, _CONTEXTS, int)
     return context if context < TOKENS_LIMIT else 0
 
 
@@ -7849,7 +7849,7 @@ def _open_messages(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
     A result is only text there: its images are shown behind all results.
     """
-    shown: list[dict[str, Any]] = []
+    shown = []
     images: list[dict[str, Any]] = []  # that no message has shown yet
     for message in messages:
         role, text = message["role"], message["content"]
@@ -7975,7 +7975,7 @@ class LlamaCpp(ChatServer):
                 raise NodeFailure(f"not {self.name}", "its answer is not llama-server's")
             if reply.status != 200:
                 raise NodeFailure(f"http {reply.status}", error_words(reply))
-            build: str = read_field(parse_answer(reply.body, self), "build_info")
+            build = read_field(parse_answer(reply.body, self), "build_info")
             number = build.partition("-")[0]
             return "" if number == "b0" else number  # b0: built without knowing it
         return Ask("/props", extract)
@@ -8041,7 +8041,7 @@ class LMStudio(ChatServer):
     names_choice = False
 
     def _instances(self, entry: dict[str, Any]) -> list[Any]:
-        instances: list[Any] = read_field(entry, "loaded_instances", list)
+        instances = read_field(entry, "loaded_instances", list)
         return instances
 
     def load(self, model: Model, *, unload: bool = False) -> Ask:
@@ -8227,7 +8227,7 @@ class Dialect:
     def _check_fields(self, request: dict[str, Any]) -> None:
         """Refuse a request whose fields have not the types that translation relies on."""
         for name, kind in self.fields.items():
-            value: Any = request.get(name)
+            value = request.get(name)
             if value is None and name not in REQUIRED_FIELDS:
                 continue
             words, types = _FIELD_KINDS[kind]
@@ -8798,7 +8798,7 @@ class _OpenTools:
         if kind not in ("function", "custom"):
             return
         words = tool.get(kind, tool)  # which Chat Completions wraps
-        own_name: str = read_field(words, "name")
+        own_name = read_field(words, "name")
         if not own_name or (namespace, own_name) in self._names:
             return
         name = own_name
@@ -9138,7 +9138,7 @@ class ResponsesWriter(ChatWriter):
 
     def _item(self, block: _Block, status: str = "completed") -> dict[str, Any]:
         kind, text = self._kind(block), block.text
-        item: dict[str, Any] = {"id": f"{kind.id_prefix}_{self._id}_{block.index}",
+        item = {"id": f"{kind.id_prefix}_{self._id}_{block.index}",
                                 "type": kind.type}
         if block.kind != "thinking":
             item["status"] = status
@@ -9155,7 +9155,7 @@ class ResponsesWriter(ChatWriter):
 
     def _place_of(self, block: _Block) -> dict[str, Any]:
         kind = self._kind(block)
-        place: dict[str, Any] = {"item_id": f"{kind.id_prefix}_{self._id}_{block.index}",
+        place = {"item_id": f"{kind.id_prefix}_{self._id}_{block.index}",
                                  "output_index": block.index}
         return {**place, kind.index: 0} if kind.part else place
 
@@ -10686,8 +10686,8 @@ class World:
 
         With `syncs` that holds for a power cut, too.
         """
-        staged: list[tuple[Directory, Place]] = []
-        held: dict[tuple[str, str], Directory] = {}  # by root and path: 200 agents share one
+        staged = []
+        held = {}  # by root and path: 200 agents share one
         with contextlib.ExitStack() as holding:
             try:
                 # All are written beside their places first, so that a full disk changes nothing.
@@ -10809,7 +10809,7 @@ class World:
     def start(self, launch: Launch) -> Child:
         """Start a program in the background; with SIGTERM we end from now on as with Ctrl-C."""
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        came: list[int] = []
+        came = []
 
         def note(number: int, _: object) -> None:
             came.append(number)  # raised in the middle of Popen it would lose the child
@@ -11238,7 +11238,7 @@ class World:
 
         They are kept until nobody answers there.
         """
-        kept: Any = self._addresses.get((host, port))
+        kept = self._addresses.get((host, port))
         if kept:
             return list(kept)
         with contextlib.suppress(NodeFailure):  # an address needs no thread
@@ -11579,7 +11579,7 @@ def scan_machines(world: World, networks: Sequence[str], taken: Iterable[str],
         peers = []
 
     places = plan_places(networks, peers)
-    outcomes: dict[tuple[str, int], str] = {}
+    outcomes = {}
     for place, outcome in world.knock(places, KNOCK_SECONDS):
         outcomes[place] = outcome
         if len(outcomes) % 64 == 0:
@@ -11608,7 +11608,7 @@ def find_peers(world: World, until: float) -> list[Peer] | str:
 
 def _count_addresses(outcomes: Mapping[tuple[str, int], str]) -> dict[str, int]:
     """Return how many addresses took a connection, refused all, were silent, led nowhere."""
-    best: dict[str, str] = {}
+    best = {}
     words = ("open", "refused", "silent", "unreachable")
     for word in reversed(words):
         best.update({address: word for (address, _), outcome in outcomes.items()
@@ -11854,7 +11854,7 @@ def _load(warmth: Warmth, world: World, how: WarmUp) -> None:
 def _pull_fix(warmth: Warmth, world: World, how: WarmUp) -> str:
     """Return what mends that a model is not there: a name that is, else a download."""
     node = warmth.node
-    models: Sequence[NodeModel] = ()
+    models = ()
     until = world.clock() + PROBE_TIMEOUT_SECONDS
     with contextlib.suppress(NodeFailure):
         models = ask_node(world, node, backend_of(node).list_models(), deadline=until)
@@ -11975,7 +11975,7 @@ def _pull(warmth: Warmth, world: World) -> None:
     """Have the node download the model."""
     warmth.stage = "pulling"
     ask = sign(world, warmth.node, backend_of(warmth.node).pull(warmth.model))
-    layers: dict[str, PullStep] = {}
+    layers = {}
     step = PullStep()
     try:
         for step in world.ask_lines(warmth.node.endpoint, ask, stall_seconds=PULL_STALL_SECONDS):
@@ -13329,7 +13329,7 @@ class Scheduler:
 
     def _choose(self, ticket: Ticket, now: float, *, is_late: bool) -> Model | None:
         """Return the model to ask, None to wait; who is late may take a seat that has lasted."""
-        missing: list[Model] = []  # of nodes that are awake
+        missing = []  # of nodes that are awake
         for group in ticket.candidates:
             there = [model for model in group if not self._rests[model.node].until]
             awake = [model for model in there if self.places[model.name].missing.until <= now]
@@ -13418,7 +13418,7 @@ def pass_over(groups: list[list[Model]], lacks: Callable[[Model], str]
 
 def _plan_capacities(fleet: Fleet) -> dict[str, Capacity]:
     """Return each model's Capacity; two that are one model on a node share it."""
-    places: dict[str, Capacity] = {}
+    places = {}
     shared: dict[tuple[str, str], Capacity] = {}
     for model in fleet.models.values():
         key = (model.node, full_model_name(model.ollama_model))
@@ -13797,7 +13797,7 @@ def plan_row(receipt: Receipt) -> dict[str, Any]:
     """Return the row of a request of which only its receipt is known."""
     began = receipt.time - receipt.total
     place = {"node": receipt.node, "model": receipt.model}
-    steps: list[dict[str, Any]] = [{"at": began, "what": "wait"}]
+    steps = [{"at": began, "what": "wait"}]
     for attempt in receipt.tries:
         at = began + (receipt.waited or 0.0)
         steps.append({"at": at, "what": "wait", "node": attempt.node, "why": attempt.why})
@@ -14763,7 +14763,7 @@ def _sum_up(name: str, node: str, group: Sequence[Judged]) -> Served:
     waits = [receipt.waited for receipt in receipts if receipt.waited is not None]
     firsts = sorted(max(receipt.first_byte - (receipt.waited or 0), 0)
                     for receipt in receipts if receipt.first_byte is not None)
-    sums: dict[str, Any] = {}
+    sums = {}
     for key in ("input_tokens", "output_tokens", "read_again"):
         sums[key] = sum(getattr(receipt, key) for receipt in receipts)
     for key in ("read_again_why", "waited_for"):
@@ -15550,7 +15550,7 @@ def check_tasks(document: Document, fleet: Fleet | None = None, others: Collecti
 
 def _plan_tasks(check: _Checker, fleet: Fleet | None, others: Collection[str]) -> TaskPlan | None:
     """Return every task with the defaults under it, its twins as tasks of their own."""
-    tree: Any = check.document.value
+    tree = check.document.value
     file = check.section("task file", (), tree)
     if check.findings:
         return None
@@ -18267,7 +18267,7 @@ class TaskWork:
     def _judge(self) -> tuple[Ruling, WorkDone]:
         """Keep what there is in a snapshot, check exactly that, and say what it is worth."""
         state, agent = self.state, self._agent
-        result: Mapping[str, Any] = {}
+        result = {}
         exit_code = 0
         if agent and state.task.talks:
             agent.listen()
@@ -18445,7 +18445,7 @@ class TaskWork:
     def _after(self, state: TaskState, ruling: Ruling, ended: str) -> dict[str, Any]:
         """Return what changes beside the state when a try, or a part of one, is over."""
         now = self._world.now()
-        usual: dict[str, Any] = {"wanted": "", "ended": now}
+        usual = {"wanted": "", "ended": now}
         if ruling.to != "waiting":
             return {**usual, "open": False, "lost": 0}
         if ended == "stalled":
@@ -19417,7 +19417,7 @@ class Exam:
         task = TaskSpec("question", render_question(fix, failed, self.plan.check),
                         model=examinee.models[0].alias, tries=1, rounds=0, setup=usual.setup,
                         deadline=usual.deadline, stall=usual.stall, allow=usual.allow)
-        receipt: dict[str, Any] = {}
+        receipt = {}
         codes: list[int] = []
         began = world.clock()
         try:
@@ -20046,7 +20046,7 @@ class Workspace(Record):
         """
         written = self._written()
         targets = targets or plan_compared(fleet, written)
-        wanted: dict[str, bytes] = {}
+        wanted = {}
         if fleet:
             key = self.kept_key(fleet)
             if renews and known_by_others(self.world, self.path(ENVIRONMENT_FILE)):
@@ -20223,7 +20223,7 @@ def show_path(world: World, path: str) -> str:
 def read_receipts(workspace: Workspace, session: str = "") -> list[Receipt]:
     """Return all receipts that are kept, or those of a session, oldest first."""
     world = workspace.world
-    receipts: dict[str, Receipt] = {}
+    receipts = {}
     # The file before the one that it turned over to: a line is then read twice, not never.
     for name in (RECEIPTS_FILE, f"{RECEIPTS_FILE}.1"):
         # A gateway lets none grow beyond that; a longer one is somebody else's.
@@ -21970,7 +21970,7 @@ def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[
 
 def check_insertion(document: Document, text: str, added: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse to write a text that says anything but what was there and what was added."""
-    tree: Any = document.value
+    tree = document.value
     wanted = dict(tree)
     for kind, sections in added.items():
         wanted[kind] = {**wanted[kind], **sections}
@@ -22280,7 +22280,7 @@ def cmd_recommend(options: Options, world: World) -> int:
         raise FleetError("no-model", "no node answers with a model that can do the work: "
                          + "; ".join(reasons), fix="subagent-fleet discover")
 
-    written: list[str] = []
+    written = []
     if options.write and advised.changes:
         written = write_recommendation(world, path, fleet, advised)
     if options.json:
@@ -22723,7 +22723,7 @@ def format_found(scan: Scan, known: Mapping[str, str], look: Look = PLAIN) -> st
 def discover_machines(options: Options, world: World) -> int:
     """Show the machines that a scan finds, in the fleet or not; without a fleet, too."""
     fleet_name = None
-    known: dict[str, str] = {}
+    known = {}
     if options.config or has_config(world):
         fleet = load_config(world, options.config).fleet
         fleet_name = fleet.name
@@ -23035,7 +23035,7 @@ class Lookout:
             return TICK_SECONDS
         began, world, fleet = self._world.clock(), self._world, self._fleet
         key, until = known_key(self._workspace, fleet), began + PICTURE_SECONDS
-        jobs: dict[str, Callable[[], Any]] = {
+        jobs = {
             "states": lambda: probe_nodes(world, fleet.nodes, PICTURE_SECONDS, fleet.models),
             "view": lambda: see_gateway(world, fleet, key, until)}
         if 0 < self._examine_at <= began:
@@ -23058,7 +23058,7 @@ class Lookout:
 
     def _name_askers(self, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return who asked and in which sessions: only their ids are on the wire."""
-        names: dict[tuple[str, str], str] = {}
+        names = {}
         titles = {task["session"]: task["name"] for task in tasks}
         agents = {task["session"]: task["agent"] for task in tasks}
         for each in self._dashboard.log.since(0)[1]:
@@ -23354,7 +23354,7 @@ def find_litellm(world: World) -> str | None:
         return None
 
     # It is not run: `--version` takes 10 s and calls out (1.106.2), a .pth may do harm.
-    names: list[str] = []
+    names = []
     for place in ("lib/python*", "Lib"):
         paths = world.paths_below(world.parent(world.real_path(program)),
                                   f"../{place}/*-packages/litellm*")
@@ -23385,7 +23385,7 @@ def look_at_nodes(world: World, fleet: Fleet, until: float) -> dict[str, Exposur
 def look_at_node(world: World, node: Node, until: float) -> Exposure:
     """Return who can reach a node beside the fleet."""
     foreign = "https://fleet-doctor.invalid"
-    addresses: tuple[str, ...] = ()
+    addresses = ()
     allowed = ""
     with contextlib.suppress(NodeFailure):  # how a node fails is in its state
         places = world.resolve(split_endpoint(node.endpoint).host, 0, until)
@@ -23638,7 +23638,7 @@ def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = F
     fleet = report.facts.fleet
     colours = plan_machine_colours(fleet.nodes) if fleet else {}
     depths = [told.agent.depth for told in report.agents]
-    rows: list[list[object]] = []
+    rows = []
     after = ""
     for index, told in enumerate(report.agents):
         branch, stem = _draw_branch(depths, index, look)
@@ -23752,8 +23752,8 @@ def format_audit(report: SessionReport, look: Look = PLAIN) -> str:
     if not audited:
         return "\nThere is no subagent to audit.\n"
 
-    rows: list[list[object]] = []
-    answers: list[str] = []
+    rows = []
+    answers = []
     text = ""
     for told in audited:
         name = f"{told.agent.kind}:"
@@ -23967,7 +23967,7 @@ def wake_all(world: World, nodes: Sequence[Node], seconds: float, via: Sequence[
              say: Callable[[Waking], None]) -> list[Waking]:
     """Wake nodes, say of each how it ended, and on a terminal for whom is waited how long."""
     began = world.clock()
-    wakings: list[Waking] = []
+    wakings = []
     with LiveLine(world) as line:
         for waking in wake_nodes(world, nodes, seconds, via):
             if waking:
@@ -24034,7 +24034,7 @@ def cmd_warmup(options: Options, world: World) -> int:
     check_names("agent", options.agent, fleet.agents, fleet.name)
     check_names("model", options.model, fleet.models, fleet.name)
 
-    say: Callable[[str], None] = (lambda text: None) if options.json else world.out
+    say = (lambda text: None) if options.json else world.out
     warmths = warm_fleet(fleet, options, world, say=say)
     if options.json:
         print_report(world, "warmup", {"results": [
@@ -24190,7 +24190,7 @@ def plan_warmths(fleet: Fleet, options: Options) -> dict[str, Warmth]:
     What is one Ollama model with one context on a node is loaded once: it is one Warmth.
     """
     names = {*(options.model or ()), *(fleet.agents[name].model for name in options.agent or ())}
-    shared: dict[tuple[str, str, int], Warmth] = {}
+    shared = {}
     warmths = {}
     for name, model in fleet.models.items():
         if names and name not in names:
@@ -25627,7 +25627,7 @@ def show_task(folder: Folder, name: str, options: Options) -> None:
     sight = see_folder(folder, options)
     state = sight.tasks[name]
     row = next(row for row in plan_task_rows(sight) if row.name == name)
-    origins: Mapping[str, str] = {}
+    origins = {}
     with contextlib.suppress(FleetError):
         origins = know_tasks(folder, options).plan.origins.get(name, {})
     usual = TaskSpec("")
@@ -25723,7 +25723,7 @@ def match_tasks(folder: Folder, options: Options, command: str) -> list[TaskStat
              if not state.forgotten or command == "task tidy"}
     if not options.patterns:
         return list(tasks.values())
-    matched: set[str] = set()
+    matched = set()
     for pattern in options.patterns:
         names = [name for name, state in tasks.items()
                  if _glob_pattern(pattern).fullmatch(name) or state.task.group == pattern]
@@ -26734,7 +26734,7 @@ def read_call(words: Sequence[str]) -> CommandLine:
 def parse_arguments(row: Command, words: list[str]) -> Options:
     """Return the options of a command; what is wrong is said in one line."""
     own = words
-    passed: list[str] = []
+    passed = []
     if row.passes and "--" in words:
         cut = words.index("--")
         own = words[:cut]
