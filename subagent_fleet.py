@@ -10775,12 +10775,10 @@ class World:
         ran = self.run_program(words, environ=environ, seconds=until - self.clock())
         return ran.output.decode("utf-8", "replace") if ran.code == 0 else None
 
-    def run_git(self, words: Sequence[str], directory: str, *,
-                more: Mapping[str, str] | None = None, seconds: float = 60.0,
-                given: bytes = b"") -> Ran:
+    def run_git(self, words: Sequence[str], directory: str, *, seconds: float = 60.0) -> Ran:
         """Run git in a directory that may be anybody's: nothing that it names is run."""
         return self.run_program(["git", *self.git_words(directory), *words],
-                                environ=self.git_environment(more), seconds=seconds, given=given)
+                                environ=self.git_environment(), seconds=seconds)
 
     def run(self, argv: Sequence[str], environ: Mapping[str, str], *,
             directory: str | None = None) -> int:
