@@ -240,7 +240,7 @@ class Record:
 
     To a checker they are frozen dataclasses. The standard library writes and compiles eight
     functions for each of those when the file is imported, which was two thirds of a start; here
-    one set serves all 140 classes. It is as fast, and takes some more memory: a plain `__dict__`.
+    one set serves all classes. It is as fast, and takes some more memory: a plain `__dict__`.
     `{}` as a default is a new one in each record.
     """
 
@@ -345,7 +345,7 @@ class Passed(Record):
     """A candidate that was not asked: the request needs what it cannot do."""
 
     model: str
-    why: str  # images, context or tools
+    why: str  # images, context, tools or format
 
 
 TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failures")
@@ -359,7 +359,7 @@ class Receipt(Record):
     session: str
     agent: str
     alias: str
-    model: str | None  # who answered; None: nobody was asked
+    model: str | None  # who was asked last; None: nobody was
     node: str | None
     context: int | None
     tries: tuple[Try, ...]
@@ -1840,7 +1840,8 @@ def first_line(text: str) -> str:
 # Takes a Document (section 3), gives a Fleet, or a Finding for everything that is wrong.
 # What a file may say is declared once: each `key(...)` of the records below names the rule of
 # its value, what it is for, and what its absence means. Checking, `schema`, the comments of
-# `init` and README's table are all made of that. A mistake is said once, with what to type.
+# `init` and the keys of `help config` are all made of that. A mistake is said once, with what
+# to type.
 
 # -- Patterns, each of which means the same in Python and in JSON Schema (JavaScript) --
 
@@ -4995,7 +4996,7 @@ class Exposure(Record):
 
 
 class Facts(Record):
-    """What doctor saw, gathered once: its checks look at nothing else."""
+    """What doctor saw, gathered once: beside the fleet its checks look at nothing else."""
 
     # The config's own findings.
     problems: Sequence[Finding] = ()
@@ -5036,7 +5037,7 @@ class Check(Record):
     """A row of CHECKS: the heading that its findings stand under, and who finds them."""
 
     topic: str
-    needs: str  # nothing, the file, the nodes or the disk; all but nothing need a Fleet
+    needs: str  # nothing, the file, the nodes or the disk; file and nodes need a Fleet
     find: Callable[[Any, Facts], Iterator[Finding]]
 
 
@@ -5188,7 +5189,7 @@ def _check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("Config", "nothing")
 def _check_config(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Hand on what is wrong with the config, or disappoints in it."""
+    """Hand on what is wrong with the config, and with the key."""
     if fleet is not None:
         yield Finding("config", "ok", f"{fleet.document.source} is valid")
     yield from facts.problems
@@ -16074,7 +16075,7 @@ TRY_WAIT_SECONDS = (0, 10, 30, 60)
 
 
 class TaskState(Record):
-    """All that is known of a task: its file is replaced whole with each change."""
+    """All that is known of a task: its file is replaced whole with each step."""
 
     name: str
     task: TaskSpec
@@ -17939,7 +17940,7 @@ class TaskWork:
     def _make_check_worktree(self) -> None:
         """Make the check's worktree; see what the check says before any work.
 
-        Where it passes, it proves nothing. That is asked once for each base.
+        Where it passes, it proves nothing. That is asked once a `run` for each check and base.
         """
         state, task, passes = self.state, self.state.task, self._supervisor.passes
         path = f"{state.worktree}.check"
@@ -17957,6 +17958,7 @@ class TaskWork:
             is_asked = asked in passes
             passes.setdefault(asked, None)  # not known yet
         if not is_asked:
+            self._put_check(state.start)  # an earlier supervisor may have left work in it
             try:
                 passes[asked] = self._run_command(asked[0], path, self._file("check-base.log"),
                                                   float(task.deadline), CHECK_MARK) == 0
@@ -18320,13 +18322,7 @@ class TaskWork:
                 self._pause(0.1)
             if self._trouble:
                 raise self._trouble
-            tree = f"{state.worktree}.check"
-            git = git_in(self._folder, tree, self.state.check_git, self._hold)
-            git.out("-c", "core.sparseCheckout=false", "checkout", "--quiet", "--force",
-                    "--detach", work.commit)
-            # What an earlier check has left goes; caches that are ignored may stay.
-            keep = [word for path in state.copies for word in ("-e", f"/{path}")]
-            git.out("clean", "-q", "-f", "-d", *keep)
+            tree = self._put_check(work.commit)
 
         log = self._file(f"check-{state.round}.log")
         self._world.remove(log)
@@ -18340,6 +18336,18 @@ class TaskWork:
         size = self._world.size_of(log)
         tail = self._world.read_part(log, max(0, size - TAIL_BYTES), TAIL_BYTES)
         return code, tail.decode("utf-8", "replace")
+
+    def _put_check(self, commit: str) -> str:
+        """Put the check's worktree to a commit; return where it is."""
+        state = self.state
+        tree = f"{state.worktree}.check"
+        git = git_in(self._folder, tree, state.check_git, self._hold)
+        git.out("-c", "core.sparseCheckout=false", "checkout", "--quiet", "--force",
+                "--detach", commit)
+        # What an earlier check has left goes; caches that are ignored may stay.
+        keep = [word for path in state.copies for word in ("-e", f"/{path}")]
+        git.out("clean", "-q", "-f", "-d", *keep)
+        return tree
 
     def _go_on(self, ruling: Ruling, work: WorkDone) -> None:
         """Ask a person what the agent asks in prose, or tell the agent what is wrong."""

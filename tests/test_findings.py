@@ -599,18 +599,19 @@ def test_worker_finds_exactly(changed, wanted):
     assert all(f.fix for f in check_worker(**changed))
 
 
-def findings_of_section_6():
-    """The slug of every Finding that section 7 makes, but those about the file alone."""
+def findings_of_the_section():
+    """The slug of every Finding that the section makes, but those about the file alone."""
     source = SCRIPT.read_text(encoding="utf-8")
-    section = source[source.index("\n# == 6. "):source.index("\n# == 7. ")]
+    section = re.search(r"(?s)\n# == \d+\. Findings =.*?(?=\n# == )", source).group()
     return set(re.findall(r'\bFinding\(\s*"([a-z-]+)"', section)) - {"weak-key"}
 
 
 def test_every_finding_is_seen_somewhere():
     said = {f.slug for _, observed, _ in CASES for _, f in sf.plan_doctor(*observed)}
     said |= {f.slug for changed, _ in WORKER_CASES for f in check_worker(**changed)}
-    unseen = findings_of_section_6() - said
-    assert len(said) > 40 and not unseen, f"give each a row in CASES of this file: {unseen}"
+    made = findings_of_the_section()
+    unseen = made - said - {"few-warm", "room"}  # what fits: tests/test_fits.py
+    assert len(said) > 40 and len(made) > 30 and not unseen, f"give each a row in CASES of this file: {unseen}"
 
 
 def test_topics_are_those_that_a_person_knows():

@@ -226,6 +226,16 @@ def test_a_check_that_passes_before_the_work_is_told_once(shop):
     assert [shop.receipt(name)["check"]["passes_on_base"] for name in "abc"] == [True] * 3
 
 
+def test_what_the_check_says_before_any_work_is_asked_of_the_base_in_a_later_run_too(shop):
+    shop.tasks({"t": {"prompt": "x"}}, defaults={"coder": shell(EDIT), "check": "grep -q two a.txt"})
+    assert shop.run().code == 0
+    assert shop.receipt("t")["check"]["passes_on_base"] is False
+    shop.type("task", "say", "t", "once more")
+    done = shop.run()
+    assert "proves nothing" not in done.out, done
+    assert shop.receipt("t", 2)["check"]["passes_on_base"] is False
+
+
 # -- done only by the check --
 
 def test_done_is_said_by_the_check_alone(shop):

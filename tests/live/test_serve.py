@@ -294,7 +294,7 @@ def test_trace_says_who_served_whom(warm, tmp_path, which):
     warm.launch(which, tmp_path, "-p", "@play agent:planner done")
     rows, verdicts = audit(warm, 0)["planner"]
     assert [(row["node"], row["planned"]) for row in rows] == [("studio", "fallback")]
-    assert words_of(verdicts) == ["yes"] * 4 and "mini: refused" in verdicts["Machine"]["what"]
+    assert words_of(verdicts) == ["yes"] * 4 and "mini: nothing listens there" in verdicts["Machine"]["what"]
 
 
 @pytest.mark.parametrize("which", sorted(install.CLAUDES))
@@ -513,12 +513,12 @@ def test_a_signal_lets_the_running_answer_end(ground, nodes, trap):
     process = rig.serve_process(project, port)
     rig.wait_for_gateway(process, port)
     gateway = rig.Gateway(f"http://127.0.0.1:{port}", process, project.key())
-    # How fast this machine talks now, its model loaded: the answer should take 4 s of the 10 s that
-    # it is given.
+    # How fast this machine talks now, its model loaded: the answer should take 2 s of the 10 s that
+    # it is given, for who is five times as slow by then.
     for tokens in (5, 2000):
         began = time.monotonic()
         assert Stream(gateway, "claude-talk-local", "@play talk", max_tokens=tokens).ended.wait(60)
-    tokens = int(4 * 2000 / (time.monotonic() - began))
+    tokens = int(2 * 2000 / (time.monotonic() - began))
     stream = Stream(gateway, "claude-talk-local", "@play talk", max_tokens=tokens)
     stream.wait_for_text()
     process.child.terminate()
