@@ -14681,9 +14681,10 @@ def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
         if model.alias == receipt.alias:
             return Judged(receipt, "yes", beyond=beyond)
         if model.alias in plan_fallbacks(fleet).get(receipt.alias, ()):
-            # Who failed just before is skipped, and then no try says so.
-            tries = ", ".join(f"{tried.node}: {tried.why}" for tried in receipt.tries)
-            why = clean_line(receipt.said) or tries or "the first choice was skipped"
+            tries = [f"{tried.node}: {tried.why}" for tried in receipt.tries]
+            tries += [f"{one.model} was passed over: {one.why}" for one in receipt.passed_over]
+            # Who failed just before is skipped, and then neither says so.
+            why = clean_line(receipt.said) or ", ".join(tries) or "the first choice was skipped"
             return Judged(receipt, "fallback", why, beyond)
 
     # An older file may have declared it: nobody is accused by a file that was not there yet.

@@ -112,6 +112,13 @@ def test_a_declared_fallback_is_fine_and_told(recorded):
     assert re.search(r"devstral:24b +mini .*fallback: laptop: refused at", out)
 
 
+def test_who_was_passed_over_is_told_with_what_the_request_needs(recorded):
+    file_with(recorded, lambda index, receipt: receipt.update(
+        model="other", node="mini", passed_over=[{"model": "first", "why": "images"}]))
+    assert re.search(r"fallback: first was\s+passed over:\s+images", recorded.run("last")[1])
+    assert "first was passed over: images" in recorded.audit()[1]["Machine"]["what"]
+
+
 def test_an_undeclared_machine_is_found(recorded):
     file_with(recorded, lambda index, receipt: receipt.update(model="third", node="spare"))
     status, verdicts = recorded.audit()
