@@ -5557,8 +5557,10 @@ def _check_needs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         first = models[0]
         shorter = [model.context for model in models if model.context < first.context]
         if shorter:
-            yield Finding("short-fallback", "info", f"`{alias}`: prompts over {max(shorter):,} "
-                          f"tokens can only go to {first.name}")
+            longest = max(shorter)
+            able = [model.name for model in models if model.context > longest]
+            yield Finding("short-fallback", "info", f"`{alias}`: prompts over {longest:,} tokens "
+                          f"can only go to {join_words(able)}")
 
 
 def _is_blind(model: Model, facts: Facts) -> bool:
@@ -20486,6 +20488,13 @@ def find_leaks(world: World, path: str) -> tuple[str, ...]:
     return tuple(leaks)
 
 
+def ignores_secrets(world: World, directory: str) -> bool:
+    """Tell whether git, asked in a directory, leaves out the key and what is kept beside it."""
+    ignored = world.run_git(["check-ignore", "--", ENVIRONMENT_FILE, f"{STATE_DIRECTORY}/x"],
+                            directory, seconds=1.0)
+    return len(ignored.text.splitlines()) == 2
+
+
 # -- what a person has accepted --
 
 class TrustPage(Record):
@@ -22438,8 +22447,11 @@ def show_generation(report: Mapping[str, Any], fleet: Fleet, changes: Sequence[C
         world.write(format_diff(changes, fleet, look))
     elif report["written"]:
         targets = parse_targets(options) or fleet.targets
+        is_new = (ENVIRONMENT_FILE, "created") in listed
+        shows_key = is_new and not ignores_secrets(world, report["out"])
         world.out(format_changes("Generated:", listed, look)
-                  + format_after_generate(fleet, targets, report["out"], listed, look))
+                  + format_after_generate(fleet, targets, report["out"], look,
+                                          shows_key=shows_key))
     else:
         world.out(format_changes("Would generate:", listed, look))
     differs = any(action != "unchanged" for _, action in listed)
@@ -22474,9 +22486,9 @@ def format_routes(fleet: Fleet, look: Look = PLAIN) -> str:
     return paint("Agent routing:", "bold", look) + "\n" + "".join(lines)
 
 
-def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str,
-                          listed: Sequence[tuple[str, str]], look: Look) -> str:
-    """Return where work goes, what is typed next and, at first, how the key stays out of git."""
+def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: Look, *,
+                          shows_key: bool) -> str:
+    """Return where work goes, what is typed next and perhaps how the key stays out of git."""
     if targets != fleet.targets:
         lines = "".join(f"  subagent-fleet launch {name}\n" for name in targets
                         if name in HARNESSES)
@@ -22494,7 +22506,7 @@ def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str,
             f"  subagent-fleet up\n\nOr start the gateway in its own terminal:\n{serve}"
             "and Claude Code in another:\n  subagent-fleet launch claude\n"
             f"(or: . {environment}; claude)\n")
-    if (ENVIRONMENT_FILE, "created") in listed:
+    if shows_key:
         text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ to "
                  ".gitignore.\n")
     return f"\n{format_routes(fleet, look)}{wrap_text(text, look)}"

@@ -288,6 +288,14 @@ def test_generate_says_what_to_type_next(fleet, quick):
     assert "to .gitignore" not in quick("generate").stdout
 
 
+@pytest.mark.parametrize("ignored, is_told", [
+    (".env.subagent-fleet\n.subagent-fleet/\n", False), (".env.subagent-fleet\n", True), ("", True)])
+def test_generate_asks_for_a_gitignore_only_where_git_takes_the_key(fleet, quick, ignored, is_told):
+    subprocess.run(["git", "-C", str(fleet), "init", "-q"], check=True)
+    (fleet / ".gitignore").write_text(ignored, encoding="utf-8")
+    assert ("to .gitignore" in quick("generate").stdout) == is_told
+
+
 def test_second_run_touches_nothing(generated, run_cli):
     before = marks(generated)
     done = run_cli("generate")

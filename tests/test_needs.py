@@ -150,3 +150,16 @@ def test_doctor_says_who_sees_no_images_and_who_holds_less():
     found = [finding for _, finding in sf.plan_doctor(fleet, facts_with(
         states={"mini": replace(state, models=seeing)})) if finding.slug == "no-images"]
     assert not [finding for finding in found if "`big`" in finding.what]
+
+
+def test_doctor_names_every_model_that_holds_the_longest_prompts():
+    models = [sf.Model(name, "mini", ollama, name, context=context, fallback=fallback)
+              for name, ollama, context, fallback in (
+                  ("heavy", "qwen3-coder:30b", 65536, ("second", "small")),
+                  ("second", "qwen3:32b", 65536, ()), ("small", "qwen3:8b", 32768, ()))]
+    held = tuple(sf.NodeModel(model.ollama_model, 10**9, capabilities=("completion", "tools"))
+                 for model in models)
+    state = sf.NodeState("mini", "http://mini:11434", version="0.32.15", models=held)
+    said = [finding.what for _, finding in sf.plan_doctor(make_fleet(models), facts_with(
+        states={"mini": state})) if finding.slug == "short-fallback"]
+    assert said == ["`heavy`: prompts over 32,768 tokens can only go to heavy and second"]
