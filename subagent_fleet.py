@@ -17481,16 +17481,21 @@ def _parents_to_pin(git: Git, state: TaskState) -> list[str]:
 
 
 def _droppable_tip(main: Git, state: TaskState) -> str:
-    """Return where a branch is if all of it is in another one that no task has made; else ""."""
+    """Return where a branch is if it is merged; else "".
+
+    It is where what a person has checked out, the branch that the task began from, or what one of
+    them follows has all of it. Any other branch that has it may be a copy, or the agent's own.
+    """
     ref = f"refs/heads/{state.branch}"
     tip = main.commit_of(ref)
     if not tip or state.kept and not main.is_ancestor(state.kept, tip):
         return ""  # what was kept for it is in no branch: it is not merged
-    names = main.out("for-each-ref", "--contains", tip, "--format=%(refname)", "refs/heads",
-                     "refs/remotes").split("\n")
-    others = [name for name in names
-              if name and name != ref and not name.startswith("refs/heads/run/")]
-    return tip if others else ""
+    begun = [name for name in ("HEAD", state.task.base) if name and name != "after"]
+    named = {main.run("rev-parse", "--symbolic-full-name", f"{name}{which}").text
+             for name in begun for which in ("", "@{upstream}")}
+    homes = [name for name in named - {ref} if "/run/" not in name
+             and name.startswith(("refs/heads/", "refs/remotes/"))]
+    return tip if homes and main.out("for-each-ref", "--contains", tip, *homes) else ""
 
 
 def read_baseline(folder: Folder, state: TaskState) -> dict[str, str]:
@@ -17681,6 +17686,12 @@ class AgentProcess:
         self.pipe = None
 
 
+def plan_branch(state: TaskState) -> str:
+    """Return the branch that a task has, or gets with its next worktree."""
+    suffix = f"-{state.fresh + 1}" if state.fresh else ""
+    return state.branch or (state.task.branch or f"run/{state.name}") + suffix
+
+
 def refuse_missing(folder: Folder, state: TaskState) -> None:
     """Refuse a coder or a check whose program is nowhere: no agent helps against that."""
     task = state.task
@@ -17853,7 +17864,7 @@ class TaskWork:
         suffix = f"-{state.fresh + 1}" if state.fresh else ""
         place = find_worktrees_place(self._folder, self._backing.worktrees)
         changes: dict[str, Any] = {
-            "branch": state.branch or (state.task.branch or f"run/{self.name}") + suffix,
+            "branch": plan_branch(state),
             "worktree": state.worktree or self._world.path(place, self.name + suffix)}
         depends = dependencies_of(state.task, self._supervisor.tasks)
         if not state.start and len(depends) == 1 and state.task.base in (None, "after"):
@@ -25379,7 +25390,7 @@ def show_plan(job: RunJob) -> None:
     for name, state in begun.items():
         word, text = state.state, state.reason
         if name in starts:
-            word, text = "would start", f"branch {state.branch or f'run/{name}'}"
+            word, text = "would start", f"branch {plan_branch(state)}"
             try:
                 refuse_missing(job.folder, state)
             except FleetError as error:
@@ -25495,7 +25506,8 @@ def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
     waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
                                  "--format=%(refname:lstrip=2)", "refs/heads").text.split("\n")
     done = [state for state in states.values()
-            if state.state == "done" and state.kept and state.branch in waiting]
+            if state.state == "done" and not state.forgotten and state.kept
+            and state.branch in waiting]
     if not done:
         return ""
     more = f" (then {some_of([state.branch for state in done[1:]], 3)})" if done[1:] else ""

@@ -1188,6 +1188,13 @@ def test_what_is_left_of_a_worktree_that_was_removed_by_hand_is_tidied(shop):
     assert shop.type("task", "tidy").out == "Nothing to tidy.\n"
 
 
+def test_no_way_to_merge_is_named_of_a_task_that_was_forgotten(shop):
+    assert shop.work(coder=shell(EDIT), check="true") == "done"
+    assert shop.type("task", "forget", "t").code == 0
+    done = shop.type("task", "tidy")
+    assert re.search("t +removed", done.out) and done.err == "" and shop.has_work("t"), done
+
+
 def test_worktrees_of_before_a_fresh_start_are_tidied_once(shop):
     assert shop.work(coder=shell(EDIT), check="true") == "done"
     assert shop.type("task", "retry", "t", "--fresh").code == 0 and shop.run().code == 0
@@ -1267,6 +1274,13 @@ def test_a_dry_run_names_what_is_missing(shop):
     assert "a would park the check cannot be run (exit 127): `no-such-tool` is missing" in words, done
     assert "b would park `no-such-coder` is not on the PATH" in words
     assert "c would start" in words
+
+
+def test_a_dry_run_names_the_branch_that_its_task_gets(shop):
+    shop.tasks({"a": {"prompt": "x", "coder": ["true"], "branch": "feature/x"},
+                "b": {"prompt": "x", "coder": ["true"]}})
+    words = " ".join(shop.run("--dry-run").out.split())
+    assert "a would start branch feature/x" in words and "b would start branch run/b" in words
 
 
 def test_a_retry_of_a_task_that_a_run_was_not_asked_for_starts_there(shop):

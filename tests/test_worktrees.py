@@ -222,6 +222,29 @@ def test_snapshots_hold_what_is_ignored_and_new_and_leave_index_and_status(tmp_p
     assert place.git("show", f"{found.ref}:new.log") == "made by the agent"
 
 
+@pytest.mark.parametrize("holds, base, is_merged", [
+    ("spare", None, False), ("dev", None, False), ("dev", "dev", True), ("main", None, True),
+    ("refs/remotes/origin/main", None, False), ("refs/remotes/origin/run/t", None, False)])
+def test_a_branch_is_merged_where_its_person_is_or_where_it_began(tmp_path, holds, base, is_merged):
+    place = Place(tmp_path)
+    place.git("commit", "-q", "--allow-empty", "-m", "work")
+    place.git("update-ref", holds if "/" in holds else f"refs/heads/{holds}", "run/t")
+    place.state = sf.replace(place.state, task=sf.TaskSpec("t", prompt="x", base=base))
+    assert place.tidy(is_dry=True).branch == ("run/t" if is_merged else "")
+    assert place.tidy().removes and not place.tree.exists()
+    assert bool(place.git("branch", "--list", "run/t", cwd=place.repo)) is not is_merged
+
+
+def test_a_branch_is_merged_where_what_its_person_follows_has_it(tmp_path):
+    place = Place(tmp_path)
+    place.git("commit", "-q", "--allow-empty", "-m", "work")
+    place.git("branch", "-q", "dev", "main")
+    place.git("branch", "-q", "-u", "dev", "main")
+    assert place.tidy(is_dry=True).branch == ""
+    place.git("update-ref", "refs/heads/dev", "run/t")
+    assert place.tidy().branch == "run/t"
+
+
 def test_what_was_staged_and_is_in_no_file_any_more_is_kept(tmp_path):
     place = Place(tmp_path)
     (place.tree / "a.txt").write_text("staged\n")
