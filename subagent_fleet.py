@@ -23979,7 +23979,7 @@ def cmd_wake(options: Options, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     check_names("node", options.nodes, fleet.nodes, fleet.name)
     ask_trust(fleet, options, world)
-    nodes = choose_sleepers(fleet, options.nodes)
+    nodes = choose_sleepers(world, fleet, options.nodes)
     via = parse_via(world, options.via)
 
     def say(waking: Waking) -> None:
@@ -24011,12 +24011,17 @@ def wake_all(world: World, nodes: Sequence[Node], seconds: float, via: Sequence[
     return wakings
 
 
-def choose_sleepers(fleet: Fleet, names: Sequence[str]) -> list[Node]:
-    """Return the nodes to wake; one without a hardware address is refused."""
+def choose_sleepers(world: World, fleet: Fleet, names: Sequence[str]) -> list[Node]:
+    """Return the nodes to wake; one that is off and has no hardware address is refused."""
     chosen = [fleet.nodes[name] for name in dict.fromkeys(names)]
-    chosen = chosen or [node for node in fleet.nodes.values() if node.mac]
-    for node in chosen or fleet.nodes.values():
-        if not node.mac:
+    chosen = (chosen or [node for node in fleet.nodes.values() if node.mac]
+              or list(fleet.nodes.values()))
+    jobs = {node.name: lambda node=node: answers(world, node, SLEEP_TEST_SECONDS)
+            for node in chosen if not node.mac}
+    asked = dict(run_together(world, jobs))
+    for node in chosen:
+        failure = asked.get(node.name)
+        if failure and failure.reason != "refused":  # a machine that sleeps refuses nobody
             raise FleetError("no-mac", f"nodes.{node.name} has no `mac:`, so it can't be woken",
                              fix=plan_mac_hint(node))
     return chosen

@@ -126,16 +126,27 @@ def test_on_a_terminal_it_says_for_whom_it_waits(sleeper, quick, tmp_path, monke
 
 
 @pytest.mark.parametrize("words", [["wake"], ["wake", "mini"]])
-def test_a_node_without_a_mac_says_how_to_find_it(run_cli, tmp_path, words):
-    write_fleet(tmp_path, 11434, mac="")
+def test_a_node_without_a_mac_says_how_to_find_it(run_cli, sleeper, quick, tmp_path, words):
+    write_fleet(tmp_path, sleeper(wakes=False).port, mac="")
     done = run_cli(*words)
     assert done.returncode == 1 and done.stderr == (
         "error: nodes.mini has no `mac:`, so it can't be woken\n"
         "  fix: while it is awake, `arp -n 127.0.0.1` here, or there `ifconfig en0` (a Mac) or "
         "`ip link` (Linux); then write it as `mac: \"…\"` under nodes.mini\n")
     with pytest.raises(sf.FleetError) as caught:
-        sf.choose_sleepers(sf.load_fleet(str(tmp_path / "fleet.yaml")), ["mini"])
+        sf.choose_sleepers(sf.World(), sf.load_fleet(str(tmp_path / "fleet.yaml")), ["mini"])
     assert caught.value.slug == "no-mac"
+
+
+@pytest.mark.parametrize("words", [["wake"], ["wake", "mini", "gpu"]])
+def test_a_mac_is_asked_for_only_of_who_is_off(run_cli, sleeper, quick, fake_node, tmp_path, words):
+    write_fleet(tmp_path, fake_node({"qwen3:8b": {}}).port, mac="")
+    config = tmp_path / "fleet.yaml"
+    text, gpu = config.read_text(), f"  gpu: {{endpoint: \"http://127.0.0.1:{sleeper(wakes=False).port}\"}}\n"
+    assert (run_cli("wake").returncode, run_cli("wake", "mini").stdout) == (0, "mini answers already\n")
+    config.write_text(text.replace("models:", gpu + "models:", 1), encoding="utf-8")
+    done = run_cli(*words)
+    assert done.returncode == 1 and done.stderr.startswith("error: nodes.gpu has no `mac:`")
 
 
 def test_the_packet_goes_to_every_network_of_this_machine(monkeypatch, sleeper, quick, tmp_path):
