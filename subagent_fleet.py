@@ -25914,6 +25914,16 @@ def order_tasks(options: Options, world: World, command: str, takes: Callable[[T
     return EXIT_OK if all(is_good for _, _, is_good in outcomes) else EXIT_PROBLEM
 
 
+def explain_refusal(state: TaskState) -> str:
+    """Return why a person cannot call a task done, and what to type."""
+    if not state.is_over:
+        return f"not over yet; see how it goes: subagent-fleet tasks {state.name}"
+    if state.state != "parked" and (state.state == "done" or not state.diff.get("files")):
+        return "nothing to accept"
+    return "only work that waits for a review can be accepted; try again: " \
+           f"subagent-fleet task retry {state.name}"
+
+
 def describe_outcome(command: str, state: TaskState, now: TaskState, *,
                      is_taken: bool) -> tuple[str, str, bool]:
     """Return in a word and a text what an order came to, and whether that is good."""
@@ -25921,8 +25931,8 @@ def describe_outcome(command: str, state: TaskState, now: TaskState, *,
         is_told = is_taken and state.state in LIVE_STATES and state.task.talks and not now.says
         return "told" if is_told else "saved", "", True
     if not is_taken:
-        why = {"stop": "already over", "accept": "nothing to accept", "retry": "not over yet"}.get(
-            command, f"not over yet; first: subagent-fleet task stop {state.name}")
+        why = {"stop": "already over", "accept": explain_refusal(state), "retry": "not over yet"
+               }.get(command, f"not over yet; first: subagent-fleet task stop {state.name}")
         return state.state, why, command in ("stop", "retry")
     if command == "retry":
         return "waits", "for its next try", True

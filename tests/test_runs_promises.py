@@ -316,9 +316,17 @@ def test_a_review_is_sent_back_with_words(shop):
 
 def test_accept_of_what_is_not_in_review_is_refused(shop):
     assert shop.work(coder=["false"], check="false") == "failed"
-    assert shop.type("task", "accept", "t").code not in (0, 130)
+    done = shop.type("task", "accept", "t")
+    assert done.code not in (0, 130) and "nothing to accept" in done.out
     assert shop.state() == "failed"
     assert shop.type("task", "accept", "nobody").code == 2
+
+
+def test_accept_of_work_that_failed_names_the_way_on(shop):
+    assert shop.work(coder=shell(EDIT), check="false") == "failed"
+    done = shop.type("task", "accept", "t")
+    assert done.code == 1 and "nothing" not in done.out, done
+    assert re.search(r"try again: \S+ task retry t$", " ".join(done.out.split())), done
 
 
 # -- words: whole prompts, new words, answers --
