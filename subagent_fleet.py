@@ -4968,6 +4968,7 @@ CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OUR_GATEWAY = "this fleet's gateway"
 OLD_GATEWAY = "a gateway with an older config"
 FAR_GATEWAY = "a gateway elsewhere"
+SILENT_GATEWAY = "a program that does not answer"  # and then perhaps which, see describe_holder
 FIND_WORK = "`subagent-fleet recommend` shows what it could do; or remove it"
 FIND_ROOM = "`subagent-fleet recommend` shows what fits; or correct `memory_gb`"
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
@@ -5644,6 +5645,10 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
     url = gateway_url(fleet.gateway)
     is_litellm = fleet.gateway.provider == "litellm"
     taken = "; LiteLLM would take another port" if is_litellm else ""
+    start = "up" if is_litellm else "serve"
+    program = ""
+    if holder.startswith(SILENT_GATEWAY):
+        holder, program = SILENT_GATEWAY, holder[len(SILENT_GATEWAY):]
     rows = {
         "": ("port-free", "info", f"no gateway runs at {url}",
              "`subagent-fleet serve` in another terminal, or `subagent-fleet up`"),
@@ -5654,6 +5659,9 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
                       "key only if you trust it", "subagent-fleet trust"),
         "another program": ("port-taken", "error", f"another program answers at {url}{taken}",
                             OTHER_PORT),
+        SILENT_GATEWAY: ("gateway-silent", "error", f"nothing answers in time at {url}{program}",
+                         f"try again; if it stays so, end it, then `subagent-fleet {start}`; or "
+                         "write another `port:` under project.gateway"),
         "LiteLLM": ("litellm-other", "error", f"LiteLLM answers at {url}, but not to this "
                     "fleet's key, or it lacks models of this fleet",
                     f"stop it, then start it after `. ./{ENVIRONMENT_FILE}`, which sets the "
@@ -20949,6 +20957,9 @@ def see_gateway(world: World, fleet: Fleet, key: str, until: float) -> GatewayVi
     except NodeFailure as failure:
         if failure.reason in ("refused", "unreachable", "dns"):
             return GatewayView("")
+        if failure.reason == "timeout":  # of a busy or hung gateway nothing else can be told
+            known = "" if is_far else describe_holder(world, fleet.gateway.port)
+            return GatewayView(SILENT_GATEWAY + known)
     return GatewayView("another program")
 
 
@@ -21042,7 +21053,8 @@ def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) 
     finding = check_gateway(fleet, holder)
     runs = finding.slug == "gateway-up"
     if finding.level == "error":
-        what = finding.what + describe_holder(world, fleet.gateway.port)
+        known = describe_holder(world, fleet.gateway.port)
+        what = finding.what.replace(known, "") + known  # of a silent one it is said already
         raise FleetError(finding.slug, what, fix=name_stop(world, fleet, holder, finding.fix))
     if needed and not runs:
         raise FleetError(finding.slug, finding.what, fix=finding.fix)
@@ -21180,9 +21192,9 @@ def open_door(world: World, fleet: Fleet, key: str) -> Listener:
         what = error.what
 
     server = who_serves(world, fleet, key, world.clock() + 1.0)
-    if server:
-        what += f", by {server}"
     holder = describe_holder(world, gateway.port)
+    if server:
+        what += ", by " + server.replace(holder, "")
     if server == OUR_GATEWAY:
         raise FleetError("port-taken", what + holder,
                          fix="it serves already: `subagent-fleet launch claude`")

@@ -1,5 +1,6 @@
 """Section 17's `doctor` and `worker`: what they gather, and the commands."""
 import json
+import os
 import re
 import socket
 import subprocess
@@ -240,6 +241,19 @@ def doctor(tmp_path, fake_node, run_here):
     place.write, place.run, place.ask = write, run, ask
     assert run_here("generate", env=place.env).returncode == 0
     return place
+
+
+@pytest.mark.parametrize("command", ["doctor", "status"])
+def test_a_gateway_that_hangs_is_not_called_another_program(doctor, run_cli, command):
+    port = doctor.fleet["project"]["gateway"]["port"]
+    doctor.node.loaded = {"qwen3:8b": 32768}
+    with socket.create_server(("127.0.0.1", port)):  # takes connections, says nothing
+        done = run_cli(command, "--timeout", "0.3", env=doctor.env)
+    said = done.stdout + done.stderr
+    assert f"othing answers in time at http://127.0.0.1:{port}" in said
+    assert "subagent-fleet serve" in said and "another program" not in said
+    if sys.platform == "linux":
+        assert f"pid {os.getpid()}" in said
 
 
 def test_doctor_on_a_machine_in_order_is_ready_and_changes_nothing(doctor, run_cli):

@@ -278,6 +278,7 @@ CASES = [
     ("port free", on(holder=""), {"port-free": "info"}),
     ("port free, LiteLLM's", on(LITELLM, holder=""), {"litellm-down": "info"}),
     ("port another fleet's", on(holder="subagent-fleet"), {"gateway-other": "error"}),
+    ("port of who is silent", on(holder=sf.SILENT_GATEWAY), {"gateway-silent": "error"}),
     ("port elsewhere", on(holder=sf.FAR_GATEWAY), {"gateway-elsewhere": "error"}),
     ("port of an older fleet", on(holder=sf.OLD_GATEWAY), {"gateway-old": "error"}),
     ("port another LiteLLM's", on(LITELLM, holder="LiteLLM"), {"litellm-other": "error"}),
@@ -515,6 +516,14 @@ def test_port_taken_names_who_and_what_litellm_would_do():
     assert the("port-taken", make_fleet(), facts).what == \
         "another program answers at http://127.0.0.1:4000"
     assert "LiteLLM would take another port" in the("port-taken", LITELLM, facts).what
+
+
+def test_who_holds_the_port_in_silence_is_named_with_what_to_type():
+    facts = facts_with(holder=sf.SILENT_GATEWAY + " (python3, pid 7, in /home)")
+    for fleet, start in ((make_fleet(), "serve"), (LITELLM, "up")):
+        finding = the("gateway-silent", fleet, facts)
+        assert finding.what == "nothing answers in time at http://127.0.0.1:4000 (python3, pid 7, in /home)"
+        assert f"end it, then `subagent-fleet {start}`;" in finding.fix
 
 
 def test_many_files_are_named_briefly():
