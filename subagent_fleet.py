@@ -14657,7 +14657,7 @@ class Served(Record):
 
     model: str
     node: str  # "": not known
-    planned: str  # yes, fallback, no, left or unknown
+    planned: str  # yes, fallback, no, failed, left or unknown
     why: str = ""
     at: float = 0.0  # when the first of them began
     requests: int = 0
@@ -14689,7 +14689,8 @@ def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
     beyond = _tell_beyond(receipt, model, fleet)
     if model and model.node == receipt.node:
         if model.alias == receipt.alias:
-            return Judged(receipt, "yes", beyond=beyond)
+            after = ", ".join(f"{tried.node}: {tried.why}" for tried in receipt.tries)
+            return Judged(receipt, "yes", after and f"after {after}", beyond)
         if model.alias in plan_fallbacks(fleet).get(receipt.alias, ()):
             tries = [f"{tried.node}: {tried.why}" for tried in receipt.tries]
             tries += [f"{one.model} was passed over: {one.why}" for one in receipt.passed_over]
@@ -14792,9 +14793,9 @@ def _sum_up_plan(group: Sequence[Judged]) -> tuple[str, str]:
     planned, why = worst.planned, worst.why
     # Who went away or stopped the gateway ended that request: nothing has failed.
     failed = [one.receipt.outcome for one in group
-              if one.receipt.node and one.receipt.outcome not in ("ok", "left", "stopped")]
+              if one.receipt.outcome not in ("ok", "left", "stopped")]
     if planned == "yes" and failed:
-        why = f"{len(failed)} failed: {failed[0]}"
+        planned, why = "failed", why or f"{len(failed)} of {len(group)}: {failed[0]}"
     if any(one.beyond for one in group):
         planned, why = "left", why or "left the house"
     return planned, why
@@ -22332,7 +22333,8 @@ def cmd_recommend(options: Options, world: World) -> int:
     text += format_flaw(advised.starter.flaw, states.values(), "subagent-fleet recommend", look,
                         memory)
     text += "\n"
-    text += tell_recommendation(advised, path, fleet, written, look)
+    is_ours = was_written_here(world, path, fleet.document.text)
+    text += tell_recommendation(advised, path, fleet, written, is_ours, look)
     world.out(text)
     return EXIT_OK
 
@@ -22353,15 +22355,16 @@ def plan_block(fleet: Fleet, starter: Starter) -> dict[str, Any]:
 
 
 def tell_recommendation(advised: Recommendation, path: str, fleet: Fleet,
-                        written: Sequence[str], look: Look) -> str:
+                        written: Sequence[str], is_ours: bool, look: Look) -> str:
     """Return what was done with a recommendation, or how it is done."""
     if written:
         lines = "".join(clean_line(line) + "\n" for line in written)
         return f"{lines}Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
     if not advised.changes:
         return "Nothing would change.\n"
-    sentence = ("To apply this: `subagent-fleet recommend --write`, or put this into "
-                f"{clean_line(path)}:\n\n")
+    way = "To apply this: `subagent-fleet recommend --write`, or put this into {}:\n\n" if is_ours \
+        else "You have edited {}. To apply this, put this into it:\n\n"
+    sentence = way.format(clean_line(path))
     return wrap_text(sentence, look) + show_block(path, plan_block(fleet, advised.starter))
 
 
@@ -23101,8 +23104,9 @@ class Lookout:
     def _name_askers(self, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return who asked and in which sessions: only their ids are on the wire."""
         names = {}
-        titles = {task["session"]: task["name"] for task in tasks}
-        agents = {task["session"]: task["agent"] for task in tasks}
+        begun = [task for task in tasks if task["session"]]
+        titles = {task["session"]: task["name"] for task in begun}
+        agents = {task["session"]: task["agent"] for task in begun}
         for each in self._dashboard.log.since(0)[1]:
             row = each.row
             if row["kind"] == "request":
@@ -23652,12 +23656,17 @@ def report_receipt(receipt: Receipt, names: AgentNames) -> dict[str, Any]:
             "failures": receipt.tries}
 
 
+def name_task_sessions(options: Options, world: World) -> dict[str, str]:
+    """Return {session: the task's name}; one that has not begun has no session."""
+    return {row.session: row.name for row in find_task_rows(world, None, options) if row.session}
+
+
 def report_requests(receipts: Sequence[Receipt], names: AgentNames, options: Options
                     ) -> list[dict[str, Any]]:
     """Return what is shown of requests; the main agent of a task has the task's name."""
     tasks = {}
     if receipts:
-        tasks = {row.session: row.name for row in find_task_rows(names.world, None, options)}
+        tasks = name_task_sessions(options, names.world)
     requests = []
     for receipt in receipts:
         request = {**report_receipt(receipt, names), "task": tasks.get(receipt.session, "")}
@@ -23668,7 +23677,7 @@ def report_requests(receipts: Sequence[Receipt], names: AgentNames, options: Opt
 
 
 _PLANNED_WORDS = {"yes": ("yes", "ok"), "fallback": ("fallback", "warn"), "no": ("no", "bad"),
-                  "left": ("no", "bad"), "unknown": ("not known", "warn")}
+                  "failed": ("failed", "bad"), "left": ("no", "bad"), "unknown": ("not known", "warn")}
 _TRACE_HEADERS = ("Agent", "Model", "Machine", "Requests", "Waited", "First token", "tok/s", "In",
                   "Out", "As planned")
 # What a narrow terminal does without, the first to go first.
@@ -23921,7 +23930,7 @@ def choose_sessions(sessions: Sequence[SessionFile], options: Options, world: Wo
 def list_sessions(sessions: Sequence[SessionFile], options: Options, world: World) -> int:
     """Print the sessions there are, the latest first, each with the beginning of its prompt."""
     listed = sessions[:LISTED_SESSIONS]
-    tasks = {row.session: row.name for row in find_task_rows(world, None, options)}
+    tasks = name_task_sessions(options, world)
     entries: list[dict[str, Any]] = []
     for session in listed:
         task = tasks.get(session.id, "")
@@ -24270,7 +24279,7 @@ EXAM_WORDS = (
 
 @command("bench", "measure what each model can do: speed, tool calls, context", CONFIG, OUT,
          Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
-         Flag("--quick", "ask ten short questions of each model, no long prompts"),
+         Flag("--quick", "ask ten questions of each model; none takes it long to read"),
          Flag("--exam", "let each model redo fixes from this repository's history"),
          *EXAM_WORDS, TRUST, JSON,
          group=LOOK, examples=("bench", "bench --quick --model heavy-coder",
@@ -24802,7 +24811,7 @@ def tell_session(workspace: Workspace, began: float, command: str) -> None:
         return
     if session:
         workspace.world.err(
-            f"\nTo continue this session on your fleet:\n  {command} -- --resume {session}\n"
+            f"\nTo continue the latest session of this directory on your fleet:\n  {command} -- --resume {session}\n"
             "Which machine did what:\n  subagent-fleet trace last\n")
 
 
@@ -26433,9 +26442,10 @@ def cmd_install(options: Options, world: World) -> int:
     if world.which("subagent-fleet") != command:
         _, shell = world.split(world.environ.get("SHELL", ""))
         name = START_FILES.get(shell, "your shell's start file")
+        place = quote_shell(world.parent(command))
+        line = f"fish_add_path {place}" if shell == "fish" else f"export PATH={place}:$PATH"
         world.out("Your shell does not find it yet. Type this line now, and put it into "
-                  f"{name} for new terminals:\n"
-                  f"  export PATH={quote_shell(world.parent(command))}:$PATH\n")
+                  f"{name} for new terminals:\n  {line}\n")
     return EXIT_OK
 
 
@@ -27427,7 +27437,7 @@ function titleOf(session) {
   const known = picture?.sessions.find((each) => each.session === session);
   return known?.title || (session ? `session ${session.slice(0, 4)}` : "no session");
 }
-const isTask = ({session}) => picture?.tasks.some((each) => each.session === session);
+const isTask = ({session}) => session && picture?.tasks.some((each) => each.session === session);
 function speedOf({tokens, countedAt, ...request}) {
   const write = writeOf(request);
   return write && tokens ? tokens / Math.max(countedAt - write.at, .05) : 0;
@@ -28663,8 +28673,8 @@ config, do so in their own fields. stderr and the exit code are as without `--js
   `prompt`: its first line, `ended`, `subagents`, `requests`), of those that are shown (`session`,
   `prompt`, `began`, `ended`, `torn`: FILE:LINE of what cannot be read, `agents` (`agent`: its id,
   of the main one empty, `name`, `parent`, `state`: done, at work, failed, cut off or empty,
-  `began`, `ended`, `transcript`, `served` (`model`, `node`, `planned`: yes, fallback, no, left or
-  unknown, `why`, `at`, `requests`, `waited`, `first_token`: the median, `rate`: tokens a second,
+  `began`, `ended`, `transcript`, `served` (`model`, `node`, `planned`: yes, fallback, no, failed,
+  left or unknown, `why`, `at`, `requests`, `waited`, `first_token`: the median, `rate`: tokens a second,
   `input_tokens`, `output_tokens`, `read_again`: input tokens that had been read before,
   `read_again_why`: pushed out, or moved from which machine, `waited_for`: agents or sessions),
   `audit` (`question`, `answer`: yes, no or unknown, `what`, `evidence`: FILE:LINE and request

@@ -709,7 +709,7 @@ def write_receipts(place, *receipts):
 
 
 def test_launch_ends_with_how_the_session_goes_on(generated, quick, fake_claude):
-    resume = "To continue this session on your fleet:\n  subagent-fleet launch claude{} -- --resume {}\n"
+    resume = "To continue the latest session of this directory on your fleet:\n  subagent-fleet launch claude{} -- --resume {}\n"
     environ = fake_claude("exit 0\n")
     write_receipts(generated, {**ONE, "session": "old", "time": -60})
     assert "goes on" not in quick("launch", "claude", env=environ).stderr

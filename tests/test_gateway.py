@@ -1411,7 +1411,7 @@ def test_up_does_the_whole_job(project):
     assert (done.returncode, done.stdout) == (7, "PONG -p hi there\n")
     assert "\nLoaded: tiny on a.\n" in done.stderr
     assert done.stderr.endswith(
-        "\nTo continue this session on your fleet:\n  subagent-fleet up -- --resume a-session\n"
+        "\nTo continue the latest session of this directory on your fleet:\n  subagent-fleet up -- --resume a-session\n"
         "Which machine did what:\n  subagent-fleet trace last\n")
     assert re.search(r"^a +1 +7 +2 +- +0$", done.stderr, re.M)
     assert (project.place / ".claude" / "agents" / "planner.md").exists()

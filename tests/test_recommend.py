@@ -168,6 +168,9 @@ def test_write_leaves_a_file_alone_that_a_person_has_changed(house, tmp_path, ca
     assert "error: you have edited fleet.yaml, so nothing was written\n" \
         in capsys.readouterr().err
     assert path.read_bytes() == before
+    assert sf.main(["recommend"]) == 0
+    said = capsys.readouterr().out
+    assert "You have edited fleet.yaml. To apply this, put this into it:\n" in said and "--write" not in said
     with pytest.raises(sf.FleetError) as caught:
         config = sf.load_config(sf.World(), None).fleet
         sf.write_recommendation(sf.World(), "fleet.yaml", config, sf.plan_recommendation(

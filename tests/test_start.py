@@ -178,7 +178,8 @@ def test_installed_it_is_a_command_and_removed_nothing_is_left(install, tmp_path
     ("/bin/tcsh", "your shell's start file"), ("", "your shell's start file")])
 def test_install_names_the_start_file_of_the_shell(install, shell, file):
     said = install(shell=shell).stdout
-    assert f"Type this line now, and put it into {file} for new terminals:\n  export PATH=" in said
+    line = "fish_add_path" if shell.endswith("fish") else "export PATH="
+    assert f"Type this line now, and put it into {file} for new terminals:\n  {line}" in said
 
 
 def test_removed_all_is_gone_that_was_written_outside_of_projects(install, run_cli, project, tmp_path):

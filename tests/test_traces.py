@@ -119,6 +119,20 @@ def test_who_was_passed_over_is_told_with_what_the_request_needs(recorded):
     assert "first was passed over: images" in recorded.audit()[1]["Machine"]["what"]
 
 
+def test_what_failed_everywhere_is_not_as_planned(recorded):
+    file_with(recorded, lambda index, receipt: receipt.update(
+        node=None, model=None, outcome="overloaded_error"))
+    assert re.search(r"failed:\s+nobody\s+answered:\s+overloaded_error", recorded.run("last")[1])
+    session, = json.loads(recorded.run("last", "--json")[1])["sessions"]
+    served = [row["planned"] for agent in session["agents"] for row in agent["served"]]
+    assert "failed" in served
+
+
+def test_another_machine_of_the_same_alias_says_after_whom(recorded):
+    file_with(recorded, lambda index, receipt: receipt.update(tries=[{"node": "mini", "why": "refused"}]))
+    assert re.search(r"yes: after\s+mini:\s+refused", recorded.run("last")[1])
+
+
 def test_an_undeclared_machine_is_found(recorded):
     file_with(recorded, lambda index, receipt: receipt.update(model="third", node="spare"))
     status, verdicts = recorded.audit()
