@@ -17889,7 +17889,8 @@ class TaskWork:
         with self._supervisor.adding:
             self._drop_half_made(state)
             git = add_worktree(self._main, state)
-        state = self._mind(git=git, gone=False, prepared=False)
+        # Written at once: after a kill it tells what is ours from what is in the way.
+        state = self._note(git=git, gone=False, prepared=False)
         copies = self._fill(state.worktree, self._file("setup.log"), TASK_MARK)
 
         # Where a task was worked on already, what was made then still counts. Where nothing was
@@ -17911,7 +17912,7 @@ class TaskWork:
         self._main.out("update-ref", f"{SNAPSHOT_REFS}/{self.name}/start", start)
         self._folder.write({"ignored": ignored, "around": look_outside(self._main)}, "tasks",
                            self.name, f"baseline{state.fresh or ''}.json")
-        self._mind(start=start, prepared=True, copies=tuple(copies))
+        self._note(start=start, prepared=True, copies=tuple(copies))
 
     def _drop_half_made(self, state: TaskState) -> None:
         """Remove a worktree that was never ready; what a person has done in it is kept first."""
@@ -22333,8 +22334,10 @@ def cmd_recommend(options: Options, world: World) -> int:
     text += format_flaw(advised.starter.flaw, states.values(), "subagent-fleet recommend", look,
                         memory)
     text += "\n"
-    is_ours = was_written_here(world, path, fleet.document.text)
-    text += tell_recommendation(advised, path, fleet, written, is_ours, look)
+    if written or not advised.changes:
+        text += tell_written(written)
+    else:
+        text += tell_recommendation(world, path, fleet, advised, look)
     world.out(text)
     return EXIT_OK
 
@@ -22354,17 +22357,21 @@ def plan_block(fleet: Fleet, starter: Starter) -> dict[str, Any]:
     return {"models": models, "agents": agents}
 
 
-def tell_recommendation(advised: Recommendation, path: str, fleet: Fleet,
-                        written: Sequence[str], is_ours: bool, look: Look) -> str:
-    """Return what was done with a recommendation, or how it is done."""
-    if written:
-        lines = "".join(clean_line(line) + "\n" for line in written)
-        return f"{lines}Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
-    if not advised.changes:
+def tell_written(written: Sequence[str]) -> str:
+    """Return what was done with a recommendation."""
+    if not written:
         return "Nothing would change.\n"
-    way = "To apply this: `subagent-fleet recommend --write`, or put this into {}:\n\n" if is_ours \
-        else "You have edited {}. To apply this, put this into it:\n\n"
-    sentence = way.format(clean_line(path))
+    lines = "".join(clean_line(line) + "\n" for line in written)
+    return f"{lines}Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
+
+
+def tell_recommendation(world: World, path: str, fleet: Fleet, advised: Recommendation,
+                        look: Look) -> str:
+    """Return how a recommendation is carried out: `--write` leaves an edited file alone."""
+    sentence = f"You have edited {clean_line(path)}. To apply this, put this into it:\n\n"
+    if was_written_here(world, path, fleet.document.text):
+        sentence = ("To apply this: `subagent-fleet recommend --write`, or put this into "
+                    f"{clean_line(path)}:\n\n")
     return wrap_text(sentence, look) + show_block(path, plan_block(fleet, advised.starter))
 
 
@@ -23677,7 +23684,8 @@ def report_requests(receipts: Sequence[Receipt], names: AgentNames, options: Opt
 
 
 _PLANNED_WORDS = {"yes": ("yes", "ok"), "fallback": ("fallback", "warn"), "no": ("no", "bad"),
-                  "failed": ("failed", "bad"), "left": ("no", "bad"), "unknown": ("not known", "warn")}
+                  "failed": ("failed", "bad"), "left": ("no", "bad"),
+                  "unknown": ("not known", "warn")}
 _TRACE_HEADERS = ("Agent", "Model", "Machine", "Requests", "Waited", "First token", "tok/s", "In",
                   "Out", "As planned")
 # What a narrow terminal does without, the first to go first.
@@ -24811,7 +24819,8 @@ def tell_session(workspace: Workspace, began: float, command: str) -> None:
         return
     if session:
         workspace.world.err(
-            f"\nTo continue the latest session of this directory on your fleet:\n  {command} -- --resume {session}\n"
+            "\nTo continue the latest session of this directory on your fleet:\n"
+            f"  {command} -- --resume {session}\n"
             "Which machine did what:\n  subagent-fleet trace last\n")
 
 
@@ -28674,8 +28683,8 @@ config, do so in their own fields. stderr and the exit code are as without `--js
   `prompt`, `began`, `ended`, `torn`: FILE:LINE of what cannot be read, `agents` (`agent`: its id,
   of the main one empty, `name`, `parent`, `state`: done, at work, failed, cut off or empty,
   `began`, `ended`, `transcript`, `served` (`model`, `node`, `planned`: yes, fallback, no, failed,
-  left or unknown, `why`, `at`, `requests`, `waited`, `first_token`: the median, `rate`: tokens a second,
-  `input_tokens`, `output_tokens`, `read_again`: input tokens that had been read before,
+  left or unknown, `why`, `at`, `requests`, `waited`, `first_token`: the median, `rate`: tokens a
+  second, `input_tokens`, `output_tokens`, `read_again`: input tokens that had been read before,
   `read_again_why`: pushed out, or moved from which machine, `waited_for`: agents or sessions),
   `audit` (`question`, `answer`: yes, no or unknown, `what`, `evidence`: FILE:LINE and request
   ids), `notes`: how it ended, where that is worth a look,
