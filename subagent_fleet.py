@@ -24945,9 +24945,10 @@ class KnownTasks(Record):
         return names
 
 
-def know_tasks(folder: Folder, options: Options) -> KnownTasks:
+def know_tasks(folder: Folder, options: Options, *, needs_fleet: bool = True) -> KnownTasks:
     """Read the task file and the fleet of a repository, and where its tasks stand."""
-    fleet = load_fleet_for_tasks(options, folder.world, folder)
+    fleet = load_fleet_for_tasks(options, folder.world, folder) if needs_fleet else \
+        load_fleet_if_valid(options, folder.world, folder, tells=False)
     path = find_task_file(folder, options)
     plan = load_tasks(folder.world, path, fleet) if path else TaskPlan({}, TaskFile({}), {})
     return KnownTasks(see_states(folder)[0], plan, path, fleet)
@@ -25056,6 +25057,19 @@ def load_fleet_for_tasks(options: Options, world: World, folder: Folder) -> Flee
         if path and (not options.everywhere or directory == folder.repository.main):
             return load_config(world, path).fleet
     return None
+
+
+def load_fleet_if_valid(options: Options, world: World, folder: Folder, *,
+                        tells: bool = True) -> Fleet | None:
+    """Return the fleet where tasks are only looked at or ended: for that its file may be wrong."""
+    try:
+        return load_fleet_for_tasks(options, world, folder)
+    except FleetError as error:
+        if error.slug != "invalid-config":
+            raise
+        if tells:
+            world.err(f"{clean_line(error.what)}: subagent-fleet validate\n")
+        return None
 
 
 def workspace_of(fleet: Fleet, options: Options, world: World) -> Workspace:
@@ -25652,7 +25666,7 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
 
 def see_folder(folder: Folder, options: Options) -> TaskSight:
     """Return what is seen of a repository's tasks; those over that left its file are not."""
-    fleet = load_fleet_for_tasks(options, folder.world, folder)
+    fleet = load_fleet_if_valid(options, folder.world, folder)
     sight = see_tasks(folder, plan_backing(fleet, options, folder))
     path = find_task_file(folder, options)
     if path and not options.everywhere and not options.task:
@@ -25695,7 +25709,7 @@ def show_task(folder: Folder, name: str, options: Options) -> None:
     row = next(row for row in plan_task_rows(sight) if row.name == name)
     origins = {}
     with contextlib.suppress(FleetError):
-        origins = know_tasks(folder, options).plan.origins.get(name, {})
+        origins = know_tasks(folder, options, needs_fleet=False).plan.origins.get(name, {})
     usual = TaskSpec("")
     keys = []
     for word in FILE_KEYS["task"]:
@@ -25804,22 +25818,25 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Opti
     world = folder.world
     asked = {folder.ask(order) for order in orders}
     names = {str(order["task"]) for order in orders}
+    # Of these no agent starts or goes on: they need no fleet.
+    is_end = {order["do"] for order in orders} <= {"stop", "accept", "forget", "retry", "gone"}
+    load = load_fleet_if_valid if is_end else load_fleet_for_tasks
     until = world.clock() + STOP_WAIT_SECONDS
     supervisor = None
     try:
         while orders and world.clock() < until:
-            lock = None if supervisor else world.hold(folder.place("lock"))
-            if lock:
-                fleet = load_fleet_for_tasks(options, world, folder)
-                backing = plan_backing(fleet, options, folder)
-                supervisor = Supervisor(folder, lock, backing, names, takes_new=False)
             if supervisor:
                 supervisor.step()
             left = asked & {identity for identity, _ in folder.read_orders()}
             tasks = folder.read_states()[0]
             if not left and is_done(tasks):
                 return tasks
-            world.sleep(0.02)
+            lock = None if supervisor else world.hold(folder.place("lock"))
+            if lock:
+                backing = plan_backing(load(options, world, folder), options, folder)
+                supervisor = Supervisor(folder, lock, backing, names, takes_new=False)
+            else:
+                world.sleep(0.02)
     finally:
         if supervisor:
             supervisor.leave()
@@ -25996,7 +26013,8 @@ def cmd_task_retry(options: Options, world: World) -> int:
     def words(folder: Folder, state: TaskState) -> dict[str, Any]:
         spec = None
         if state.origin == "file":
-            spec = know_tasks(folder, options).plan.tasks.get(state.name)
+            known = know_tasks(folder, options, needs_fleet=False)
+            spec = known.plan.tasks.get(state.name)
         return {"fresh": options.fresh, "say": options.say, "spec": freeze(spec)}
     return order_tasks(options, world, "retry", lambda state: state.is_over, words)
 

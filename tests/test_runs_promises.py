@@ -712,6 +712,27 @@ def test_stop_ends_every_tree_within_two_seconds(shop):
     assert not shop.processes(), seconds
 
 
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_a_fleet_that_is_not_valid_keeps_nobody_from_looking_and_stopping(shop, is_watched):
+    shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT, WORKS), "check": "true"}})
+    child = shop.begin("run")
+    shop.wait(lambda: shop.rows().get("t", {}).get("state") == "running")
+    shop.write("fleet.yaml", "nodes: {mini: {endpoint: nowhere}}\n")
+    if not is_watched:
+        child.kill()
+        child.communicate()
+    looked = shop.type("tasks")
+    assert looked.code == 0 and re.search("t +running", looked.out), looked
+    assert re.match(r".*fleet\.yaml is not valid: \S+ validate\n", looked.err), looked
+    done = shop.type("task", "stop", "t")
+    assert done.code == 0 and re.search("t +stopped", done.out), done
+    if is_watched:
+        shop.end(child)
+    retried = shop.type("task", "retry", "t")
+    assert retried.code == 0 and re.search("t +waits", retried.out), retried
+    assert shop.run().code == 1
+
+
 def test_slots_are_all_used_and_never_exceeded(shop):
     count, most = 9, 3
     log = 'date +"in %s%N" >> $HOME/log; sleep 3; date +"out %s%N" >> $HOME/log'
