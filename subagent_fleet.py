@@ -17076,6 +17076,8 @@ def _make_way(git: Git, path: str, state: TaskState, *, for_check: bool) -> bool
     if known and known["branch"] not in (branch, ""):
         raise FleetError("worktree-taken", f"{path} is a worktree of the branch {known['branch']}",
                          fix="move it away: `git worktree move`")
+    if not known:
+        git.world.remove_empty(path)  # git was killed just after it had made that
     is_there = git.world.kind_of(path, follow=False) != "absent"
     if known and (for_check or not is_there):
         drop_worktree(git, path)  # nothing of it can be lost

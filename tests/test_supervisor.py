@@ -776,6 +776,14 @@ def test_branches_and_directories_in_the_way_park_and_stay(rig):
     assert rig.git("rev-parse", "run/b") == rig.git("rev-parse", "HEAD~1")
 
 
+def test_a_directory_that_a_killed_git_has_left_is_in_nobodys_way(rig):
+    rig.add("a", "@write x y", check="true")
+    for path in (rig.tree("a"), f"{rig.tree('a')}.check"):
+        os.makedirs(path)
+    rig.work()
+    assert rig.states() == {"a": "done"}, rig.said
+
+
 def test_a_worktree_of_somebody_else_and_one_that_has_gone_park(rig):
     rig.keeps_outside = False  # the test is the person here
     rig.folder.make()
