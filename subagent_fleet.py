@@ -17076,8 +17076,7 @@ def _make_way(git: Git, path: str, state: TaskState, *, for_check: bool) -> bool
     if known and known["branch"] not in (branch, ""):
         raise FleetError("worktree-taken", f"{path} is a worktree of the branch {known['branch']}",
                          fix="move it away: `git worktree move`")
-    if not known:
-        git.world.remove_empty(path)  # git was killed just after it had made that
+    git.world.remove_empty(path)  # git was killed just after it had made that
     is_there = git.world.kind_of(path, follow=False) != "absent"
     if known and (for_check or not is_there):
         drop_worktree(git, path)  # nothing of it can be lost
@@ -17093,6 +17092,7 @@ def _make_way(git: Git, path: str, state: TaskState, *, for_check: bool) -> bool
 
 def drop_worktree(git: Git, path: str) -> None:
     """Remove a worktree of ours; what is in it is somewhere else, or nobody's."""
+    git.world.remove_empty(path)  # as a git that was killed leaves it: no git takes that away
     git.run("worktree", "unlock", path)
     git.out("worktree", "remove", "--force", path)
 

@@ -778,10 +778,16 @@ def test_branches_and_directories_in_the_way_park_and_stay(rig):
 
 def test_a_directory_that_a_killed_git_has_left_is_in_nobodys_way(rig):
     rig.add("a", "@write x y", check="true")
+    rig.add("b", "@write x y", check="true")
     for path in (rig.tree("a"), f"{rig.tree('a')}.check"):
         os.makedirs(path)
+    rig.keeps_outside = False  # the test is git here
+    for path in (rig.tree("b"), f"{rig.tree('b')}.check"):
+        rig.git("worktree", "add", "-q", "--lock", "--reason", "initializing", "--detach", str(path))
+        os.unlink(os.path.join(str(path), ".git"))
+        os.unlink(os.path.join(str(path), "a.txt"))
     rig.work()
-    assert rig.states() == {"a": "done"}, rig.said
+    assert rig.states() == {"a": "done", "b": "done"}, rig.said
 
 
 def test_a_worktree_of_somebody_else_and_one_that_has_gone_park(rig):
