@@ -5660,8 +5660,9 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
         "another program": ("port-taken", "error", f"another program answers at {url}{taken}",
                             OTHER_PORT),
         SILENT_GATEWAY: ("gateway-silent", "error", f"nothing answers in time at {url}{program}",
-                         f"try again; if it stays so, end it, then `subagent-fleet {start}`; or "
-                         "write another `port:` under project.gateway"),
+                         "try again; if that does not help, stop it, then "
+                         f"`subagent-fleet {start}`; "
+                         "or write another `port:` under project.gateway"),
         "LiteLLM": ("litellm-other", "error", f"LiteLLM answers at {url}, but not to this "
                     "fleet's key, or it lacks models of this fleet",
                     f"stop it, then start it after `. ./{ENVIRONMENT_FILE}`, which sets the "
@@ -15365,7 +15366,9 @@ def parse_log(log: Sequence[bytes]) -> list[dict[str, str]]:
     for line in log[-LOG_LINES:]:
         shown = _SECRET.sub("(a key)", clean_line(line.decode("utf-8", "replace")))[:500]
         found = {found.lastindex for found in _SEVERITIES.finditer(shown)}
-        level = "error" if 1 in found else "warning" if found else "info"
+        level = "info"
+        if found:
+            level = "error" if 1 in found else "warning"
         if shown.strip():
             lines.append({"level": level, "line": shown})
     return lines
@@ -16628,6 +16631,9 @@ def _task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     if window and tokens and not state.is_over:
         context = min(round(100 * tokens / window), 999)
 
+    place = ""
+    if is_live:
+        place = served.node if served and served.node else alias
     loads = sight.loads.get(state.name, ())
     tries = state.task.tries
     number = min(state.failures + 1, tries) if state.tried else 0
@@ -16638,7 +16644,7 @@ def _task_row(state: TaskState, sight: TaskSight) -> TaskRow:
         _describe_task(state, heard, sight), context,
         int(state.diff.get("files", 0)), int(state.diff.get("plus", 0)),
         int(state.diff.get("minus", 0)),
-        (served.node if served else "") or alias if is_live else "",
+        place,
         sum(load[0] for load in loads), round(sum(load[1] for load in loads), 1), len(loads),
         suggest_task_step(state), state.session, state.branch,
         "" if state.gone else state.worktree, state.task.agent or "", alias, state.reason,
@@ -23493,7 +23499,9 @@ class LogTable:
     def line(self, request: Mapping[str, Any], now: float) -> str:
         """Return a request."""
         look = self._look
-        role = "bad" if request["outcome"] != "ok" else "warn" if request["failures"] else "ok"
+        role = "bad"
+        if request["outcome"] == "ok":
+            role = "warn" if request["failures"] else "ok"
         outcome = mark(_describe_outcome(request), role, look)
         shown = self._cells(request, now)
         cells = [shown[column] for column in self._widths]
@@ -23516,8 +23524,9 @@ def _describe_outcome(request: Mapping[str, Any]) -> str:
     """Return how a request ended, and who failed on the way: in words, else by class."""
     tries = [f"{tried.node}: {tried.why}" for tried in request["failures"]]
     said = request["said"] or ", ".join(tries)
-    joint = (" after " if tries else ": ") if said else ""
-    return clean_line(f"{request['outcome']}{joint}{said}")
+    if said:
+        said = f" after {said}" if tries else f": {said}"
+    return clean_line(f"{request['outcome']}{said}")
 
 
 def _describe_request(request: Mapping[str, Any]) -> str:
@@ -23747,7 +23756,7 @@ def _tell_rereading(name: str, served: Served, look: Look) -> str:
     """Return what an agent's machine had to read again and why, and whom it waited for."""
     said = []
     if served.read_again:
-        why = served.read_again_why.replace("pushed out", "other prompts had taken its place")
+        why = served.read_again_why.replace("pushed out", "other prompts had taken their place")
         said.append(f"{served.read_again:,} tokens that had been read before were read again "
                     f"({why})")
     if served.waited_for:
@@ -24289,7 +24298,7 @@ EXAM_WORDS = (
 
 @command("bench", "measure what each model can do: speed, tool calls, context", CONFIG, OUT,
          Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
-         Flag("--quick", "ask ten questions of each model; none takes it long to read"),
+         Flag("--quick", "ask each model ten questions, with prompts that it reads in seconds"),
          Flag("--exam", "let each model redo fixes from this repository's history"),
          *EXAM_WORDS, TRUST, JSON,
          group=LOOK, examples=("bench", "bench --quick --model heavy-coder",

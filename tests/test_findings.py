@@ -523,7 +523,7 @@ def test_who_holds_the_port_in_silence_is_named_with_what_to_type():
     for fleet, start in ((make_fleet(), "serve"), (LITELLM, "up")):
         finding = the("gateway-silent", fleet, facts)
         assert finding.what == "nothing answers in time at http://127.0.0.1:4000 (python3, pid 7, in /home)"
-        assert f"end it, then `subagent-fleet {start}`;" in finding.fix
+        assert f"stop it, then `subagent-fleet {start}`;" in finding.fix
 
 
 def test_many_files_are_named_briefly():

@@ -507,7 +507,7 @@ def test_what_was_read_again_is_said_with_its_reason(newest):
     file_with(newest, lambda index, receipt: receipt.update(
         read_again=900, read_again_why="pushed out", waited_for="planner"))
     assert ("note: explorer on laptop: 1,800 tokens that had been read before were read again "
-            "(other prompts had taken its place); it waited for planner\n") in newest.run("last")[1]
+            "(other prompts had taken their place); it waited for planner\n") in newest.run("last")[1]
 
 
 # -- what anybody may have written there --
