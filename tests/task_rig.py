@@ -131,14 +131,15 @@ class Rig(Repository):
         return {name: state.state for name, state in self.tasks().items()}
 
     def journal(self, name):
-        """The states that a task went through."""
+        """The states that a task went through, in each once as long as it stays there."""
         path = self.repo / ".git/subagent-fleet/run/history"
         states = []
         for line in path.read_text().splitlines():
             task, state = line.split()
             if task == name and states[-1:] != [state]:
                 states.append(state)
-        return states
+        last = self.states()[name]  # a kill between the state and its line here is no fault
+        return states if states[-1:] == [last] else [*states, last]
 
     def tree(self, name):
         place = self.home / "state/subagent-fleet/worktrees"
