@@ -17099,8 +17099,9 @@ def _make_way(git: Git, path: str, state: TaskState, *, for_check: bool) -> bool
 def drop_worktree(git: Git, path: str) -> None:
     """Remove a worktree of ours; what is in it is somewhere else, or nobody's."""
     git.world.remove_empty(path)  # as a git that was killed leaves it: no git takes that away
-    git.run("worktree", "unlock", path)
-    git.out("worktree", "remove", "--force", path)
+    # Twice: locked or not. Unlocked by a command before, a kill between them left one that was ours
+    # no longer.
+    git.out("worktree", "remove", "--force", "--force", path)
 
 
 def find_copies(folder: Folder, task: TaskSpec) -> list[str]:

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -606,6 +607,22 @@ def test_random_kills_of_supervisors_and_agents_lose_nothing(tmp_path, seeds):
         finish(rig)
         check_all_is_well(rig)
     assert kills >= (5 if len(seeds) == 25 else 4) * len(seeds)
+
+
+@pytest.mark.slow
+def test_a_kill_before_a_half_made_worktree_is_removed_leaves_none_in_the_way(rig):
+    """The first supervisor dies when a worktree is made, the second when it would remove it."""
+    rig.program("git", f"""\
+program={shutil.which("git")}
+case "$*" in
+*'worktree remove'*) [ -e "$HOME/died" ] || {{ touch "$HOME/died"; kill -9 $PPID; exit 1; }} ;;
+*'worktree add'*) "$program" "$@" || exit; [ -e "$HOME/died" ] || kill -9 $PPID; exit 0 ;;
+esac
+exec "$program" "$@"
+""")
+    rig.add("a", "@write x y", check="true", check_in="same")
+    assert [rig.drive().wait(30) for _ in range(3)] == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    assert rig.states() == {"a": "done"}, rig.tasks()["a"].reason
 
 
 def with_suppress(function, *given):
