@@ -98,6 +98,7 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     import threading
     import unicodedata
     import uuid
+    from argparse import Namespace
     from collections.abc import (
         Callable,
         Collection,
@@ -20638,18 +20639,6 @@ def known_by_others(world: World, path: str) -> tuple[str, ...]:
 # A command is a function of what was typed and a World; its row, above it, says how it is typed.
 # `COMMANDS` holds the rows in the order of this section, which is the order of use and of help.
 
-class Options:
-    """What was typed after a command, by the names of its flags; what it does not take is None."""
-
-    passed: Sequence[str] = ()  # what follows `--`, for another program
-
-    def __init__(self, **typed: Any) -> None:
-        vars(self).update(typed)
-
-    def __getattr__(self, name: str) -> Any:
-        return None
-
-
 class Flag(Record):
     """A flag or, without dashes, a positional word; `more` is in argparse's own words."""
 
@@ -20667,7 +20656,7 @@ class Command(Record):
 
     name: str  # one word, or two (`task add`) where several share the first
     group: str
-    run: Callable[[Options, World], int]
+    run: Callable[[Namespace, World], int]
     summary: str
     flags: tuple[Flag, ...]
     examples: tuple[str, ...]
@@ -20685,7 +20674,7 @@ WORK = "Work"
 def command(name: str, summary: str, *flags: Flag, group: str, examples: tuple[str, ...],
             passes: str = "", **rules: tuple[str, ...]) -> Callable[..., Any]:
     """Make a function a command: its row stands above it."""
-    def register(run: Callable[[Options, World], int]) -> Callable[[Options, World], int]:
+    def register(run: Callable[[Namespace, World], int]) -> Callable[[Namespace, World], int]:
         COMMANDS.append(Command(name, group, run, summary, flags, examples, passes, **rules))
         return run
     return register
@@ -20780,7 +20769,7 @@ SCAN = Flag("--scan", "look for machines in NET, else in this machine's own netw
 TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 
 
-def open_workspace(options: Options, world: World) -> Workspace:
+def open_workspace(options: Namespace, world: World) -> Workspace:
     """Return the directory of the generated files that the typed words mean."""
     return Workspace(world, find_output(world, out=options.out, config=options.config))
 
@@ -20905,7 +20894,7 @@ def format_stakes(source: str, stakes: Sequence[tuple[Stake, bool]], look: Look 
     return f"With {name}:\n{format_pairs(rows, look)}"
 
 
-def ask_trust(fleet: Fleet, options: Options, world: World) -> None:
+def ask_trust(fleet: Fleet, options: Namespace, world: World) -> None:
     """Have a person accept what would go where with this fleet; without a person, refuse."""
     stakes = find_untrusted(world, fleet)
     if not stakes:
@@ -21243,7 +21232,7 @@ def format_served(rows: Sequence[Sequence[Any]], look: Look = PLAIN) -> str:
          Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),
          Flag("--ui", "show the dashboard, too"),
          group=START, examples=("up", "up --ui", "up -- -p 'say hi'"), passes="ARGS")
-def cmd_up(options: Options, world: World) -> int:
+def cmd_up(options: Namespace, world: World) -> int:
     """Do the whole job. What is said goes to standard error: standard output is Claude Code's."""
     refuse_home(options, world, "up")
     if options.passed and not world.which(CLAUDE):
@@ -21263,7 +21252,7 @@ def cmd_up(options: Options, world: World) -> int:
         # What it refuses is told before models load.
         start_gateway(world, fleet, key, out=workspace.out, stops=stops)
         if options.ui:
-            page = listen_for_page(Options(), world, fleet.gateway)
+            page = listen_for_page(world, fleet.gateway)
             dashboard = open_dashboard(workspace, fleet, options, page, stops)
             world.err(f"Dashboard: {dashboard.invite()}\n")
         warm_for_session(fleet, options, world)
@@ -21287,7 +21276,7 @@ def cmd_up(options: Options, world: World) -> int:
     return EXIT_INTERRUPTED if "SIGINT" in signals else status
 
 
-def refuse_home(options: Options, world: World, command: str) -> None:
+def refuse_home(options: Namespace, world: World, command: str) -> None:
     """Refuse to write into a person's home unasked: those agents would be of every project."""
     if options.out or options.config or not world.home:
         return
@@ -21298,7 +21287,7 @@ def refuse_home(options: Options, world: World, command: str) -> None:
                              f"`subagent-fleet {command} --out .`")
 
 
-def find_or_write_fleet(options: Options, world: World) -> Fleet:
+def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
     """Return the fleet of the nearest file, with the machines that were typed; else write one."""
     nodes = parse_nodes(options.node, "up")
     try:
@@ -21481,11 +21470,10 @@ def format_route_state(route: RouteState) -> str:
 JOINED_MODELS = 4  # as many that are loaded without trouble are told in one line
 
 
-def warm_for_session(fleet: Fleet, options: Options, world: World) -> None:
+def warm_for_session(fleet: Fleet, options: Namespace, world: World) -> None:
     """Load every model; refuse to go on when nobody could answer the main session."""
-    here = Options(config=options.config, out=options.out)
     lines: list[str] = []
-    warmths = warm_fleet(fleet, here, world, say=lines.append, busy_seconds=HUNG_SECONDS)
+    warmths = warm_fleet(fleet, options, world, say=lines.append, busy_seconds=HUNG_SECONDS)
     absent = [name for name, warmth in warmths.items() if not warmth.ok]
     if absent or len(warmths) > JOINED_MODELS:
         world.err("".join(lines))
@@ -21603,7 +21591,7 @@ def format_scan(scan: Scan, look: Look = PLAIN) -> str:
                                  "init --scan", "init --hybrid", "init --example list"),
          excludes=("example node", "example scan", "example hybrid", "example offline",
                    "scan offline"))
-def cmd_init(options: Options, world: World) -> int:
+def cmd_init(options: Namespace, world: World) -> int:
     if options.example:
         return write_example(options, world)
     nodes = parse_nodes(options.node, "init")
@@ -21641,7 +21629,8 @@ def cmd_init(options: Options, world: World) -> int:
     return EXIT_OK
 
 
-def look_around(options: Options, world: World, command: str, nodes: Mapping[str, Node]) -> Scan:
+def look_around(options: Namespace, world: World, command: str, nodes: Mapping[str, Node],
+                ) -> Scan:
     """Return what a scan found beyond these nodes and this machine."""
     _, addresses = world.own_names()
     networks = plan_networks(addresses)
@@ -21690,7 +21679,7 @@ def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
     return nodes
 
 
-def parse_memory(options: Options, nodes: Mapping[str, Node]) -> dict[str, float]:
+def parse_memory(options: Namespace, nodes: Mapping[str, Node]) -> dict[str, float]:
     """Return the GB of NAME=GB texts."""
     memory = {}
     asks_nobody = " --offline" if options.offline else ""
@@ -21747,7 +21736,7 @@ def ask_machines(world: World, nodes: Mapping[str, Node]) -> list[NodeState]:
     return list(states.values())
 
 
-def check_output(options: Options, world: World) -> str:
+def check_output(options: Namespace, world: World) -> str:
     """Return where `init` writes, or refuse: nothing that is there is lost or hidden unasked."""
     output = options.output or CONFIG_NAMES[0]
     if output == "-":
@@ -21771,7 +21760,7 @@ def check_output(options: Options, world: World) -> str:
     return output
 
 
-def write_example(options: Options, world: World) -> int:
+def write_example(options: Namespace, world: World) -> int:
     """Write an example as the fleet file and say what to do with it, or list them all."""
     if options.example == "list":
         rows = [(name, summary) for name, (summary, _) in EXAMPLES.items()]
@@ -21924,7 +21913,7 @@ def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> 
               "MODEL", REPEAT),
          Flag("--dry-run", "write nothing; show what would change"),
          group=SET_UP, examples=("add mini=192.168.1.50", "add mini=mini.local --model qwen3:8b"))
-def cmd_add(options: Options, world: World) -> int:
+def cmd_add(options: Namespace, world: World) -> int:
     path = find_config(world, options.config)
     if path == "-":
         raise FleetError("usage", "add: it changes a file, so the config must be in one",
@@ -22160,7 +22149,7 @@ def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
 
 @command("worker", "show how to add this machine", TIMEOUT, JSON,
          group=SET_UP, examples=("worker",))
-def cmd_worker(options: Options, world: World) -> int:
+def cmd_worker(options: Namespace, world: World) -> int:
     name, addresses = world.own_names()
     others = list(filter(address_kind, addresses))
     port = split_endpoint(own_endpoint(world)).port
@@ -22317,7 +22306,7 @@ def format_recommendation(advised: Recommendation, look: Look = PLAIN) -> str:
 @command("recommend", "suggest who does what, from measurements", CONFIG,
          Flag("--write", "write it, if you have not edited the file"), TIMEOUT, JSON,
          group=SET_UP, examples=("recommend", "recommend --write"))
-def cmd_recommend(options: Options, world: World) -> int:
+def cmd_recommend(options: Namespace, world: World) -> int:
     path = find_config(world, options.config)
     fleet = load_config(world, options.config).fleet
     states = probe_nodes(world, fleet.nodes, options.timeout)
@@ -22435,7 +22424,7 @@ def report_recommendation(fleet: Fleet, advised: Recommendation, written: Sequen
          Flag("--check", "write nothing; exit 1 when something would change"),
          Flag("--diff", "write nothing; show what would change"), FORCE, JSON, group=SET_UP,
          examples=("generate", "generate --check --diff", "generate --target claude,env"))
-def cmd_generate(options: Options, world: World) -> int:
+def cmd_generate(options: Namespace, world: World) -> int:
     targets = parse_targets(options)
     writes = not (options.check or options.diff)
     is_careful = writes and not options.force
@@ -22468,7 +22457,7 @@ def cmd_generate(options: Options, world: World) -> int:
 
 
 def report_generation(report: Mapping[str, Any], fleet: Fleet, changes: Sequence[Change],
-                      options: Options) -> dict[str, Any]:
+                      options: Namespace) -> dict[str, Any]:
     """Return what `generate --json` says."""
     listed = list_changes(changes, is_written=report["written"])
     routes = [{"agent": agent, "node": model.node, "model": model.name,
@@ -22479,7 +22468,7 @@ def report_generation(report: Mapping[str, Any], fleet: Fleet, changes: Sequence
 
 
 def show_generation(report: Mapping[str, Any], fleet: Fleet, changes: Sequence[Change],
-                    options: Options, world: World) -> int:
+                    options: Namespace, world: World) -> int:
     """Print what was or would be written; return the exit status."""
     listed = [(file["path"], file["action"]) for file in report["files"]]
     look = look_of(world)
@@ -22554,7 +22543,7 @@ def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: 
     return f"\n{format_routes(fleet, look)}{wrap_text(text, look)}"
 
 
-def parse_targets(options: Options) -> tuple[str, ...]:
+def parse_targets(options: Namespace) -> tuple[str, ...]:
     """Return what was chosen, if anything."""
     words = split_lists(options.target)
     check_names("target", words, TARGET_NAMES, "generate")
@@ -22566,7 +22555,7 @@ def parse_targets(options: Options) -> tuple[str, ...]:
               {"default": "sh", "choices": ("sh", "bash", "zsh", "fish", "json")}),
          Flag("--show-key", "show the key on a terminal, too"), TRUST,
          group=SET_UP, examples=("env", 'eval "$(subagent-fleet env)"'))
-def cmd_env(options: Options, world: World) -> int:
+def cmd_env(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     ask_trust(fleet, options, world)
     workspace = open_workspace(options, world)
@@ -22590,7 +22579,7 @@ def cmd_env(options: Options, world: World) -> int:
          Flag("--show", "only show what that is, and what was accepted"),
          Flag("--forget", "forget what you have agreed to"), JSON,
          group=SET_UP, examples=("trust --show", "trust"))
-def cmd_trust(options: Options, world: World) -> int:
+def cmd_trust(options: Namespace, world: World) -> int:
     """Ask a person; who types this off a terminal has decided."""
     fleet = load_config(world, options.config).fleet
     source = fleet.document.source
@@ -22617,7 +22606,7 @@ def cmd_trust(options: Options, world: World) -> int:
 
 @command("validate", "check the config", CONFIG, Flag("--strict", "warnings are errors"), JSON,
          group=LOOK, examples=("validate", "validate --config - < fleet.yaml"))
-def cmd_validate(options: Options, world: World) -> int:
+def cmd_validate(options: Namespace, world: World) -> int:
     has_fleet = options.config or has_config(world)
     tasks = "" if has_fleet else find_task_file_near(world, CONFIG_NAMES[0])
     config = None
@@ -22658,7 +22647,7 @@ def find_task_file_near(world: World, source: str) -> str:
     return ""
 
 
-def refuse_config(error: FleetError, options: Options, world: World) -> int:
+def refuse_config(error: FleetError, options: Namespace, world: World) -> int:
     """Print what `validate --json` says of an invalid config; of one that cannot be read, raise."""
     report = {"file": error.where or options.config, "valid": False}
     if not error.findings:
@@ -22735,7 +22724,7 @@ def _describe_model(model: NodeModel) -> str:
          Flag("--verbose", "show details of each machine and model", short="-v"), JSON,
          group=LOOK, examples=("discover", "discover --verbose --timeout 2", "discover --scan"),
          excludes=("scan write", "scan check"))
-def cmd_discover(options: Options, world: World) -> int:
+def cmd_discover(options: Namespace, world: World) -> int:
     if options.scan is not None:
         return discover_machines(options, world)
     fleet = load_config(world, options.config).fleet
@@ -22781,7 +22770,7 @@ def format_found(scan: Scan, known: Mapping[str, str], look: Look = PLAIN) -> st
     return format_table(("Machine", "Runs", "Models", "In the fleet"), rows, look=look)
 
 
-def discover_machines(options: Options, world: World) -> int:
+def discover_machines(options: Namespace, world: World) -> int:
     """Show the machines that a scan finds, in the fleet or not; without a fleet, too."""
     fleet_name = None
     known = {}
@@ -22846,7 +22835,7 @@ def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str
          Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON,
          group=LOOK, examples=("status", "status --watch", "status --check"),
          excludes=("watch json",))
-def cmd_status(options: Options, world: World) -> int:
+def cmd_status(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     ready = watch(world, options.watch, lambda clear: show_status(fleet, options, world, clear))
     return EXIT_PROBLEM if options.check and not ready else EXIT_OK
@@ -22991,7 +22980,7 @@ def _route_cell(page: StatusPage, agent: Agent, look: Look) -> Cell:
     return mark(words, role, look)
 
 
-def show_status(fleet: Fleet, options: Options, world: World, clear: str = "") -> bool:
+def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "") -> bool:
     """Print what is so now; tell whether every route is ready."""
     workspace = open_workspace(options, world)
     key, measured = known_key(workspace, fleet), read_measurements(workspace)
@@ -23062,7 +23051,7 @@ def report_status(fleet: Fleet, routes: dict[str, RouteState],
 class Lookout:
     """Looks at a fleet for its dashboard: machines, who happens to work, what is wrong."""
 
-    def __init__(self, workspace: Workspace, fleet: Fleet, options: Options,
+    def __init__(self, workspace: Workspace, fleet: Fleet, options: Namespace,
                  dashboard: Dashboard) -> None:
         self._world, self._workspace = workspace.world, workspace
         self._fleet, self._options, self._dashboard = fleet, options, dashboard
@@ -23189,7 +23178,7 @@ def report_task(row: TaskRow, state: TaskState, typing: Typing) -> dict[str, Any
             "answers": answers}
 
 
-def open_dashboard(workspace: Workspace, fleet: Fleet, options: Options, listener: Listener,
+def open_dashboard(workspace: Workspace, fleet: Fleet, options: Namespace, listener: Listener,
                    stops: contextlib.ExitStack) -> Dashboard:
     """Serve a fleet's page until `stops` is left, and show it in the browser."""
     dashboard = Dashboard(workspace.world, listener.host, listener.port)
@@ -23204,14 +23193,15 @@ def open_dashboard(workspace: Workspace, fleet: Fleet, options: Options, listene
     return dashboard
 
 
-def listen_for_page(options: Options, world: World, gateway: Gateway) -> Listener:
+def listen_for_page(world: World, gateway: Gateway, host: str = "", typed: int | None = None,
+                    ) -> Listener:
     """Return the port of the page: the typed one, else the usual one or the next that is free."""
-    host = options.host or "127.0.0.1"
+    host = host or "127.0.0.1"
     if not is_loopback(host):
         raise FleetError("page-far", f"ui: the page is for this machine alone, and `{host}` is "
                          "not its loopback", status=EXIT_REFUSED,
                          fix="on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST")
-    port = PAGE_PORT if options.port is None else options.port
+    port = PAGE_PORT if typed is None else typed
     if port == gateway.port:
         raise FleetError("usage", f"--port: {port} is the gateway's port", status=EXIT_USAGE,
                          fix=f"write --port {PAGE_PORT if port != PAGE_PORT else 0}")
@@ -23220,7 +23210,7 @@ def listen_for_page(options: Options, world: World, gateway: Gateway) -> Listene
     except FleetError as error:
         if error.slug != "port-taken":
             raise
-        if options.port is not None:
+        if typed is not None:
             raise FleetError("port-taken", error.what, fix="subagent-fleet ui --port 0") from None
     return world.listen(host, world.find_free_port(host, PAGE_PORT))
 
@@ -23232,10 +23222,10 @@ def listen_for_page(options: Options, world: World, gateway: Gateway) -> Listene
          Flag("--log-file", "the log of a LiteLLM that you have started yourself", "FILE",
               {"default": ""}),
          group=LOOK, examples=("ui", "ui --port 8090 --no-open"))
-def cmd_ui(options: Options, world: World) -> int:
+def cmd_ui(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     workspace = open_workspace(options, world)
-    listener = listen_for_page(options, world, fleet.gateway)
+    listener = listen_for_page(world, fleet.gateway, options.host, options.port)
     signals: list[str] = []
     with contextlib.ExitStack() as stops:
         dashboard = open_dashboard(workspace, fleet, options, listener, stops)
@@ -23286,7 +23276,7 @@ def format_doctor(findings: Sequence[tuple[str, Finding]], verdict: str, look: L
          Flag("--fix", "fix what is safe: permissions, stale and missing files"),
          Flag("--verbose", "on a terminal, also list what is right", short="-v"), TIMEOUT, JSON,
          group=LOOK, examples=("doctor", "doctor --fix", "doctor --json"))
-def cmd_doctor(options: Options, world: World) -> int:
+def cmd_doctor(options: Namespace, world: World) -> int:
     fleet = None
     problems: Sequence[Finding] = ()
     try:
@@ -23549,7 +23539,7 @@ def _describe_request(request: Mapping[str, Any]) -> str:
          Flag("--failed", "only requests that failed, or failed on a first machine"), JSON,
          group=LOOK, examples=("logs", "logs --follow --failed"),
          excludes=("follow json",))
-def cmd_logs(options: Options, world: World) -> int:
+def cmd_logs(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
     reader = ReceiptsReader(workspace)
     names = AgentNames(world, known_agents(options, world))
@@ -23585,7 +23575,7 @@ def cmd_logs(options: Options, world: World) -> int:
         requests = report_requests(receipts, names, options)
 
 
-def tell_node_logs(receipts: Iterable[Receipt], options: Options, world: World) -> None:
+def tell_node_logs(receipts: Iterable[Receipt], options: Namespace, world: World) -> None:
     """Say where a machine's own log is, of those that refused what they were asked."""
     kinds = {"api_error", *REFUSAL_KINDS.values()}
     names = {tried.node for receipt in receipts for tried in receipt.tries if tried.why in kinds}
@@ -23624,7 +23614,7 @@ def log_requests(world: World, fleet: Fleet) -> Callable[[list[Receipt | Rejecti
     return take
 
 
-def known_fleet(options: Options, world: World) -> Fleet | None:
+def known_fleet(options: Namespace, world: World) -> Fleet | None:
     """Return the fleet, None where none can be read and none was named."""
     try:
         return load_config(world, options.config).fleet
@@ -23634,7 +23624,7 @@ def known_fleet(options: Options, world: World) -> Fleet | None:
         return None  # what was asked can be told without a fleet
 
 
-def known_agents(options: Options, world: World) -> dict[str, list[str]]:
+def known_agents(options: Namespace, world: World) -> dict[str, list[str]]:
     """Return {alias: the agents whose model has it}; nothing where there is no valid fleet."""
     fleet = known_fleet(options, world)
     return agents_by_alias(fleet) if fleet else {}
@@ -23675,12 +23665,12 @@ def report_receipt(receipt: Receipt, names: AgentNames) -> dict[str, Any]:
             "failures": receipt.tries}
 
 
-def name_task_sessions(options: Options, world: World) -> dict[str, str]:
+def name_task_sessions(options: Namespace, world: World) -> dict[str, str]:
     """Return {session: the task's name}; one that has not begun has no session."""
     return {row.session: row.name for row in find_task_rows(world, None, options) if row.session}
 
 
-def report_requests(receipts: Sequence[Receipt], names: AgentNames, options: Options
+def report_requests(receipts: Sequence[Receipt], names: AgentNames, options: Namespace
                     ) -> list[dict[str, Any]]:
     """Return what is shown of requests; the main agent of a task has the task's name."""
     tasks = {}
@@ -23867,7 +23857,7 @@ def format_sessions(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str
               {"type": parse_age, "default": 0.0}),
          Flag("--prompts", "show each agent's whole prompt"), JSON,
          group=LOOK, examples=("trace", "trace last", "trace --audit", "trace last --requests"))
-def cmd_trace(options: Options, world: World) -> int:
+def cmd_trace(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
     facts = observe_traces(workspace, options)
     sessions = find_sessions(workspace, read_receipts(workspace))
@@ -23910,7 +23900,7 @@ def list_requests(report: SessionReport, world: World) -> list[dict[str, Any]]:
     return sorted(requests, key=lambda request: float(request["time"]))
 
 
-def tell_trace(report: SessionReport, requests: Sequence[dict[str, Any]], options: Options,
+def tell_trace(report: SessionReport, requests: Sequence[dict[str, Any]], options: Namespace,
                look: Look) -> str:
     """Return a session as it was asked for."""
     text = format_trace(report, look, prompts=options.prompts)
@@ -23923,7 +23913,7 @@ def tell_trace(report: SessionReport, requests: Sequence[dict[str, Any]], option
     return text
 
 
-def choose_sessions(sessions: Sequence[SessionFile], options: Options, world: World
+def choose_sessions(sessions: Sequence[SessionFile], options: Namespace, world: World
                     ) -> Sequence[SessionFile]:
     """Return the sessions that were asked for; a task's by the task's name."""
     wanted = options.session
@@ -23947,7 +23937,7 @@ def choose_sessions(sessions: Sequence[SessionFile], options: Options, world: Wo
                      "`subagent-fleet trace last` shows the latest")
 
 
-def list_sessions(sessions: Sequence[SessionFile], options: Options, world: World) -> int:
+def list_sessions(sessions: Sequence[SessionFile], options: Namespace, world: World) -> int:
     """Print the sessions there are, the latest first, each with the beginning of its prompt."""
     listed = sessions[:LISTED_SESSIONS]
     tasks = name_task_sessions(options, world)
@@ -23984,7 +23974,7 @@ def list_sessions(sessions: Sequence[SessionFile], options: Options, world: Worl
     return EXIT_OK
 
 
-def observe_traces(workspace: Workspace, options: Options) -> TraceFacts:
+def observe_traces(workspace: Workspace, options: Namespace) -> TraceFacts:
     """Return what sessions are compared with: the fleet file and the agents' files as they are."""
     world = workspace.world
     facts = TraceFacts(None, world.now(), files=find_agent_sources(workspace))
@@ -24016,7 +24006,7 @@ def format_waking(name: str, state: str, seconds: float, look: Look = PLAIN) -> 
               "ADDRESS[:PORT]", {"default": ""}),
          Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": WAKE_SECONDS}), TRUST,
          JSON, group=SERVE, examples=("wake", "wake mini", "wake mini --via 192.168.1.255"))
-def cmd_wake(options: Options, world: World) -> int:
+def cmd_wake(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     check_names("node", options.nodes, fleet.nodes, fleet.name)
     ask_trust(fleet, options, world)
@@ -24105,7 +24095,7 @@ def wake_sleepers(fleet: Fleet, names: Collection[str], world: World,
          Flag("--timeout", "seconds for each model; default: its own `timeout`", "S",
               {**SECONDS, "default": 0.0}), JSON,
          group=SERVE, examples=("warmup", "warmup --agent implementer", "warmup --pull"))
-def cmd_warmup(options: Options, world: World) -> int:
+def cmd_warmup(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     check_names("agent", options.agent, fleet.agents, fleet.name)
     check_names("model", options.model, fleet.models, fleet.name)
@@ -24171,7 +24161,7 @@ def tell_progress(groups: Mapping[str, Mapping[Any, Warmth]], now: float) -> str
     return " | ".join(parts)
 
 
-def warm_fleet(fleet: Fleet, options: Options, world: World, *, say: Callable[[str], None],
+def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, say: Callable[[str], None],
                busy_seconds: float = WarmUp.busy_seconds) -> dict[str, Warmth]:
     """Load models as their routes will ask for them; say of each how it ended, when it does."""
     warmths = plan_warmths(fleet, options)
@@ -24260,7 +24250,7 @@ def read_warmup(workspace: Workspace) -> list[dict[str, Any]]:
     return [vars(row) for row in page.models[:SHOWN_WARMTHS_LIMIT]]
 
 
-def plan_warmths(fleet: Fleet, options: Options) -> dict[str, Warmth]:
+def plan_warmths(fleet: Fleet, options: Namespace) -> dict[str, Warmth]:
     """Return {model: Warmth} of the chosen models, all where none is chosen.
 
     What is one Ollama model with one context on a node is loaded once: it is one Warmth.
@@ -24304,7 +24294,7 @@ EXAM_WORDS = (
          *EXAM_WORDS, TRUST, JSON,
          group=LOOK, examples=("bench", "bench --quick --model heavy-coder",
                                "bench --exam --questions 20"))
-def cmd_bench(options: Options, world: World) -> int:
+def cmd_bench(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     check_names("model", options.model, fleet.models, fleet.name)
     idle = [flag.name for flag in EXAM_WORDS if getattr(options, name_of(flag))]
@@ -24326,7 +24316,7 @@ def cmd_bench(options: Options, world: World) -> int:
 
 # -- the exam --
 
-def hold_exam(fleet: Fleet, options: Options, world: World) -> int:
+def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
     """Find questions, ask them, and say how the models did. Exit 1: not all could be asked."""
     folder = open_folder(world)
     workspace = open_workspace(options, world)
@@ -24374,10 +24364,10 @@ def hold_exam(fleet: Fleet, options: Options, world: World) -> int:
     return EXIT_OK if is_whole else EXIT_PROBLEM
 
 
-def plan_exam(folder: Folder, fleet: Fleet, options: Options) -> ExamPlan:
+def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
     """Return what is asked, with the check that was typed, the task file's, or the usual one."""
     world = folder.world
-    path = find_task_file(folder, Options())
+    path = find_task_file(folder, options)
     usual = load_tasks(world, path, fleet).file.defaults if path else TaskSpec("")
     if usual.deadline == TaskSpec("").deadline:
         usual = replace(usual, deadline=EXAM_DEADLINE_SECONDS)
@@ -24393,7 +24383,7 @@ def plan_exam(folder: Folder, fleet: Fleet, options: Options) -> ExamPlan:
                      status=EXIT_USAGE, fix="add --check 'COMMAND'")
 
 
-def find_examinees(fleet: Fleet, options: Options, world: World) -> list[Examinee]:
+def find_examinees(fleet: Fleet, options: Namespace, world: World) -> list[Examinee]:
     """Return the models that can be asked now; who costs money only if named."""
     states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
     groups: dict[tuple[str, str], list[Model]] = {}
@@ -24419,7 +24409,7 @@ def leave_alone(fleet: Fleet, examinee: Examinee) -> Fleet:
                    claude=dict.fromkeys(TIERS, examinee.models[0].name))
 
 
-def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Options,
+def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Namespace,
               world: World) -> None:
     """Say what will be run, before anything is; a check that was not typed is asked for."""
     sittings = plan.questions * plan.times
@@ -24529,7 +24519,7 @@ def tell_measurements(measured: Sequence[Measurement], look: Look) -> str:
     return text
 
 
-def plan_courses(fleet: Fleet, options: Options, world: World) -> list[Course]:
+def plan_courses(fleet: Fleet, options: Namespace, world: World) -> list[Course]:
     """Return what each model is asked, once where two are one; who costs money only if named."""
     states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
     seed = world.token(4)
@@ -24610,7 +24600,7 @@ def keep_measurements(workspace: Workspace, measured: Sequence[Measurement]) -> 
          Flag("--no-receipts", "keep no record of requests"), TRUST,
          Flag("--verbose", "print a line for each request and each refusal", short="-v"),
          group=SERVE, examples=("serve", "serve --verbose"))
-def cmd_serve(options: Options, world: World) -> int:
+def cmd_serve(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     workspace = open_workspace(options, world)
     port = fleet.gateway.port if options.port is None else options.port
@@ -24674,7 +24664,7 @@ def list_failures(workspace: Workspace, fleet: Fleet, began: float) -> str:
          Flag("program", some_of(("claude", *HARNESSES)), "PROGRAM", offers=("claude", *HARNESSES)),
          CONFIG, OUT, TRUST, group=SERVE, examples=("launch claude", "launch claude -- -p 'say hi'",
                                        "launch codex -- exec 'say hi'"), passes="ARGS")
-def cmd_launch(options: Options, world: World) -> int:
+def cmd_launch(options: Namespace, world: World) -> int:
     """Run a program on the fleet; its exit code is ours."""
     check_names("program", [options.program], ("claude", *HARNESSES), "launch")
     fleet = load_config(world, options.config).fleet
@@ -24689,7 +24679,8 @@ def cmd_launch(options: Options, world: World) -> int:
     return status
 
 
-def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options: Options) -> int:
+def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options: Namespace,
+                   ) -> int:
     """Bring a program's files up to date, see that the fleet is served, run it to its end."""
     world = workspace.world
     program = world.which(harness.program)
@@ -24749,7 +24740,7 @@ def format_lean(denied: Sequence[str], look: Look = PLAIN) -> str:
     return format_words([Cell(sentence)], look, indent="  ")
 
 
-def launch_claude(workspace: Workspace, fleet: Fleet, options: Options, *,
+def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
                   tells_lean: bool = False) -> int:
     """Say what will disturb Claude Code, see that the fleet is served, run it to its end."""
     world = workspace.world
@@ -24795,7 +24786,7 @@ def claude_settings(world: World, settings: Mapping[str, Any]) -> Iterator[list[
         yield ["--settings", path]
 
 
-def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]], options: Options,
+def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]], options: Namespace,
                    world: World) -> None:
     """Refuse to start Claude Code where an administrator's settings lead it elsewhere."""
     for path, environment in managed.items():
@@ -24860,7 +24851,7 @@ TASK_WORDS = (
 
 
 def name_of(flag: Flag) -> str:
-    """Return the attribute of Options that a flag sets."""
+    """Return the attribute of the options that a flag sets."""
     return flag.more.get("dest") or flag.name.lstrip("-").replace("-", "_")
 
 
@@ -24903,7 +24894,7 @@ def open_tasks(folder: Folder, *, trust: bool = False) -> Folder:
     return folder
 
 
-def find_folders(options: Options, world: World, known: set[str]) -> list[Folder]:
+def find_folders(options: Namespace, world: World, known: set[str]) -> list[Folder]:
     """Return the folder of the repository a person stands in; with `--all`, of each not known."""
     if not options.everywhere or not world.can_supervise():
         return [open_folder(world)]
@@ -24924,7 +24915,7 @@ def find_folders(options: Options, world: World, known: set[str]) -> list[Folder
 PROMPT_LIMIT_BYTES = 256 * 1024
 
 
-def find_task_file(folder: Folder, options: Options) -> str:
+def find_task_file(folder: Folder, options: Namespace) -> str:
     """Return what was typed, else the nearest task file up to the checkout's top, or nothing.
 
     From inside a task's own worktree, that is the one of the main checkout, as it is with --all.
@@ -24957,7 +24948,7 @@ class KnownTasks(Record):
         return names
 
 
-def know_tasks(folder: Folder, options: Options, *, needs_fleet: bool = True) -> KnownTasks:
+def know_tasks(folder: Folder, options: Namespace, *, needs_fleet: bool = True) -> KnownTasks:
     """Read the task file and the fleet of a repository, and where its tasks stand."""
     fleet = load_fleet_for_tasks(options, folder.world, folder) if needs_fleet else \
         load_fleet_if_valid(options, folder.world, folder, tells=False)
@@ -24993,14 +24984,15 @@ def split_name(prompt: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def typed_keys(options: Options) -> dict[str, Any]:
+def typed_keys(options: Namespace) -> dict[str, Any]:
     """Return the keys of new tasks that were typed as flags."""
     typed = {word: getattr(options, word) for word in (
         "agent", "model", "coder", "base", "check", "changes", "touch", "setup", "after", "times")}
     return {word: value for word, value in typed.items() if value}
 
 
-def plan_typed_tasks(prompts: Sequence[str], options: Options, known: KnownTasks) -> list[TaskSpec]:
+def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTasks,
+                     ) -> list[TaskSpec]:
     """Return the tasks that were typed as words, checked as those of a file are.
 
     The defaults of the file hold for them, too.
@@ -25060,7 +25052,7 @@ def order_of(task: TaskSpec, folder: Folder, origin: str = "typed") -> dict[str,
 
 # -- what serves the agents --
 
-def load_fleet_for_tasks(options: Options, world: World, folder: Folder) -> Fleet | None:
+def load_fleet_for_tasks(options: Namespace, world: World, folder: Folder) -> Fleet | None:
     """Return the fleet near a repository; None where there is none and none was typed."""
     if options.config or world.environ.get(CONFIG_VARIABLE):
         return load_config(world, options.config).fleet
@@ -25071,7 +25063,7 @@ def load_fleet_for_tasks(options: Options, world: World, folder: Folder) -> Flee
     return None
 
 
-def load_fleet_if_valid(options: Options, world: World, folder: Folder, *,
+def load_fleet_if_valid(options: Namespace, world: World, folder: Folder, *,
                         tells: bool = True) -> Fleet | None:
     """Return the fleet where tasks are only looked at or ended: for that its file may be wrong."""
     try:
@@ -25084,7 +25076,7 @@ def load_fleet_if_valid(options: Options, world: World, folder: Folder, *,
         return None
 
 
-def workspace_of(fleet: Fleet, options: Options, world: World) -> Workspace:
+def workspace_of(fleet: Fleet, options: Namespace, world: World) -> Workspace:
     """Return the directory of what was generated from the fleet that serves tasks."""
     return Workspace(world, options.out or world.parent(fleet.document.source))
 
@@ -25101,7 +25093,7 @@ def need_key(workspace: Workspace, fleet: Fleet) -> str:
     return workspace.read_key(fleet)
 
 
-def plan_backing(fleet: Fleet | None, options: Options, folder: Folder) -> Backing:
+def plan_backing(fleet: Fleet | None, options: Namespace, folder: Folder) -> Backing:
     """Return what is known of the gateway without asking anybody for anything."""
     if fleet is None:
         return Backing()
@@ -25134,7 +25126,7 @@ def plan_backing(fleet: Fleet | None, options: Options, folder: Folder) -> Backi
 GATEWAY_START_SECONDS = 15.0
 
 
-def serve_for_tasks(folder: Folder, fleet: Fleet, options: Options) -> None:
+def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
     """See that the fleet is served; a gateway that is started for it lives as long as agents do.
 
     It is a program of its own: agents go on when their supervisor is gone, and still need it.
@@ -25196,7 +25188,7 @@ def end_serving(folder: Folder) -> bool:
          CONFIG, OUT, TRUST, group=WORK,
          examples=("run", "run 'a:fix the login' 'b:add tests' --check 'make test'",
                    "run --max 2"))
-def cmd_run(options: Options, world: World) -> int:
+def cmd_run(options: Namespace, world: World) -> int:
     """Supervise until nothing can go on. Exit 1: a task has failed, or waits for a person."""
     known: set[str] = set()
     found, is_whole = prepare_runs(find_folders(options, world, known), options, world)
@@ -25217,7 +25209,7 @@ def cmd_run(options: Options, world: World) -> int:
     return status if is_whole else status or EXIT_PROBLEM
 
 
-def take_locks(found: Sequence[RunJob], options: Options, world: World) -> list[RunJob]:
+def take_locks(found: Sequence[RunJob], options: Namespace, world: World) -> list[RunJob]:
     """Return the repositories that nobody else supervises."""
     jobs = [job for job in found if job.take_lock()]
     for job in found if options.everywhere else ():
@@ -25239,7 +25231,7 @@ def go_on_behind(jobs: Sequence[RunJob], world: World) -> bool:
     return False
 
 
-def prepare_runs(folders: Iterable[Folder], options: Options, world: World
+def prepare_runs(folders: Iterable[Folder], options: Namespace, world: World
                  ) -> tuple[list[RunJob], bool]:
     """Return what can be worked on, and whether that is all: with `--all` the others go on."""
     jobs = []
@@ -25319,7 +25311,7 @@ class RunJob:
         end_serving(self.folder)
 
 
-def prepare_run(folder: Folder, options: Options, world: World) -> RunJob:
+def prepare_run(folder: Folder, options: Namespace, world: World) -> RunJob:
     """Read what shall be done, and refuse what cannot be before anything begins."""
     open_tasks(folder, trust=options.trust)
     known = know_tasks(folder, options)
@@ -25340,7 +25332,7 @@ def prepare_run(folder: Folder, options: Options, world: World) -> RunJob:
     return job
 
 
-def split_words(options: Options, known: KnownTasks) -> tuple[list[str], list[str]]:
+def split_words(options: Namespace, known: KnownTasks) -> tuple[list[str], list[str]]:
     """Return (new prompts, names of tasks that are there) of what was typed."""
     prompts = [word for word in options.words if word not in known.names
                and (" " in word.strip() or split_name(word)[0])]
@@ -25360,7 +25352,7 @@ def split_words(options: Options, known: KnownTasks) -> tuple[list[str], list[st
 
 
 def back_run(job: RunJob, known: KnownTasks, tasks: Mapping[str, TaskSpec],
-             options: Options) -> None:
+             options: Namespace) -> None:
     """Add what serves the agents of a run, and tell what a person should know before it."""
     folder, world, fleet, file = job.folder, job.folder.world, known.fleet, known.plan.file
     job.backing = replace(
@@ -25402,7 +25394,7 @@ def refuse_bypass(tasks: Mapping[str, TaskSpec], world: World) -> None:
                          fix="run it as another user, or write `permission: default`")
 
 
-def tell_events(folder: Folder, names: Iterable[str], options: Options
+def tell_events(folder: Folder, names: Iterable[str], options: Namespace
                 ) -> Callable[[str, str, str], None]:
     """Return what prints the things that happen to tasks, in columns."""
     world = folder.world
@@ -25412,7 +25404,7 @@ def tell_events(folder: Folder, names: Iterable[str], options: Options
 
 
 def watch_tasks(world: World, path: str, fleet: Fleet | None,
-                options: Options) -> Callable[[], TaskPlan | None]:
+                options: Namespace) -> Callable[[], TaskPlan | None]:
     """Return what reads the task file again when it has changed."""
     if path in ("", "-"):
         return lambda: None
@@ -25461,7 +25453,7 @@ def show_plan(job: RunJob) -> None:
         tell_task(world, name, word, text)
 
 
-def hand_over(job: RunJob, options: Options, world: World) -> int:
+def hand_over(job: RunJob, options: Namespace, world: World) -> int:
     """Hand tasks that were typed to the supervisor that lives, and follow them until they end.
 
     Where it ends before it has taken them up, the job gets the lock, and its tasks are not lost.
@@ -25493,7 +25485,7 @@ def hand_over(job: RunJob, options: Options, world: World) -> int:
     return sum_up_run([job], stops, world)
 
 
-def work_on(jobs: list[RunJob], known: set[str], options: Options, world: World) -> int:
+def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: World) -> int:
     """Let the supervisors work to the end, or until a signal; say what it came to."""
     stops: list[str] = []
     world.on_stop(stops.append)
@@ -25630,7 +25622,7 @@ def tell_task(world: World, name: str, word: str, text: str, width: int = 8) -> 
               {"dest": "everywhere"}),
          TASK_FILE, CONFIG, OUT, JSON, group=WORK,
          examples=("tasks", "tasks --watch", "tasks parser"), excludes=("watch json",))
-def cmd_tasks(options: Options, world: World) -> int:
+def cmd_tasks(options: Namespace, world: World) -> int:
     if options.config:
         load_config(world, options.config)
     folders = find_folders(options, world, set())
@@ -25647,7 +25639,7 @@ def cmd_tasks(options: Options, world: World) -> int:
             world.out("\x1b[H\x1b[2J")
 
 
-def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> None:
+def show_tasks(folders: Sequence[Folder], options: Namespace, world: World) -> None:
     """Print the tasks of repositories."""
     sights = [see_folder(folder, options) for folder in folders]
     if options.json:
@@ -25676,7 +25668,7 @@ def show_tasks(folders: Sequence[Folder], options: Options, world: World) -> Non
             world.err(wrap_text(f"{advice.strip()}\n", look))
 
 
-def see_folder(folder: Folder, options: Options) -> TaskSight:
+def see_folder(folder: Folder, options: Namespace) -> TaskSight:
     """Return what is seen of a repository's tasks; those over that left its file are not."""
     fleet = load_fleet_if_valid(options, folder.world, folder)
     sight = see_tasks(folder, plan_backing(fleet, options, folder))
@@ -25690,7 +25682,7 @@ def see_folder(folder: Folder, options: Options) -> TaskSight:
     return sight
 
 
-def find_task_rows(world: World, fleet: Fleet | None, options: Options) -> list[TaskRow]:
+def find_task_rows(world: World, fleet: Fleet | None, options: Namespace) -> list[TaskRow]:
     """Return what is shown of the tasks of this repository; nothing where it is none."""
     with contextlib.suppress(FleetError):
         if world.can_supervise():
@@ -25712,7 +25704,7 @@ def find_task(folder: Folder, name: str, command: str) -> TaskState:
     return tasks[name]
 
 
-def show_task(folder: Folder, name: str, options: Options) -> None:
+def show_task(folder: Folder, name: str, options: Namespace) -> None:
     """Print everything about one task."""
     world = folder.world
     find_task(folder, name, "tasks")
@@ -25787,7 +25779,7 @@ def show_key(word: str, value: object) -> str:
          *TASK_WORDS, TASK_FILE, CONFIG, TRUST, group=WORK,
          examples=("task add 'fix the login bug' --check 'make test'",
                    "task add 'a:try it with sqlite' 'b:try it with postgres'"))
-def cmd_task_add(options: Options, world: World) -> int:
+def cmd_task_add(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world), trust=options.trust)
     tasks = plan_typed_tasks(options.texts, options, know_tasks(folder, options))
     is_live = bool(folder.holder())
@@ -25809,7 +25801,7 @@ def suggest_run(states: Iterable[str]) -> str:
 STOP_WAIT_SECONDS = 30.0
 
 
-def match_tasks(folder: Folder, options: Options, command: str) -> list[TaskState]:
+def match_tasks(folder: Folder, options: Namespace, command: str) -> list[TaskState]:
     """Return the tasks whose names patterns match; one that matches none is refused."""
     tasks = {name: state for name, state in see_states(folder)[0].items()
              if not state.forgotten or command == "task tidy"}
@@ -25824,7 +25816,7 @@ def match_tasks(folder: Folder, options: Options, command: str) -> list[TaskStat
     return [state for name, state in tasks.items() if name in matched]
 
 
-def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Options,
+def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Namespace,
               is_done: Callable[[Mapping[str, TaskState]], bool] = bool) -> dict[str, TaskState]:
     """Hand orders to whoever supervises, and wait until they are obeyed; else do that here."""
     world = folder.world
@@ -25855,7 +25847,7 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Opti
     return folder.read_states()[0]
 
 
-def leave_orders(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Options,
+def leave_orders(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Namespace,
                  is_done: Callable[[Mapping[str, TaskState]], bool] = bool
                  ) -> Mapping[str, TaskState]:
     """Have orders obeyed where somebody supervises; else whoever does next reads them."""
@@ -25880,8 +25872,8 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, *,
 @command("task say", "tell an agent something: now, or when it starts",
          NAMED_TASK, Flag("words", "in your words", "TEXT", {"nargs": "+", "default": []}),
          group=WORK, examples=("task say parser 'use the stdlib only'",))
-def cmd_task_say(options: Options, world: World) -> int:
-    options = Options(patterns=[options.task], words=options.words)
+def cmd_task_say(options: Namespace, world: World) -> int:
+    options.patterns = [options.task]
     order_tasks(options, world, "say", lambda state: True,
                 lambda folder, state: {"text": " ".join(options.words)})
     if not open_folder(world).holder():
@@ -25894,7 +25886,7 @@ def cmd_task_say(options: Options, world: World) -> int:
          Flag("words", "a number or your words, one for each question", "ANSWER",
               {"nargs": "*", "default": []}), JSON, group=WORK,
          examples=("task answer", "task answer jwt-a 1"))
-def cmd_task_answer(options: Options, world: World) -> int:
+def cmd_task_answer(options: Namespace, world: World) -> int:
     folder = open_folder(world)
     name = options.task
     if not options.words:
@@ -25921,7 +25913,7 @@ def cmd_task_answer(options: Options, world: World) -> int:
     return EXIT_OK
 
 
-def show_questions(states: Sequence[TaskState], options: Options, world: World) -> int:
+def show_questions(states: Sequence[TaskState], options: Namespace, world: World) -> int:
     """Print what is asked, with numbers to answer by."""
     asked = {state.name: questions_in(state.question.get("request") or {}) for state in states}
     if options.json:
@@ -25943,7 +25935,7 @@ def show_questions(states: Sequence[TaskState], options: Options, world: World) 
     return EXIT_OK
 
 
-def order_tasks(options: Options, world: World, command: str, takes: Callable[[TaskState], bool],
+def order_tasks(options: Namespace, world: World, command: str, takes: Callable[[TaskState], bool],
                 words: Callable[[Folder, TaskState], Mapping[str, Any]] | None = None) -> int:
     """Ask something of the tasks that were named, and say what has become of each.
 
@@ -26008,7 +26000,7 @@ def describe_outcome(command: str, state: TaskState, now: TaskState, *,
 
 @command("task stop", "end the agents of tasks, and all that they have started",
          TASK_PATTERNS, group=WORK, examples=("task stop parser", "task stop 'jwt-*'"))
-def cmd_task_stop(options: Options, world: World) -> int:
+def cmd_task_stop(options: Namespace, world: World) -> int:
     status = order_tasks(options, world, "stop", lambda state: not state.is_over)
     folder = open_folder(world)
     if not folder.holder() and end_serving(folder):
@@ -26021,7 +26013,7 @@ def cmd_task_stop(options: Options, world: World) -> int:
          Flag("--fresh", "from the start: another worktree, branch and session"), TASK_FILE,
          group=WORK, examples=("task retry parser", "task retry parser --say 'keep it short'",
                                "task retry 'jwt-*' --fresh"))
-def cmd_task_retry(options: Options, world: World) -> int:
+def cmd_task_retry(options: Namespace, world: World) -> int:
     def words(folder: Folder, state: TaskState) -> dict[str, Any]:
         spec = None
         if state.origin == "file":
@@ -26033,19 +26025,19 @@ def cmd_task_retry(options: Options, world: World) -> int:
 
 @command("task accept", "call tasks done: what they changed is put on their branches",
          TASK_PATTERNS, group=WORK, examples=("task accept parser",))
-def cmd_task_accept(options: Options, world: World) -> int:
+def cmd_task_accept(options: Namespace, world: World) -> int:
     return order_tasks(options, world, "accept", can_accept)
 
 
 @command("task forget", "drop finished tasks from every list; their branches and refs stay",
          TASK_PATTERNS, group=WORK, examples=("task forget 'jwt-*'",))
-def cmd_task_forget(options: Options, world: World) -> int:
+def cmd_task_forget(options: Namespace, world: World) -> int:
     return order_tasks(options, world, "forget", lambda state: state.is_over)
 
 
 @command("task attach", "open a task's session in this terminal; it continues when you exit",
          NAMED_TASK, CONFIG, OUT, TRUST, group=WORK, examples=("task attach parser",))
-def cmd_task_attach(options: Options, world: World) -> int:
+def cmd_task_attach(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world), trust=options.trust)
     state = find_task(folder, options.task, "task attach")
     name = state.name
@@ -26110,7 +26102,7 @@ LOG_FILES = {"setup": "setup.log", "check": "check-0.log", "stderr": "err", "raw
          Flag("--lines", "how many", "N", {"type": parse_count, "default": 40}, short="-n"),
          Flag("--follow", "go on as it comes, until Ctrl-C", short="-f"),
          group=WORK, examples=("task log", "task log parser", "task log parser check"))
-def cmd_task_log(options: Options, world: World) -> int:
+def cmd_task_log(options: Namespace, world: World) -> int:
     folder = open_folder(world)
     path, show = find_log(folder, options)
     log = Tail(world, path)
@@ -26131,7 +26123,7 @@ def cmd_task_log(options: Options, world: World) -> int:
         world.sleep(TICK_SECONDS)
 
 
-def find_log(folder: Folder, options: Options) -> tuple[str, Callable[[bytes], list[str]]]:
+def find_log(folder: Folder, options: Namespace) -> tuple[str, Callable[[bytes], list[str]]]:
     """Return the log that was asked for, and which lines are shown for a line of it."""
     def show_plain(line: bytes) -> list[str]:
         return [line.decode("utf-8", "replace")]
@@ -26198,7 +26190,7 @@ def _format_block(block: Mapping[str, Any]) -> str:
 @command("task diff", "show what a task has changed, untracked files included", NAMED_TASK,
          Flag("--stat", "only which files, and how much"), JSON, group=WORK,
          examples=("task diff parser", "task diff parser --stat"))
-def cmd_task_diff(options: Options, world: World) -> int:
+def cmd_task_diff(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
     state = find_task(folder, options.task, "task diff")
     after = state.kept or state.head
@@ -26232,7 +26224,7 @@ def cmd_task_diff(options: Options, world: World) -> int:
          Flag("--dry-run", "only say what would be removed"),
          Flag("--ignored", "even if ignored files are new or changed, and are lost"), JSON,
          group=WORK, examples=("task tidy --dry-run", "task tidy 'jwt-*'"))
-def cmd_task_tidy(options: Options, world: World) -> int:
+def cmd_task_tidy(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
     states = match_tasks(folder, options, "task tidy")
     branches = find_free_branches(folder)
@@ -26311,7 +26303,7 @@ def format_tidying(rows: Sequence[Tidying], look: Look = PLAIN, *, is_dry: bool)
          Flag("--dry-run", "only list them"),
          Flag("--force", "don't ask; remove edited files too, after copying them"),
          group=FILES, examples=("clean --dry-run", "clean"))
-def cmd_clean(options: Options, world: World) -> int:
+def cmd_clean(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
     changes = workspace.compare(None, (*TARGET_NAMES, *(target.name for target in TAUGHT)))
     kept = [] if options.force else paths_that(changes, "edited")
@@ -26324,7 +26316,7 @@ def cmd_clean(options: Options, world: World) -> int:
     return EXIT_OK
 
 
-def agree_to_clean(doomed: Sequence[Change], options: Options, world: World) -> None:
+def agree_to_clean(doomed: Sequence[Change], options: Namespace, world: World) -> None:
     """Show which files go, and have a person agree where it matters."""
     is_forced = options.force and not options.dry_run
     listed = [(change.path, "") for change in doomed if change.found is not None]
@@ -26358,7 +26350,7 @@ def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool
          CONFIG, Flag("--user", "in your home, not in this project"), JSON,
          group=MORE, examples=("skills list",),
          excludes=("user out",))
-def cmd_skills_list(options: Options, world: World) -> int:
+def cmd_skills_list(options: Namespace, world: World) -> int:
     workspace = skills_workspace(options, world)
     skills = installed_skills()
     words = {"created": "absent", "unchanged": "installed"}
@@ -26384,7 +26376,7 @@ def cmd_skills_list(options: Options, world: World) -> int:
          Flag("--user", "in your home, for every project"), OUT, CONFIG, FORCE,
          group=MORE, examples=("skills install", "skills install --target claude-code --user"),
          excludes=("user out",))
-def cmd_skills_install(options: Options, world: World) -> int:
+def cmd_skills_install(options: Namespace, world: World) -> int:
     targets = split_lists(options.target)
     check_names("target", targets, SKILL_PLACES, "skills install")
     names = installed_skills()
@@ -26402,7 +26394,7 @@ def cmd_skills_install(options: Options, world: World) -> int:
          Flag("--target", f"only for these programs: {', '.join(PLUGIN_TARGETS)}", "LIST", REPEAT,
               offers=PLUGIN_TARGETS), OUT, CONFIG, FORCE,
          group=MORE, examples=("plugins install --out market",))
-def cmd_plugins_install(options: Options, world: World) -> int:
+def cmd_plugins_install(options: Namespace, world: World) -> int:
     targets = split_lists(options.target)
     check_names("target", targets, PLUGIN_TARGETS, "plugins install")
     source = read_own_source(world, "plugins install")
@@ -26417,7 +26409,7 @@ def split_lists(texts: Iterable[str]) -> list[str]:
     return [word for text in texts for word in text.split(",") if word]
 
 
-def skills_workspace(options: Options, world: World) -> Workspace:
+def skills_workspace(options: Namespace, world: World) -> Workspace:
     """Return the directory whose skills are meant: the project's, or the person's home."""
     if not options.user:
         return open_workspace(options, world)
@@ -26429,7 +26421,7 @@ def skills_workspace(options: Options, world: World) -> Workspace:
 
 
 def write_bundle(workspace: Workspace, target: str, wanted: Mapping[str, bytes],
-                 options: Options) -> None:
+                 options: Namespace) -> None:
     """Write files that are not of a fleet, by the same rule: what is a person's stays."""
     changes = workspace.compare_files(wanted, target)
     edited = paths_that(changes, "edited")
@@ -26458,7 +26450,7 @@ START_FILES = {"zsh": "~/.zshrc", "bash": "~/.bashrc", "fish": "~/.config/fish/c
 @command("install", "install the command subagent-fleet for this user",
          Flag("--remove", "remove it, and all that this program wrote outside of your projects"),
          group=MORE, examples=("install", "install --remove"))
-def cmd_install(options: Options, world: World) -> int:
+def cmd_install(options: Namespace, world: World) -> int:
     if not world.can_supervise():
         raise FleetError("usage", "install: not on Windows; use pip there", status=EXIT_USAGE,
                          fix="python -m pip install .  (in a checkout)")
@@ -26539,7 +26531,7 @@ def remove_install(world: World, command: str) -> int:
          Flag("kind", "which kind of file", "KIND",
               {"nargs": "?", "default": "fleet", "choices": ("fleet", "tasks")}),
          group=MORE, examples=("schema > fleet.schema.json", "schema tasks > tasks.schema.json"))
-def cmd_schema(options: Options, world: World) -> int:
+def cmd_schema(options: Namespace, world: World) -> int:
     schema = render_tasks_schema() if options.kind == "tasks" else render_schema()
     world.write(json.dumps(schema, indent=2) + "\n")
     return EXIT_OK
@@ -26568,7 +26560,7 @@ autoload -U +X bashcompinit && bashcompinit
          Flag("shell", "your shell", "SHELL", {"nargs": "?", "default": None,
                                                "choices": tuple(COMPLETIONS)}),
          group=MORE, examples=('eval "$(subagent-fleet completion zsh)"',), passes="WORDS")
-def cmd_completion(options: Options, world: World) -> int:
+def cmd_completion(options: Namespace, world: World) -> int:
     """Print the script or, as it asks, what may follow the words that were typed."""
     if options.passed:
         *before, begun = options.passed
@@ -26664,7 +26656,7 @@ def format_page(page: str, look: Look) -> str:
 @command("help", "show how a command is used, or read about a topic",
          Flag("command", "which command or topic", "[COMMAND]", {"nargs": "*", "default": ()}),
          group=MORE, examples=("help validate", "help config"))
-def cmd_help(options: Options, world: World) -> int:
+def cmd_help(options: Namespace, world: World) -> int:
     words = " ".join(options.command).split()
     look = look_of(world)
     if not words:
@@ -26800,7 +26792,7 @@ class CommandLine(Record):
     """A command line that was understood."""
 
     command: Command
-    options: Options
+    options: Namespace
 
 
 def name_program(world: World) -> str:
@@ -26819,11 +26811,12 @@ def name_program(world: World) -> str:
     return f"python3 {quote_shell(typed)}"
 
 
-def plan_typing(program: str, options: Options) -> Typing:
+def plan_typing(program: str, typed: Mapping[str, Any]) -> Typing:
     """Return how messages shall name commands: with the places that were typed, where taken."""
     # What `init` writes the next commands read.
-    values = {"--config": options.output or options.config, "--out": options.out,
-              "--output": options.output}
+    values: dict[str, Any] = {
+        "--config": typed.get("output") or typed.get("config"), "--out": typed.get("out"),
+        "--output": typed.get("output")}
     places = {}
     for row in COMMANDS:
         words = [f" {flag.name} {clean_line(quote_shell(values[flag.name]))}" for flag in row.flags
@@ -26838,7 +26831,7 @@ def read_call(words: Sequence[str]) -> CommandLine:
     return CommandLine(called.command, parse_arguments(called.command, called.words))
 
 
-def parse_arguments(row: Command, words: list[str]) -> Options:
+def parse_arguments(row: Command, words: list[str]) -> Namespace:
     """Return the options of a command; what is wrong is said in one line."""
     own = words
     passed = []
@@ -26854,10 +26847,11 @@ def parse_arguments(row: Command, words: list[str]) -> Options:
                          status=EXIT_USAGE, fix=suggest_words(row, own, passed, unknown)
                          or f"subagent-fleet {row.name} --help")
     check_combination(row, parser, typed)
-    return Options(**vars(typed), passed=tuple(passed))
+    typed.passed = passed
+    return typed
 
 
-def check_combination(row: Command, parser: argparse.ArgumentParser, typed: argparse.Namespace
+def check_combination(row: Command, parser: argparse.ArgumentParser, typed: Namespace,
                       ) -> None:
     """Refuse flags that would not count beside others that were typed."""
     flags = {name_of(flag): flag.name for flag in row.flags}
@@ -26878,12 +26872,14 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
     parser = Parser(prog="subagent-fleet", add_help=False, allow_abbrev=False,
                     # without a width it imports shutil, and with it three packers
                     formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
+    # Commands share functions: the flags of another one are there, and none of them was typed.
+    parser.set_defaults(**{name_of(flag): None for each in COMMANDS for flag in each.flags})
     for flag in row.flags:
         names = [flag.short, flag.name] if flag.short else [flag.name]
         if flag.metavar:
             parser.add_argument(*names, **{"metavar": flag.metavar, **flag.more})
         else:
-            parser.add_argument(*names, **{"action": "store_true", **flag.more})
+            parser.add_argument(*names, **{"action": "store_true", "default": False, **flag.more})
     return parser
 
 
@@ -26980,18 +26976,18 @@ def name_command(words: Sequence[str]) -> Sequence[str]:
 
 def run_words(words: list[str], world: World) -> int:
     """Do what was typed, or say why not; return the exit status."""
-    world.typing = plan_typing(world.typing.program, Options())
+    world.typing = plan_typing(world.typing.program, {})
     own = words[:words.index("--")] if "--" in words else words
     try:
         if words[:1] in (["-V"], ["--version"]):
             world.write(f"subagent-fleet {__version__}\n")
             return EXIT_OK
         if not words or "-h" in own or "--help" in own:
-            cmd_help(Options(command=name_command(own)), world)
+            cmd_help(argparse.Namespace(command=name_command(own)), world)
             return EXIT_OK if words else EXIT_USAGE
 
         call = read_call(words)
-        world.typing = plan_typing(world.typing.program, call.options)
+        world.typing = plan_typing(world.typing.program, vars(call.options))
         return call.command.run(call.options, world)
     except FleetError as error:
         tell_error(error, world)
@@ -27079,7 +27075,7 @@ class Tour:
               "S", {**SECONDS, "default": 0.0}),
          Flag("--ui", "with the dashboard, one session after the other, until Ctrl-C"),
          group=START, examples=("demo", "demo --ui", "demo --seconds 60"))
-def cmd_demo(options: Options, world: World) -> int:
+def cmd_demo(options: Namespace, world: World) -> int:
     until = world.clock() + (options.seconds or float("inf")) if options.ui else 0.0
     seconds = options.seconds or DEMO_SECONDS
     if not options.seconds and (options.ui or world.is_terminal()):
@@ -27102,8 +27098,8 @@ def cmd_demo(options: Options, world: World) -> int:
         ending.callback(tour.stop)
         fleet = show_demo_fleet(tour, nodes)
         if options.ui:
-            listener = listen_for_page(Options(), demo, fleet.gateway)
-            dashboard = open_dashboard(Workspace(demo, "."), fleet, Options(), listener, ending)
+            listener = listen_for_page(demo, fleet.gateway)
+            dashboard = open_dashboard(Workspace(demo, "."), fleet, options, listener, ending)
             demo.out(f"\nDashboard: {dashboard.invite()}\n")
         show_demo_sessions(tour, fleet, nodes["sim-mini"], until)
     text = ("\nThat was all, and `subagent-fleet clean` has removed it. "

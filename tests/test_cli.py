@@ -561,12 +561,12 @@ def test_json_of_an_invalid_config_has_every_finding(run_cli, fleet_file):
                                 "subagent-fleet launch claude --out y", "a subagent-fleet runs",
                                 "echo .env.subagent-fleet up", "subagent-fleet --help")]])
 def test_fixes_keep_the_places_that_were_typed(text, shown):
-    typed = sf.Options(config="a b", out="c", output="o")
+    typed = {"config": "a b", "out": "c", "output": "o"}
     assert sf.as_typed(text, sf.plan_typing("subagent-fleet", typed)) == shown
-    typed = sf.Options(config="a b", out="c")
+    typed = {"config": "a b", "out": "c"}
     assert sf.as_typed(text, sf.plan_typing("subagent-fleet", typed)) == shown.replace(
         " --output o", "").replace("--config o", "--config 'a b'")
-    assert sf.as_typed(text, sf.plan_typing("subagent-fleet", sf.Options(config="-"))) == text
+    assert sf.as_typed(text, sf.plan_typing("subagent-fleet", {"config": "-"})) == text
     assert sf.as_typed(text, sf.Typing()) == text
 
 

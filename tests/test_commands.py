@@ -1,4 +1,5 @@
 """Section 17: what each command does, most of them as black boxes."""
+import argparse
 import json
 import os
 import re
@@ -1143,7 +1144,7 @@ def test_refusals_by_their_slugs(tmp_path, monkeypatch):
     workspace = sf.Workspace(world, out)
     rewrite(tmp_path, FLEET)
     fleet = sf.load_fleet(tmp_path / "fleet.yaml")
-    options = sf.Options(target=["x"])
+    options = argparse.Namespace(target=["x"])
     assert slug_of(sf.parse_targets, options) == ("unknown-target", 2)
     assert slug_of(workspace.read_key, fleet) == ("no-key", 1)
     assert slug_of(world.enter, out, "..") == ("in-the-way", 3)

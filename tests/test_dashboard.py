@@ -450,7 +450,7 @@ def test_ui_is_for_this_machine_alone(place, run_cli, host):
     done = run_cli("ui", "--no-open", "--host", host)
     assert done.returncode == 3 and "its loopback" in done.stderr and "ssh -L" in done.stderr
     with pytest.raises(sf.FleetError) as error:
-        sf.listen_for_page(sf.Options(host=host), sf.World(), FLEET.gateway)
+        sf.listen_for_page(sf.World(), FLEET.gateway, host)
     assert error.value.slug == "page-far"
 
 
@@ -458,7 +458,7 @@ def test_ui_takes_the_next_port_unless_one_was_typed(place, run_cli, monkeypatch
     port = free_port()
     monkeypatch.setattr(sf, "PAGE_PORT", port)
     world = sf.World()
-    first, second = (sf.listen_for_page(sf.Options(), world, FLEET.gateway) for _ in range(2))
+    first, second = (sf.listen_for_page(world, FLEET.gateway) for _ in range(2))
     assert first.port == port and second.port > port
     done = run_cli("ui", "--no-open", "--port", port)
     assert done.returncode == 1 and "subagent-fleet ui --port 0" in done.stderr

@@ -345,7 +345,7 @@ def test_its_check_accepts_this_file_and_no_other(run, tmp_path):
 def test_without_its_file_there_is_no_checksum(run, monkeypatch, tmp_path):
     monkeypatch.setattr(sf.World, "own_source", lambda world: None)
     with pytest.raises(sf.FleetError) as caught:
-        sf.cmd_plugins_install(sf.Options(out="m", target=[]), sf.World())
+        sf.cmd_plugins_install(sf.read_call(["plugins", "install", "--out", "m"]).options, sf.World())
     assert caught.value.finding.slug == "no-source" and not (tmp_path / "m").exists()
 
 

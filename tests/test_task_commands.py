@@ -463,11 +463,11 @@ def test_bypass_as_root_is_refused(typist, monkeypatch):
 def test_rows_for_the_trace(typist, monkeypatch):
     rig = typist.rig
     monkeypatch.chdir(rig.repo)
-    assert sf.find_task_rows(rig.world, None, sf.Options()) == []
+    assert sf.find_task_rows(rig.world, None, sf.read_call(["trace"]).options) == []
     rig.add("a", "@write x y", check="true")
     rig.add("b", "@write x y", check="false", tries=1, rounds=0)
     rig.work()
-    rows = sf.find_task_rows(rig.world, None, sf.Options())
+    rows = sf.find_task_rows(rig.world, None, sf.read_call(["trace"]).options)
     assert [(row.name, row.state) for row in rows] == [("a", "done"), ("b", "failed")]
     assert rows[1].fix == "subagent-fleet task log b check" and rows[0].plus == 1
 
