@@ -17102,7 +17102,10 @@ def drop_worktree(git: Git, path: str) -> None:
     git.world.remove_empty(path)  # as a git that was killed leaves it: no git takes that away
     # Twice: locked or not. Unlocked by a command before, a kill between them left one that was ours
     # no longer.
-    git.out("worktree", "remove", "--force", "--force", path)
+    words = ["worktree", "remove", "--force", "--force", path]
+    if git.run(*words).code:  # a git that was killed here has removed the `.git` it looks for
+        git.run("worktree", "repair", path)
+        git.out(*words)
 
 
 def find_copies(folder: Folder, task: TaskSpec) -> list[str]:
@@ -17934,6 +17937,7 @@ class TaskWork:
             copies = tuple(find_copies(self._folder, state.task))
             take_snapshot(self._git(), self._main, replace(state, copies=copies),
                           f"{state.tried}.remade", {})
+            self._note(git="")  # kept: whatever a kill leaves of it is not asked again
         elif known["branch"] not in (state.branch, "") \
                 or not re.match("subagent-fleet|initializing", known.get("locked", "")):
             return  # it is somebody else's

@@ -610,13 +610,16 @@ def test_random_kills_of_supervisors_and_agents_lose_nothing(tmp_path, seeds):
 
 
 @pytest.mark.slow
-def test_a_kill_before_a_half_made_worktree_is_removed_leaves_none_in_the_way(rig):
-    """The first supervisor dies when a worktree is made, the second when it would remove it."""
+@pytest.mark.parametrize("first", ["true", 'rm "$last/.git"'])
+@pytest.mark.parametrize("made", ["worktree add", "update-ref refs/subagent-fleet/a/start"])
+def test_kills_about_a_half_made_worktree_leave_none_in_the_way(rig, made, first):
+    """The first supervisor dies when a worktree is made, the second as it removes that."""
     rig.program("git", f"""\
 program={shutil.which("git")}
+for last; do :; done
 case "$*" in
-*'worktree remove'*) [ -e "$HOME/died" ] || {{ touch "$HOME/died"; kill -9 $PPID; exit 1; }} ;;
-*'worktree add'*) "$program" "$@" || exit; [ -e "$HOME/died" ] || kill -9 $PPID; exit 0 ;;
+*'worktree remove'*) [ -e "$HOME/died" ] || {{ touch "$HOME/died"; {first}; kill -9 $PPID; exit 1; }} ;;
+*'{made}'*) "$program" "$@" || exit; [ -e "$HOME/died" ] || kill -9 $PPID; exit 0 ;;
 esac
 exec "$program" "$@"
 """)
