@@ -3229,12 +3229,12 @@ def plan_kept_gigabytes(model: NodeModel, context: int) -> float:
     return (_prompt_bytes(model, context) + checkpoints) / 1e9
 
 
-def plan_prompt_cache(node: Node, version: str) -> float:
-    """Return how many GB of prompts a node's server keeps in main memory for each model."""
-    if node.cache_gb is not None:
-        return node.cache_gb
-    is_llama = node.provider == "llamacpp" or (
-        node.provider == "ollama" and not is_older(version, "0.30"))  # before it, there is none
+def plan_prompt_cache(state: NodeState, told: float | None = None) -> float:
+    """Return how many GB of prompts a server keeps in main memory for each model, if not told."""
+    if told is not None:
+        return told
+    is_llama = state.provider == "llamacpp" or (
+        state.provider == "ollama" and not is_older(state.version, "0.30"))  # before, there is none
     return USUAL_CACHE_GB if is_llama else 0.0
 
 
@@ -3474,6 +3474,7 @@ class Load(Record):
     held: NodeModel | None  # as the node has it; None: the node did not say
     users: tuple[str, ...] = ()  # the main session and agents
     cache_gb: float = 0.0
+    why: str = ""  # of one that is only planned
 
     @property
     def context(self) -> int:
@@ -3497,7 +3498,7 @@ class Load(Record):
 def plan_loads(fleet: Fleet, state: NodeState) -> list[Load]:
     """Return what a node will hold, each of its models once; what is not there takes nothing."""
     jobs = {MAIN_JOB: fleet.models[plan_tiers(fleet)["main"]], **plan_routes(fleet)}
-    cache_gb = plan_prompt_cache(fleet.nodes[state.name], state.version)
+    cache_gb = plan_prompt_cache(state, fleet.nodes[state.name].cache_gb)
     loads: dict[str, Load] = {}
     for model in fleet.models.values():
         held = _held_model(model, state) if state.online else None
@@ -4140,7 +4141,8 @@ class Seating:
         self.contexts: dict[tuple[str, str], int] = {}  # of what runs, by place
         self.doing: dict[str, Candidate] = {}  # by job
         self.why: dict[str, str] = {}
-        self._memory = memory
+        self.memory = memory
+        self.caches = {state.name: plan_prompt_cache(state) for state in online}
         # What was seen loaded together fits together, where the memory is not known.
         self._seen = {state.name: sum(loaded.size for loaded in state.loaded) / 1e9
                       for state in online}
@@ -4176,7 +4178,7 @@ class Seating:
             taken = [plan_gigabytes(other.model, self.contexts[other.place])
                      for other in self.nodes[candidate.node] if other.place in self.contexts]
             usual = self._seen[candidate.node] if taken else float("inf")
-            room = self._memory.get(candidate.node, usual) - sum(taken)
+            room = self.memory.get(candidate.node, usual) - sum(taken)
             if plan_gigabytes(candidate.model, context) > room:
                 fitting = plan_fitting_context(candidate.model, room)
                 context = min(fitting, context) // CONTEXT_STEP * CONTEXT_STEP
@@ -4299,38 +4301,21 @@ SEAT_ALIASES = {"main session": "claude-sonnet-local", "reviewer": "claude-opus-
 FALLBACKS = 2  # of a model other than the main session's, which all can stand in for
 
 
-class Placement(Record):
-    """One entry of `models`, as an assignment would write it."""
-
-    name: str
-    node: str
-    model: NodeModel
-    alias: str
-    context: int
-    jobs: tuple[str, ...]
-    why: str
-    fallback: tuple[str, ...] = ()
-
-    @property
-    def place(self) -> tuple[str, str]:
-        return self.node, full_model_name(self.model.name)
-
-
 class Assignment(Record):
     """Who does what where, and why."""
 
-    placements: tuple[Placement, ...] = ()
-    jobs: dict[str, str] = {}  # job -> the name of its placement
+    placements: tuple[Load, ...] = ()
+    jobs: dict[str, str] = {}  # job -> the name of its model
     why: dict[str, str] = {}  # by job
     idle: dict[str, str] = {}  # node -> why nothing runs there
     flaw: str = ""  # what the main session's model lacks, or why none will do
     flaws: dict[tuple[str, str], str] = {}  # of all models, by place
     counted: tuple[str, ...] = ()  # what each model takes, and how many agents it keeps warm
 
-    def placement(self, job: str) -> Placement:
-        """Return where a job is done."""
-        name = self.jobs[job]
-        return next(placement for placement in self.placements if placement.name == name)
+    def model(self, job: str) -> Model:
+        """Return the model that does a job."""
+        models = [load.model for load in self.placements]
+        return next(model for model in models if model.name == self.jobs[job])
 
 
 def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement] = (),
@@ -4344,8 +4329,10 @@ def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement]
         _employ_idle(seating)
 
     placements = _plan_placements(seating)
-    names = {placement.place: placement.name for placement in placements}
+    names = {_place_of_model(load.model): load.model.name for load in placements}
     jobs = [job for job in JOBS if job in seating.doing]
+    counted = [describe_load(load, seating.memory.get(load.model.node)) for load in placements
+               if load.warm is not None or load.model.node in seating.memory]
     return Assignment(
         placements,
         jobs={job: names[seating.doing[job].place] for job in jobs},
@@ -4353,45 +4340,31 @@ def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement]
         idle={node: _explain_idle(seating, node) for node in seating.idle_nodes()},
         flaw=_plan_flaw(seating),
         flaws={candidate.place: candidate.rating.flaw for candidate in seating.candidates},
-        counted=tuple(_count_placements(placements, states, memory or {})))
+        counted=tuple(counted))
 
 
-def _count_placements(placements: Iterable[Placement], states: Iterable[NodeState],
-                      memory: Mapping[str, float]) -> Iterator[str]:
-    """Yield what each model takes, where that is known of the model or asked of the machine."""
-    nodes = {state.name: state for state in states}
-    for placement in placements:
-        model = placement.model
-        state = nodes[placement.node]
-        if model.token_bytes or state.name in memory:
-            node = Node(state.name, state.endpoint, provider=state.provider)
-            entry = Model(placement.name, state.name, model.name, placement.alias,
-                          placement.context)
-            load = Load(entry, model, placement.jobs, plan_prompt_cache(node, state.version))
-            yield describe_load(load, memory.get(state.name))
-
-
-def _plan_placements(seating: Seating) -> tuple[Placement, ...]:
+def _plan_placements(seating: Seating) -> tuple[Load, ...]:
     """Return the models to write: those with jobs in the jobs' order, then twins and spares."""
     doing = [seating.doing[job] for job in JOBS if job in seating.doing]
-    placements: dict[tuple[str, str], Placement] = {}
+    loads: dict[tuple[str, str], Load] = {}
     for candidate in doing + seating.running:
-        if candidate.place not in placements:
-            placements[candidate.place] = _plan_placement(seating, candidate, placements.values())
-    by_strength = [placements[candidate.place] for candidate in seating.running]
-    return tuple(replace(placement, fallback=_plan_heirs(placement, by_strength))
-                 for placement in placements.values())
+        if candidate.place not in loads:
+            others = [load.model for load in loads.values()]
+            loads[candidate.place] = _plan_placement(seating, candidate, others)
+    by_strength = [loads[candidate.place].model for candidate in seating.running]
+    return tuple(replace(load, model=replace(load.model, fallback=_plan_heirs(load, by_strength)))
+                 for load in loads.values())
 
 
-def _plan_placement(seating: Seating, candidate: Candidate, others: Collection[Placement]
-                    ) -> Placement:
-    """Return the entry of a model; one model with one context has one alias everywhere."""
+def _plan_placement(seating: Seating, candidate: Candidate, others: Collection[Model]) -> Load:
+    """Return a model as it is to be; one model with one context has one alias everywhere."""
     node, full_name = candidate.place
     context = seating.contexts[candidate.place]
     jobs = tuple(job for job in JOBS if seating.doing.get(job) is candidate)
     why = "; ".join(dict.fromkeys(seating.why[job] for job in jobs))
     machine = _make_name(node, "node")
-    twins = [other for other in others if (other.place[1], other.context) == (full_name, context)]
+    twins = [other for other in others
+             if (_place_of_model(other)[1], other.context) == (full_name, context)]
     if twins:
         name = f"{twins[0].name}-{machine}"
         alias = twins[0].alias
@@ -4399,29 +4372,32 @@ def _plan_placement(seating: Seating, candidate: Candidate, others: Collection[P
     else:
         name = SEAT_NAMES[jobs[0]] if jobs else f"spare-{machine}"
         tiers = [SEAT_ALIASES[job] for job in jobs if job in SEAT_ALIASES]
-        taken = {other.alias for other in others}
-        alias = tiers[0] if tiers else _plan_alias(candidate.model, machine, taken)
+        alias = tiers[0] if tiers else _plan_alias(candidate.model, machine, others)
     name = _free_name(name[:64], machine, taken={other.name for other in others})
-    return Placement(name, node, candidate.model, alias, context, jobs,
-                     why or "answers when another machine does not")
+    is_heavy = MAIN_JOB in jobs or context > MAIN_CONTEXT_TOKENS
+    usual = STARTER_MODELS["heavy" if is_heavy else "small"]
+    model = Model(name, node, candidate.model.name, alias, context, usual.timeout)
+    return Load(model, candidate.model, jobs, seating.caches[node],
+                why or "answers when another machine does not")
 
 
-def _plan_alias(model: NodeModel, node: str, taken: set[str]) -> str:
+def _plan_alias(model: NodeModel, node: str, others: Iterable[Model]) -> str:
     """Return an alias for a model that nobody takes for a tier's."""
     alias = _make_name(re.sub(":latest$", "", model.name), "model")
     if set(re.split("[^a-z]+", alias)) & set(CLAUDE_WORDS):
         alias = "local"
-    return _free_name(alias, node, taken=taken)
+    return _free_name(alias, node, taken={other.alias for other in others})
 
 
-def _plan_heirs(placement: Placement, strongest: Sequence[Placement]) -> tuple[str, ...]:
+def _plan_heirs(load: Load, strongest: Sequence[Model]) -> tuple[str, ...]:
     """Return who stands in for a model: the strongest of the other machines, no alias twice."""
+    model = load.model
     heirs: dict[str, str] = {}  # by alias
     for other in strongest:
-        is_short = other.context < min(placement.context, MAIN_CONTEXT_TOKENS)
-        if other.node != placement.node and not is_short and other.alias != placement.alias:
+        is_short = other.context < min(model.context, MAIN_CONTEXT_TOKENS)
+        if other.node != model.node and not is_short and other.alias != model.alias:
             heirs.setdefault(other.alias, other.name)
-    limit = len(heirs) if MAIN_JOB in placement.jobs else FALLBACKS
+    limit = len(heirs) if MAIN_JOB in load.users else FALLBACKS
     return tuple(heirs.values())[:limit]
 
 
@@ -4602,27 +4578,23 @@ def name_place(address: str, port: int, peers: Iterable[Peer], taken: set[str]) 
 
 # -- what `init` proposes --
 
-def model_entry(node: str, model: str, alias: str, context: int, **more: Any) -> dict[str, Any]:
-    """Return a model's keys in a fleet file; of `more`, those that say something."""
-    entry = {"node": node, "ollama_model": model, "litellm_alias": alias, "context": context}
-    entry.update((key, value) for key, value in more.items() if value)
+def model_entry(model: Model, *shown: str) -> dict[str, Any]:
+    """Return a model's keys in a fleet file: those that are not as usual, and those to show."""
+    entry = {}
+    for name, key in FILE_KEYS["model"].items():
+        value = getattr(model, key.attribute)
+        if value != key.default or name in ("context", *shown):
+            entry[name] = list(value) if isinstance(value, tuple) else value
     return entry
 
 
-class StarterModel(Record):
-    """How `init` serves a model of one size."""
-
-    placeholder: str
-    alias: str
-    context: int
-    timeout: int
-
-
+# How `init` serves a model of one size; the names are placeholders.
 STARTER_MODELS = {
     # 2.1.326 compacts 32768 before its first turn.
-    "heavy": StarterModel("qwen3-coder:30b", "claude-sonnet-local", context=65536, timeout=600),
-    "small": StarterModel("qwen3:8b", "claude-haiku-local", MAIN_CONTEXT_TOKENS, timeout=300)}
-SMALL_PLACEHOLDER = STARTER_MODELS["small"].placeholder
+    "heavy": Model("heavy-coder", "", "qwen3-coder:30b", "claude-sonnet-local", context=65536,
+                   timeout=600),
+    "small": Model("small-coder", "", "qwen3:8b", "claude-haiku-local", MAIN_CONTEXT_TOKENS)}
+SMALL_PLACEHOLDER = STARTER_MODELS["small"].ollama_model
 
 
 class Starter(Record):
@@ -4643,10 +4615,10 @@ class Starter(Record):
     def notes(self) -> dict[str, str]:
         """What the file says above each model."""
         notes = {}
-        for placement in self.assignment.placements:
-            jobs = [job for job in placement.jobs if job in self.assignment.jobs]
+        for load in self.assignment.placements:
+            jobs = [job for job in load.users if job in self.assignment.jobs]
             who = join_words(jobs) or "no role of its own"
-            notes[placement.name] = f"For {who}: {placement.why}."
+            notes[load.model.name] = f"For {who}: {load.why}."
         return notes
 
 
@@ -4660,29 +4632,19 @@ def plan_starter(states: Sequence[NodeState], measured: Iterable[Measurement] = 
     """Return the fleet of what was found, as it is assigned."""
     assignment = plan_assignment(states, measured, memory)
     nodes = _starter_nodes(states, memory or {})
-    models = {}
-    for placement in assignment.placements:
-        is_heavy = MAIN_JOB in placement.jobs or placement.context > MAIN_CONTEXT_TOKENS
-        usual = STARTER_MODELS["heavy" if is_heavy else "small"]
-        models[placement.name] = model_entry(
-            placement.node, placement.model.name, placement.alias, placement.context,
-            timeout=usual.timeout, max_parallel=1, fallback=list(placement.fallback))
-
+    models = [load.model for load in assignment.placements]
     if not models:
-        others = {"heavy-coder": ["small-coder"], "small-coder": ["heavy-coder"]}
-        for size, node in (("heavy", list(nodes)[-1]), ("small", list(nodes)[0])):
-            usual = STARTER_MODELS[size]
-            name = f"{size}-coder"
-            models[name] = model_entry(
-                node, usual.placeholder, usual.alias, usual.context, timeout=usual.timeout,
-                max_parallel=1, fallback=others[name] if len(nodes) > 1 else [])
-
+        first, *_, last = (*nodes, *nodes)
+        heavy, small = STARTER_MODELS.values()
+        others = len(nodes) > 1
+        models = [replace(heavy, node=last, fallback=(small.name,) * others),
+                  replace(small, node=first, fallback=(heavy.name,) * others)]
     agents = {}
     for name, role in ROLES.items():
-        model = assignment.jobs.get(name) or f"{role.size}-coder"
-        agents[name] = {"model": model, "description": role.description,
-                        "tools": list(role.tools)}
-    return Starter({"nodes": nodes, "models": models, "agents": agents}, assignment)
+        agents[name] = {"model": assignment.jobs.get(name) or STARTER_MODELS[role.size].name,
+                        "description": role.description, "tools": list(role.tools)}
+    entries = {model.name: model_entry(model, "timeout", "max_parallel") for model in models}
+    return Starter({"nodes": nodes, "models": entries, "agents": agents}, assignment)
 
 
 # What a person's own subscription answers with, in Claude Code's own words (2.1.326).
@@ -4697,8 +4659,8 @@ def plan_hybrid(starter: Starter) -> Starter:
         "endpoint": CLAUDE_ENDPOINT, "provider": "anthropic", "auth": "client"}}
     models = dict(starter.tree["models"])
     for name, model in CLAUDE_MODELS.items():
-        models[name] = model_entry(node, model, model, 200_000, max_output=64_000, max_parallel=8,
-                                   timeout=600, cloud=True)
+        models[name] = model_entry(Model(name, node, model, model, 200_000, timeout=600,
+                                         max_parallel=8, max_output=64_000, cloud=True))
     opus, sonnet = CLAUDE_MODELS
     local = starter.tree["agents"]["summarizer"]["model"]
     tiers = {"main": opus, "opus": opus, "sonnet": sonnet, "haiku": local, "fable": opus}
@@ -4752,7 +4714,7 @@ class Advice(Record):
 
     job: str  # empty: of a model without one
     now: Model | None
-    planned: Placement | None
+    planned: Model | None
     why: str
     settings: str = ""  # what else would change of a model that stays
 
@@ -4760,7 +4722,7 @@ class Advice(Record):
     def is_move(self) -> bool:
         if self.now is None or self.planned is None:
             return True
-        return _place_of_model(self.now) != self.planned.place
+        return _place_of_model(self.now) != _place_of_model(self.planned)
 
     @property
     def is_change(self) -> bool:
@@ -4791,7 +4753,7 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
 
     latest = latest_measurements(measured)
     places = {_place_of_model(advice.now) for advice in advices if advice.now}
-    places.update(placement.place for placement in plan.placements)
+    places.update(_place_of_model(load.model) for load in plan.placements)
     known = [latest.get((fleet.nodes[node].endpoint, name)) for node, name in sorted(places)]
     found = tuple(filter(None, known))
     unknown = (*_plan_unknown(fleet, states, len(known) - len(found)), *_plan_ties(found))
@@ -4815,10 +4777,10 @@ def _advise_jobs(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
         now = jobs.get(job)
         if now is None or now.cloud:
             continue  # a cloud is the person's own decision: it is neither judged nor moved
-        planned = plan.placement(job)
+        planned = plan.model(job)
         advice = Advice(job, now, planned, plan.why[job], _list_settings(fleet, plan, now, planned))
         flaw = plan.flaws.get(_place_of_model(now))
-        if advice.is_move and flaw and flaw != plan.flaws[planned.place]:
+        if advice.is_move and flaw and flaw != plan.flaws[_place_of_model(planned)]:
             advice = replace(advice, why=f"{now.ollama_model} {flaw}")
         yield advice
 
@@ -4826,10 +4788,10 @@ def _advise_jobs(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
 def _advise_others(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
     """Yield the models without a job that come, then those that go."""
     own = {_place_of_model(model): model for model in fleet.models.values() if not model.cloud}
-    placed = [placement.place for placement in plan.placements]
-    for placement in plan.placements:
-        if not placement.jobs and placement.place not in own:
-            yield Advice("", None, placement, placement.why)
+    placed = [_place_of_model(load.model) for load in plan.placements]
+    for place, load in zip(placed, plan.placements):
+        if not load.users and place not in own:
+            yield Advice("", None, load.model, load.why)
     for place, model in own.items():
         if placed and place not in placed:
             flaw = plan.flaws.get(place, "was not found there")
@@ -4838,9 +4800,9 @@ def _advise_others(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
             yield Advice("", model, None, flaw)
 
 
-def _list_settings(fleet: Fleet, plan: Assignment, now: Model, planned: Placement) -> str:
+def _list_settings(fleet: Fleet, plan: Assignment, now: Model, planned: Model) -> str:
     """Return what would change of a model that stays: its context, who stands in for it."""
-    nodes = {placement.name: placement.node for placement in plan.placements}
+    nodes = {load.model.name: load.model.node for load in plan.placements}
     heirs = sorted({nodes[name] for name in planned.fallback})
     old = {fleet.models[name].node for name in now.fallback if not fleet.models[name].cloud}
     words = []
@@ -4886,7 +4848,7 @@ def plan_worker_block(name: str, state: NodeState,
     """Return the `nodes:` and `models:` to paste of a worker, `reached` at its addresses."""
     worker = replace(state, name=_make_name(name.split(".")[0], "worker"),
                      endpoint=_best_endpoint(name, state, reached))
-    models = [placement.model for placement in plan_assignment([state]).placements]
+    models = [load.held for load in plan_assignment([state]).placements if load.held]
     return plan_addition((), worker, models)
 
 
@@ -4912,26 +4874,22 @@ def plan_addition(known: Collection[Model], state: NodeState,
 
     What the fleet serves already shares its alias.
     """
-    added: dict[str, dict[str, Any]] = {}
-    taken = {model.name for model in known}
-    aliases = {model.alias for model in known}
-    for model in models:
-        name = _free_name(_make_name(re.sub(":latest$", "", model.name), "model"), state.name,
-                          taken={*taken, *added})
-        twins = [other for other in known
-                 if full_model_name(other.ollama_model) == full_model_name(model.name)]
-        if twins:
-            twin = twins[0]
-            added[name] = model_entry(state.name, model.name, twin.alias, twin.context,
-                                      timeout=twin.timeout)
-            continue
-        alias = _plan_alias(model, state.name, aliases)
-        aliases.add(alias)
-        context = min(model.trained_context or MAIN_CONTEXT_TOKENS, MAIN_CONTEXT_TOKENS)
-        added[name] = model_entry(state.name, model.name, alias,
-                                  max(LEAST_CONTEXT_TOKENS, context))
+    added: list[Model] = []
+    for held in models:
+        others = [*known, *added]
+        name = _free_name(_make_name(re.sub(":latest$", "", held.name), "model"), state.name,
+                          taken={other.name for other in others})
+        context = min(held.trained_context or MAIN_CONTEXT_TOKENS, MAIN_CONTEXT_TOKENS)
+        model = Model(name, state.name, held.name, _plan_alias(held, state.name, others),
+                      max(LEAST_CONTEXT_TOKENS, context))
+        twin = next((other for other in known
+                     if _place_of_model(other)[1] == full_model_name(held.name)), None)
+        if twin:
+            model = replace(model, alias=twin.alias, context=twin.context, timeout=twin.timeout)
+        added.append(model)
     node = {"endpoint": state.endpoint, **plan_provider(state)}
-    return {"nodes": {state.name: node}, "models": added}
+    return {"nodes": {state.name: node},
+            "models": {model.name: model_entry(model) for model in added}}
 
 
 def _free_name(name: str, more: str, *, taken: set[str]) -> str:
@@ -14316,11 +14274,11 @@ class Server(Reception):
                 if held.capabilities is not None:
                     self.learned[model.name].abilities = held.capabilities
                 if held.token_bytes and model.name in self.scheduler.places:
-                    node = self.fleet.nodes[model.node]
-                    cache_gb = plan_prompt_cache(node, states[model.node].version)
+                    told = self.fleet.nodes[model.node].cache_gb
+                    cache_gb = plan_prompt_cache(states[model.node], told)
                     kept_gb = plan_kept_gigabytes(held, model.context)
                     self.scheduler.claim(model, cache_gb / kept_gb * model.context,
-                                         is_sure=node.cache_gb is not None)
+                                         is_sure=told is not None)
 
     def translate(self, talk: Talk, model: Model) -> Translation:
         """Return a talk as a model is asked it, as far as is known what the model takes."""
@@ -21375,20 +21333,21 @@ def format_assignment(starter: Starter, look: Look = PLAIN) -> str:
     assignment = starter.assignment
     rows = []
     if "claude" in starter.tree:  # what no machine does
-        model = starter.tree["models"][starter.tree["claude"]["main"]]
-        rows.append((MAIN_JOB, model["ollama_model"], model["node"],
+        main = starter.tree["models"][starter.tree["claude"]["main"]]
+        rows.append((MAIN_JOB, main["ollama_model"], main["node"],
                      "your Claude login; its prompts leave the house"))
     for job in assignment.jobs:
-        placement = assignment.placement(job)
-        rows.append((job, placement.model.name, placement.node, assignment.why[job]))
-    nodes = {placement.name: placement.node for placement in assignment.placements}
+        model = assignment.model(job)
+        rows.append((job, model.ollama_model, model.node, assignment.why[job]))
+    models = {load.model.name: load.model for load in assignment.placements}
     heirs = []
-    for placement in assignment.placements:
-        if placement.name not in assignment.jobs.values():
-            rows.append(("-", placement.model.name, placement.node, placement.why))
-        if placement.fallback:
-            others = some_of([nodes[name] for name in placement.fallback], 3)
-            heirs.append(f"{placement.node} → {others}")
+    for load in assignment.placements:
+        model = load.model
+        if model.name not in assignment.jobs.values():
+            rows.append(("-", model.ollama_model, model.node, load.why))
+        if model.fallback:
+            others = some_of([models[name].node for name in model.fallback], 3)
+            heirs.append(f"{model.node} → {others}")
 
     sentences = [*assignment.counted,
                  *(f"{node} idles: {why}." for node, why in assignment.idle.items())]
@@ -22287,7 +22246,7 @@ def format_recommendation(advised: Recommendation, look: Look = PLAIN) -> str:
         if advice.now:
             now = Cell(f"{advice.now.ollama_model} on {advice.now.node}")
         if advice.planned:
-            planned = Cell(f"{advice.planned.model.name} on {advice.planned.node}")
+            planned = Cell(f"{advice.planned.ollama_model} on {advice.planned.node}")
         if not advice.is_move:
             planned = Cell("the same", "dim")
             if advice.settings:
@@ -22408,10 +22367,9 @@ def report_recommendation(fleet: Fleet, advised: Recommendation, written: Sequen
             model = advice.now
             now = {"name": model.name, "node": model.node, "model": model.ollama_model}
         if advice.planned:
-            placement = advice.planned
-            planned = {"name": placement.name, "node": placement.node,
-                       "model": placement.model.name, "context": placement.context,
-                       "fallback": placement.fallback}
+            model = advice.planned
+            planned = {"name": model.name, "node": model.node, "model": model.ollama_model,
+                       "context": model.context, "fallback": model.fallback}
         roles.append({"role": advice.job or None, "changes": advice.is_change, "why": advice.why,
                       "settings": advice.settings, "now": now, "planned": planned})
     return {"fleet": fleet.name, "roles": roles, "measured": advised.measured,

@@ -108,9 +108,10 @@ def read_back(states, **more):
                          ids=[row[0] for row in FLEETS])
 def test_fleets_are_assigned_as_a_person_would(states, memory, jobs, others, why):
     plan = sf.plan_assignment(states, memory=memory)
-    done = {job: (plan.placement(job).model.name, plan.placement(job).node) for job in plan.jobs}
+    done = {job: (plan.model(job).ollama_model, plan.model(job).node) for job in plan.jobs}
     assert done == jobs
-    assert sorted((one.model.name, one.node) for one in plan.placements if not one.jobs) == others
+    assert sorted((one.model.ollama_model, one.model.node) for one in plan.placements
+                  if not one.users) == others
     assert {job: plan.why[job] for job in why} == why
     assert set(plan.why) == set(jobs)
 
@@ -151,13 +152,13 @@ def test_one_model_on_two_machines_has_one_alias():
 def test_a_machine_that_would_idle_gets_a_job_or_stands_in():
     states = (node("a", CODER), node("b", DEVSTRAL), node("c", QWEN), node("d", OSS))
     plan = sf.plan_assignment(states)
-    assert plan.placement("summarizer").node == "d"
+    assert plan.model("summarizer").node == "d"
     assert plan.why["summarizer"] == "d would idle; more than half as strong"
     states = (node("a", model("big:70b")), node("b", model("tiny:4b")), node("c", model("odd:5b")))
     plan = sf.plan_assignment(states)
-    (spare,) = [one for one in plan.placements if not one.jobs]
-    assert (spare.name, spare.node, spare.why) == ("spare-c", "c", "answers when another machine does not")
-    assert spare.name in plan.placement("main session").fallback
+    (spare,) = [one for one in plan.placements if not one.users]
+    assert (spare.model.name, spare.model.node, spare.why) == ("spare-c", "c", "answers when another machine does not")
+    assert spare.model.name in plan.model("main session").fallback
 
 
 @pytest.mark.parametrize("state, why", [
@@ -171,10 +172,10 @@ def test_why_a_machine_idles_is_said(state, why):
 def test_memory_is_kept_to_by_a_smaller_context_or_another_model():
     tight = model("qwen3:14b", 9.3, token_bytes=160_000)  # 10.2 GB, and 10.5 of 65536 tokens
     plan = sf.plan_assignment([node("mac", tight, QWEN)], memory={"mac": 16})
-    assert (plan.placement("main session").model.name, plan.placement("main session").context) \
+    assert (plan.model("main session").ollama_model, plan.model("main session").context) \
         == ("qwen3:14b", 32768)
     plan = sf.plan_assignment([node("mac", tight, QWEN)], memory={"mac": 12})
-    assert plan.placement("main session").model.name == "qwen3:8b"
+    assert plan.model("main session").ollama_model == "qwen3:8b"
     plan = sf.plan_assignment([node("mac", tight)], memory={"mac": 8})
     assert plan.placements == () and plan.flaw == "no model fits the memory of its machine"
     assert plan.idle == {"mac": "its models do not fit its memory"}
@@ -183,22 +184,22 @@ def test_memory_is_kept_to_by_a_smaller_context_or_another_model():
 def test_what_was_seen_loaded_together_may_be_together():
     both = (CODER, QWEN)
     alone = sf.plan_assignment([node("mac", *both)])
-    assert {one.model.name for one in alone.placements} == {"qwen3-coder:30b"}
+    assert {one.model.ollama_model for one in alone.placements} == {"qwen3-coder:30b"}
     seen = sf.plan_assignment([node("mac", *both, loaded=(("x:70b", 60),))])
-    assert {one.model.name for one in seen.placements} == {"qwen3-coder:30b", "qwen3:8b"}
+    assert {one.model.ollama_model for one in seen.placements} == {"qwen3-coder:30b", "qwen3:8b"}
 
 
 def test_what_was_measured_beats_what_is_said():
     states = (node("a", LIAR, QWEN),)
     full = sf.Score(6, 6)
     plan = sf.plan_assignment(states, [measured("a", "qwen2.5-coder:32b", tools=full)])
-    assert plan.placement("main session").model.name == "qwen2.5-coder:32b"
+    assert plan.model("main session").ollama_model == "qwen2.5-coder:32b"
     plan = sf.plan_assignment(states, [measured("a", "qwen3:8b", tools=sf.Score(0, 6))])
     assert plan.flaw == "qwen2.5-coder:32b prints tool calls as text"  # nobody calls tools now
     plan = sf.plan_assignment(
         (node("a", CODER), node("b", QWEN)),
         [measured("a", "qwen3-coder:30b", context=sf.Score(1, 3)), measured("b", "qwen3:8b")])
-    assert plan.placement("main session").context == 32768  # it was cut at 65536
+    assert plan.model("main session").context == 32768  # it was cut at 65536
     elsewhere = [measured("b", "qwen2.5-coder:32b", tools=full)]
     assert sf.plan_assignment(states, elsewhere) == sf.plan_assignment(states)
 
@@ -208,13 +209,13 @@ def test_the_fastest_is_the_one_that_was_measured_fastest():
     rates = [measured("a", "qwen3-coder:30b", rate=30), measured("b", "devstral:24b", rate=80),
              measured("c", "qwen3:8b", rate=12)]
     plan = sf.plan_assignment(states, rates)
-    assert plan.placement("planner").model.name == "devstral:24b"
-    assert sf.plan_assignment(states, rates[:2]).placement("planner").model.name == "qwen3:8b"
+    assert plan.model("planner").ollama_model == "devstral:24b"
+    assert sf.plan_assignment(states, rates[:2]).model("planner").ollama_model == "qwen3:8b"
 
 
 def test_a_mixture_is_as_fast_as_what_is_at_work_in_it():
     states = (node("a", model("big:70b")), node("b", model("mix:30b-a3b"), QWEN))
-    assert sf.plan_assignment(states).placement("planner").model.name == "mix:30b-a3b"
+    assert sf.plan_assignment(states).model("planner").ollama_model == "mix:30b-a3b"
 
 
 @pytest.mark.parametrize("first, second", [
@@ -274,41 +275,43 @@ def who_could(states, memory, job):
 
 def check_promises(states, memory):
     plan = sf.plan_assignment(states, memory=memory)
+    held = {(load.model.node, load.model.ollama_model): load.held for load in plan.placements}
+    models = [load.model for load in plan.placements]
     assert plan == sf.plan_assignment(list(states), memory=dict(memory))
 
     # Every role is served where any model fits it.
     if who_could(states, memory, "main session"):
         assert set(plan.jobs) == set(sf.JOBS)
         for job, least in sf.JOBS.items():
-            one = plan.placement(job)
-            assert sf.plan_candidate(one.node, one.model).calls_tools and one.context >= least
+            one = plan.model(job)
+            assert sf.plan_candidate(one.node, held[one.node, one.ollama_model]).calls_tools and one.context >= least
 
     # No machine is over its memory, and none holds two of which nobody knows that they fit.
     for state in states:
-        here = [one for one in plan.placements if one.node == state.name]
-        need = sum(sf.plan_gigabytes(one.model, one.context) for one in here)
+        here = [load for load in plan.placements if load.model.node == state.name]
+        need = sum(sf.plan_gigabytes(load.held, load.model.context) for load in here)
         if state.name in memory:
             assert need <= memory[state.name]
         elif len(here) > 1:
             assert need <= sum(loaded.size for loaded in state.loaded) / 1e9
-        assert len({one.model.name for one in here}) == len(here)
+        assert len({load.model.ollama_model for load in here}) == len(here)
 
     # No machine idles while a job could move to it at less than half its strength lost.
-    busy = {one.node for one in plan.placements}
+    busy = {one.node for one in models}
     for job in plan.jobs:
-        now = plan.placement(job)
-        strength = sf.plan_candidate(now.node, now.model).strength
-        crowd = [other for other in plan.jobs if plan.placement(other).node == now.node]
+        now = plan.model(job)
+        strength = sf.plan_candidate(now.node, held[now.node, now.ollama_model]).strength
+        crowd = [other for other in plan.jobs if plan.model(other).node == now.node]
         if job == "main session" or len(crowd) < 2 or not who_could(states, memory, "main session"):
             continue
         for candidate in who_could(states, memory, job):
             assert candidate.node in busy or candidate.strength * 2 <= strength, (job, candidate)
 
-    for one in plan.placements:
-        heirs = [other for name in one.fallback for other in plan.placements if other.name == name]
+    for one in models:
+        heirs = [other for name in one.fallback for other in models if other.name == name]
         assert len(heirs) == len(one.fallback)
         assert all(heir.node != one.node and heir.alias != one.alias for heir in heirs)
-    assert len({one.name for one in plan.placements}) == len(plan.placements)
+    assert len({one.name for one in models}) == len(models)
 
 
 @pytest.mark.parametrize("start", range(0, 1000, 100))

@@ -232,7 +232,7 @@ def test_who_is_better_by_the_exam_is_stronger_whatever_its_size(tmp_path):
                                    digest=of)
                     for name, passed, of in (("small:8b", small, digest), ("large:30b", large, "b"))]
         plan = sf.plan_assignment([state], measured, {"mini": 64})
-        return plan.placement("main session").model.name, plan.why["main session"]
+        return plan.model("main session").ollama_model, plan.why["main session"]
 
     assert plan(54, 30) == ("small:8b", "the strongest: passed 54 of 60 in the exam, more than large:30b")
     assert plan(35, 30)[0] == "large:30b", "not told apart"
@@ -240,7 +240,7 @@ def test_who_is_better_by_the_exam_is_stronger_whatever_its_size(tmp_path):
     for digest, main in (("b", "small:8b"), ("old", "large:30b"), ("", "small:8b")):
         failed = sf.Measurement("mini", state.endpoint, "large:30b", tools=sf.Score(0, 6), digest=digest)
         planned = sf.plan_assignment([state], [failed], {"mini": 64})
-        assert planned.placement("main session").model.name == main, digest
+        assert planned.model("main session").ollama_model == main, digest
 
 
 # -- what is said of models --
