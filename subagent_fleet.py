@@ -1886,7 +1886,7 @@ class Endpoint(Record):
     scheme: str  # http or https
     host: str  # in lower case, IPv6 without its brackets
     port: int
-    path: str  # without its last slash
+    path: str  # without its last slash, and without `/v1`, which many paste: paths have it
 
     @property
     def url(self) -> str:
@@ -1916,7 +1916,8 @@ def split_endpoint(endpoint: str, usual_port: int = 80) -> Endpoint:
         port = "443" if scheme == "https" else str(usual_port)
     if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         raise _bad_endpoint(f"`{port}` is not a port (1 to 65535)")
-    return Endpoint(scheme, host.strip("[]").lower(), int(port), (path or "").rstrip("/"))
+    path = re.sub("(/v1)?/*$", "", path or "")
+    return Endpoint(scheme, host.strip("[]").lower(), int(port), path)
 
 
 def _bad_endpoint(what: str) -> FleetError:
@@ -2592,10 +2593,8 @@ def spell_fix(finding: Finding, document: Document) -> Finding:
 
 
 def _settle_endpoint(node: Node) -> Node:
-    """Return a node with its provider's port, and without a `/v1` that its paths have."""
+    """Return a node with its provider's port."""
     endpoint = split_endpoint(node.endpoint, NODE_KINDS[node.provider].port or 80)
-    if node.provider != "ollama":
-        endpoint = replace(endpoint, path=re.sub("/v1$", "", endpoint.path))
     return replace(node, endpoint=endpoint.url)
 
 
@@ -2921,7 +2920,7 @@ def mend_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
         return f"`subagent-fleet recommend --write` uses the models that {state.name} has"
     names = {able.name.lower(): able.name for able in state.models if rate_model(able).score}
     near = names.get(find_nearest(model.ollama_model.lower(), names))
-    if near:  # a pull takes an hour, a typing mistake a second
+    if near and near != model.ollama_model:  # a pull takes an hour, a typing mistake a second
         return (f"write `{model.name_key}: {quote_yaml(near)}` in models.{model.name}, which "
                 f"{state.name} has, or {pull}")
     return pull
@@ -4990,7 +4989,6 @@ class SeenProgram(Record):
 
     version: str = ""  # "": it is not on the PATH
     has_key: bool = True  # the variable with the key is set here
-    listed: str | None = None  # which models it knows, where it can say so without asking anybody
 
 
 class Check(Record):
@@ -5181,10 +5179,6 @@ def _lint_nodes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                        what=f"{host} is a public address and http sends every prompt in "
                             "clear",
                        fix="use a LAN, Tailscale or WireGuard address, or https")
-        if node.endpoint.endswith("/v1"):
-            yield warn(fleet, "endpoint-v1", path,
-                       what="`/v1` is Ollama's API for other programs",
-                       fix=f"write `endpoint: {node.endpoint[:-len('/v1')]}`")
         if is_gateway_address(fleet.gateway, node.endpoint):
             fix = f"write `endpoint: {OLLAMA_ENDPOINT}`"
             if fleet.gateway.port == OLLAMA_PORT:
@@ -6017,8 +6011,6 @@ class Harness(Record):
     tools: dict[str, str] | None = None  # ours, as it names them; None: it cannot limit an agent
     taken_names: tuple[str, ...] = ()  # agents of its own, which ours would replace
     prefix: str = ""  # of an alias, where it is named
-    # Words that make it list the aliases it knows, without asking anybody.
-    lists_models: tuple[str, ...] = ()
     swallows_key: bool = False  # started by hand without the key, it says nothing of that
     rivals: tuple[str, ...] = ()  # files of a project that lead it elsewhere all the same
 
@@ -6295,7 +6287,7 @@ _HARNESS_ROWS = (
                    "Write": "write", "Bash": "bash", "WebFetch": "webfetch", "Agent": "task",
                    "Task": "task", "Skill": "skill"},
             taken_names=("build", "plan", "general", "explore", "title", "compaction", "summary"),
-            prefix="fleet/", lists_models=("models",), swallows_key=True),
+            prefix="fleet/", swallows_key=True),
     Harness("codex", "codex", "codex", "npm install -g @openai/codex", 24_576,
             {"config.toml": _CODEX, "models.json": _CODEX_MODELS}, "",
             {"CODEX_HOME": "$directory"}, agent_file="agents/%s.toml", agent=_CODEX_ROLE),
@@ -6321,7 +6313,7 @@ _HARNESS_ROWS = (
     Harness("pi", "pi", "pi", "npm install -g @mariozechner/pi-coding-agent", 8_192,
             {"models.json": _PI}, "--provider fleet --model $main",
             {"PI_CODING_AGENT_DIR": "$directory", "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
-            lists_models=("--list-models",), swallows_key=True),
+            swallows_key=True),
     Harness("cn", "Continue's cn", "cn", "npm install -g @continuedev/cli", 8_192,
             {"config.yaml": _CN}, "--config $directory/config.yaml",
             {"CONTINUE_TELEMETRY_ENABLED": "0"}))
@@ -6391,13 +6383,6 @@ def _check_programs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             yield Finding("program-key", "info", f"{harness.title} has no key: "
                           f"{fleet.gateway.master_key_env} is not set in this terminal",
                           fix=f"subagent-fleet launch {name}")
-        # Without a list it was not asked, or said nothing.
-        unknown = [alias for alias in plan_windows(fleet)
-                   if seen.listed and alias not in seen.listed]
-        if unknown:
-            yield Finding("program-models", "warning",
-                          f"{harness.title} does not know {some_of(unknown, 5)}",
-                          fix=f"{harness.program} {' '.join(harness.lists_models)}")
 
 
 TARGETS = (LITELLM_TARGET, CLAUDE_TARGET, ENVIRONMENT_TARGET,
@@ -7722,7 +7707,6 @@ class ChatServer(Backend):
 
     mends_schemas = False  # it takes only such schemas as llama.cpp does
     has_template = False  # it tells the chat template whether to think, and shows it old thoughts
-    names_choice = True  # it takes the name of the tool that must be called
 
     def list_models(self) -> Ask:
         return self._list(self.list_path, self._model)
@@ -7781,14 +7765,12 @@ class ChatServer(Backend):
         if not talk.tools:
             return {}
         tools = talk.tools
-        choice: object = {"any": "required", "none": "none"}.get(talk.choice, "auto")
-        if talk.choice == "tool" and self.names_choice:
-            choice = {"type": "function", "function": {"name": talk.chosen_tool}}
-        elif talk.choice == "tool":
-            choice = "required"
+        choices = {"any": "required", "tool": "required", "none": "none"}
+        if talk.choice == "tool":  # llama-server and LM Studio take no name of a tool here
             tools = tuple(tool for tool in tools if tool.name == talk.chosen_tool)
-        fields: dict[str, Any] = {"tool_choice": choice}
-        fields["tools"] = render_tools(tools, mends=self.mends_schemas)
+        fields: dict[str, Any] = {
+            "tool_choice": choices.get(talk.choice, "auto"),
+            "tools": render_tools(tools, mends=self.mends_schemas)}
         if talk.one_call:
             fields["parallel_tool_calls"] = False
         return fields
@@ -7938,7 +7920,6 @@ class LlamaCpp(ChatServer):
 
     name = "llamacpp"
     mends_schemas = has_template = True
-    names_choice = False
 
     def identify(self) -> Ask:
         def extract(reply: Reply) -> str:
@@ -8009,7 +7990,6 @@ class LMStudio(ChatServer):
     loads_twice = True
     version_path = list_path = "/api/v1/models"
     list_field, list_key = "models", "key"
-    names_choice = False
 
     def _instances(self, entry: dict[str, Any]) -> list[Any]:
         instances = read_field(entry, "loaded_instances", list)
@@ -11246,19 +11226,12 @@ class World:
                 yield place, outcome
 
     def broadcast_addresses(self) -> list[str]:
-        """Return the IPv4 broadcast addresses of this machine's networks, else the one of all."""
-        addresses: list[str] = []
-        request = {"linux": 0x8919, "darwin": 0xC0206923}.get(sys.platform)  # SIOCGIFBRDADDR
-        with contextlib.suppress(OSError), \
-                socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-            for _, name in socket.if_nameindex() if request else ():
-                with contextlib.suppress(OSError):  # it has none
-                    wanted = name.encode()[:15].ljust(40, b"\0")
-                    told = fcntl.ioctl(asker.fileno(), request or 0, wanted)
-                    address = socket.inet_ntoa(told[20:24])
-                    if address not in ("0.0.0.0", *addresses):
-                        addresses.append(address)
-        return addresses or ["255.255.255.255"]
+        """Return the IPv4 broadcast addresses of this machine's networks.
+
+        The last one leads to the network of the first road; of others, a home's have 256 places.
+        """
+        own = [address for address in self.own_names()[1] if is_private(address)]
+        return [*(re.sub("[0-9]+$", "255", address) for address in own), "255.255.255.255"]
 
     def send_datagram(self, host: str, port: int, content: bytes) -> None:
         """Send one UDP datagram, to a broadcast address, too."""
@@ -11814,23 +11787,12 @@ def _load(warmth: Warmth, world: World, how: WarmUp) -> None:
             warmth.detail = "not there"
             return
         if not how.pull:
-            fix = _pull_fix(warmth, world, how)
+            until = world.clock() + PROBE_TIMEOUT_SECONDS
+            state = probe(world, warmth.node, until, [warmth.model.name])
+            fix = mend_missing(how.fleet, warmth.model, state)
             raise NodeFailure(failure.reason, failure.detail, fix=fix) from None
         _pull(warmth, world)
         _ask_to_load(warmth, world, how)
-
-
-def _pull_fix(warmth: Warmth, world: World, how: WarmUp) -> str:
-    """Return what mends that a model is not there: a name that is, else a download."""
-    node = warmth.node
-    models = ()
-    until = world.clock() + PROBE_TIMEOUT_SECONDS
-    with contextlib.suppress(NodeFailure):
-        models = ask_node(world, node, backend_of(node).list_models(), deadline=until)
-    if find_models(models, warmth.model.ollama_model):  # listed, and yet not found
-        models = ()
-    state = NodeState(node.name, node.endpoint, models=tuple(models), provider=node.provider)
-    return mend_missing(how.fleet, warmth.model, state)
 
 
 def _ask_to_load(warmth: Warmth, world: World, how: WarmUp) -> None:
@@ -23352,13 +23314,8 @@ def look_at_program(workspace: Workspace, fleet: Fleet, harness: Harness, until:
     if not program:
         return SeenProgram()
     version = ask_version(world, program, until)
-    listed = None
-    if harness.lists_models:
-        start = harness.start(fleet, workspace.path(harness.directory()), "")
-        environ = {**harness_environment(world.environ, fleet, ""), **start.environment}
-        listed = world.read_program([program, *harness.lists_models], until, environ)
     has_key = bool(world.environ.get(fleet.gateway.master_key_env))
-    return SeenProgram(version, has_key, listed)
+    return SeenProgram(version, has_key)
 
 
 def find_litellm(world: World) -> str | None:
@@ -28000,7 +27957,6 @@ name, never guessed. `subagent-fleet schema > fleet.schema.json` gives editors c
 
 - `exposed-gateway`: a gateway that listens beyond this machine
 - `public-endpoint`: a node at a public address over plain http
-- `endpoint-v1`: an endpoint that ends in `/v1`, where Ollama speaks to other programs
 - `endpoint-gateway`: an endpoint that is this fleet's own gateway
 - `unused-node`: a node on which no model runs
 - `unused-model`: a model that no agent, tier or fallback uses, nor another of its alias

@@ -761,7 +761,7 @@ def test_add_puts_a_machine_in_and_leaves_the_rest(two, quick, tmp_path):
     before = (tmp_path / "fleet.yaml").read_text()
     done = quick("add", f"mini=127.0.0.1:{two.port}", "--dry-run")
     assert done.returncode == 0 and (tmp_path / "fleet.yaml").read_text() == before
-    shown = quick("add", f"mini=127.0.0.1:{two.port}")
+    shown = quick("add", f"mini=127.0.0.1:{two.port}/v1")  # as other programs want it
     assert shown.returncode == 0 and shown.stdout.startswith(done.stdout)
     assert shown.stdout.endswith(
         "\nNext: `subagent-fleet recommend` shows what it could do, then `subagent-fleet up`\n")

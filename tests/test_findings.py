@@ -106,7 +106,6 @@ LINTS = [
                       "models.heavy.fallback": ["third"], "nodes.a.memory_gb": 64},
      {"models.third": {**THIRD, "fallback": ["light"]}, "nodes.b.memory_gb": 16,
       "models.heavy.fallback": ["third"]}),
-    ("endpoint-v1", {"nodes.a.endpoint": "http://a:11434/v1/"}, {"nodes.a.endpoint": "http://a:1/ollama"}),
     ("endpoint-gateway", {"nodes.a.endpoint": "http://localhost:4000"},
      {"nodes.a.endpoint": "http://localhost:4001"}),
     ("endpoint-gateway", {"nodes.a.endpoint": "http://127.0.0.1:11434",

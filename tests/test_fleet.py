@@ -550,7 +550,7 @@ def test_every_key_has_a_rule_or_a_section_and_a_default_that_obeys_it():
 
 
 @pytest.mark.parametrize("url, parts", [
-    ("HTTP://Mini", ("http", "mini", 80, "")), ("https://mini/v1/", ("https", "mini", 443, "/v1")),
+    ("HTTP://Mini", ("http", "mini", 80, "")), ("https://mini/v1/", ("https", "mini", 443, "")),
     ("http://[::1]:11434", ("http", "::1", 11434, "")), ("http://a.b:1/", ("http", "a.b", 1, ""))])
 def test_an_endpoint_is_taken_apart_and_put_together(url, parts):
     endpoint = sf.split_endpoint(url)
