@@ -11138,10 +11138,12 @@ class World:
             finally:
                 body.clear()  # a failure's traceback would keep it
 
-    def ask_lines(self, endpoint: str, ask: Ask, *, stall_seconds: float) -> Iterator[Any]:
+    def ask_lines(self, endpoint: str, ask: Ask, wait: Callable[[], object] | None = None, *,
+                  stall_seconds: float) -> Iterator[Any]:
         """Yield what an Ask makes of each line of an answer, none awaited for longer than that."""
         until = self.clock() + stall_seconds
         with contextlib.closing(self._open_ask(endpoint, ask, until)) as exchange:
+            exchange.await_more = wait
             exchange.read_head()
             for line in exchange.lines():
                 yield ask.extract(Reply(exchange.status, exchange.headers, line))
@@ -15031,7 +15033,6 @@ def add_gateway(sentence: str, finding: Finding) -> str:
 PAGE_PORT = 8080
 PICTURE_SECONDS = 2.0  # how often machines are asked while somebody looks
 FINDINGS_SECONDS = 60.0
-LISTEN_AGAIN_SECONDS = 0.5
 LOG_LINES = 100
 LOG_PART_BYTES = 32 * 1024
 CODE_BYTES = 5
@@ -21011,13 +21012,17 @@ def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any
     return {node.name: vars(node) for node in view.page.nodes}
 
 
-def follow_events(world: World, fleet: Fleet, key: str) -> Iterator[dict[str, Any]]:
-    """Yield what this fleet's gateway tells, until it ends; NodeFailure: nobody tells anything."""
+def follow_events(world: World, fleet: Fleet, key: str, wait: Callable[[], object]
+                  ) -> Iterator[dict[str, Any]]:
+    """Yield what this fleet's gateway tells, until it ends; NodeFailure: nobody tells anything.
+
+    `wait` is called while it tells nothing, and comes back soon.
+    """
     holder = who_serves(world, fleet, key, world.clock() + CONNECT_SECONDS)
     if holder not in (OUR_GATEWAY, OLD_GATEWAY):
         raise NodeFailure("refused", "no gateway of this fleet answers")
     ask = Ask(EVENTS_PATH, _read_frame, headers={"Authorization": f"Bearer {key}"})
-    for value in world.ask_lines(gateway_url(fleet.gateway), ask,
+    for value in world.ask_lines(gateway_url(fleet.gateway), ask, wait,
                                  stall_seconds=3 * QUIET_SECONDS):
         if value:
             yield value
@@ -22907,11 +22912,8 @@ def _route_cell(page: StatusPage, agent: Agent, look: Look) -> Cell:
 def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "") -> bool:
     """Print what is so now; tell whether every route is ready."""
     workspace = open_workspace(options, world)
-    key, measured = known_key(workspace, fleet), read_measurements(workspace)
-    until = world.clock() + options.timeout
-    jobs = {"states": lambda: probe_nodes(world, fleet.nodes, options.timeout, fleet.models),
-            "view": lambda: see_gateway(world, fleet, key, until)}
-    seen = dict(run_together(world, jobs))
+    measured = read_measurements(workspace)
+    seen = dict(run_together(world, plan_asking(workspace, fleet, options.timeout)))
     states, view = seen["states"], seen["view"]
     gateway = check_gateway(fleet, view.holder)
     said, left_house = FleetPage(fleet.name), {}
@@ -22947,6 +22949,15 @@ def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "")
     return ready
 
 
+def plan_asking(workspace: Workspace, fleet: Fleet, seconds: float
+                ) -> dict[str, Callable[[], Any]]:
+    """Return what is to be asked of all machines and of the gateway, each by itself."""
+    world, key = workspace.world, known_key(workspace, fleet)
+    until = world.clock() + seconds
+    return {"states": lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models),
+            "view": lambda: see_gateway(world, fleet, key, until)}
+
+
 def known_key(workspace: Workspace, fleet: Fleet) -> str:
     """Return the gateway's key where it can be read, else nothing: then who serves is unknown."""
     try:
@@ -22973,62 +22984,82 @@ def report_status(fleet: Fleet, routes: dict[str, RouteState],
 # -- the page --
 
 class Lookout:
-    """Looks at a fleet for its dashboard: machines, who happens to work, what is wrong."""
+    """Looks at a fleet for its dashboard: machines, who happens to work, what is wrong.
+
+    One loop feeds the page: from the gateway's stream, else from what was filed. Machines are
+    asked beside it, so a dead one does not hold up what is told.
+    """
 
     def __init__(self, workspace: Workspace, fleet: Fleet, options: Namespace,
                  dashboard: Dashboard) -> None:
         self._world, self._workspace = workspace.world, workspace
         self._fleet, self._options, self._dashboard = fleet, options, dashboard
         self._names = AgentNames(workspace.world, known_agents(options, workspace.world))
-        self._reader = ReceiptsReader(workspace)
         self._folder: Folder | None = None
         with contextlib.suppress(FleetError):  # there are no tasks outside of a repository
             self._folder = open_folder(workspace.world)
         self._is_followed = False
-        self._findings: Sequence[Finding] = ()
-        self._examine_at = 0.0  # the first picture does not wait for it
+        self._looks: Iterator[tuple[Any, Any]] | None = None  # answers that are awaited
+        self._look_at = self._examine_at = 0.0
+        self._seen: dict[str, Any] = {}  # the latest of each answer
 
-    def start(self) -> None:
-        """Look from now on, in threads that end with the dashboard or the process."""
-        for work in (self._look, self._listen):
-            threading.Thread(target=self._repeat, args=(work,), daemon=True).start()
-
-    def _repeat(self, work: Callable[[], float]) -> None:
-        """Work, pause as long as that says, and again; a failure is no reason to stop looking."""
+    def run(self) -> None:
+        """Feed the page until it ends."""
+        reader = ReceiptsReader(self._workspace)
         while not self._dashboard.stops:
-            pause = PICTURE_SECONDS
+            self._wait()
             with contextlib.suppress(FleetError):
-                pause = work()
-            until = self._world.clock() + pause
-            while not self._dashboard.stops and self._world.clock() < until:
-                self._world.sleep(TICK_SECONDS)
+                for receipt in reader.read()[-RECEIPTS_SHOWN:]:
+                    self._dashboard.log.put(plan_row(receipt))
+                if "view" in self._seen and self._seen["view"].page:
+                    self._follow()
+            if self._is_followed:
+                self._is_followed = False
+                self._dashboard.begin_anew()
 
-    def _look(self) -> float:
-        """Show what is so now, while somebody looks."""
-        if not self._dashboard.is_watched:
-            return TICK_SECONDS
-        began, world, fleet = self._world.clock(), self._world, self._fleet
-        key, until = known_key(self._workspace, fleet), began + PICTURE_SECONDS
-        jobs = {
-            "states": lambda: probe_nodes(world, fleet.nodes, PICTURE_SECONDS, fleet.models),
-            "view": lambda: see_gateway(world, fleet, key, until)}
-        if 0 < self._examine_at <= began:
-            jobs["findings"] = self._examine
-        seen = dict(run_together(world, jobs))
-        if "findings" in seen:
-            self._findings, self._examine_at = seen["findings"], began + FINDINGS_SECONDS
-        self._examine_at = self._examine_at or began
-        view = seen["view"]
+    def _follow(self) -> None:
+        """Hand on what the gateway tells, until it ends."""
+        key = known_key(self._workspace, self._fleet)
+        for told in follow_events(self._world, self._fleet, key, self._wait):
+            if told.get("kind") == "hello":
+                self._is_followed = True
+            elif told.get("kind") in ("request", "rest") and isinstance(told.get("id"), str):
+                self._dashboard.log.put(told)
+
+    def _wait(self) -> None:
+        """Let a tick pass, ask all in time while somebody looks, show what all have said."""
+        now = self._world.clock()
+        if not self._looks:
+            if now < self._look_at or not self._dashboard.is_watched:
+                self._world.sleep(TICK_SECONDS)
+                return
+            jobs = plan_asking(self._workspace, self._fleet, PICTURE_SECONDS)
+            if self._seen and now >= self._examine_at:  # the first picture does not wait for it
+                jobs["findings"] = self._examine
+                self._examine_at = now + FINDINGS_SECONDS
+            self._looks = run_together(self._world, jobs)
+            self._look_at = now + PICTURE_SECONDS
+        with contextlib.suppress(FleetError):
+            for key, answer in self._looks:
+                if not key:
+                    return  # a tick has passed
+                self._seen[key] = answer
+            self._show()
+        self._looks = None
+
+    def _show(self) -> None:
+        """Show what is so now."""
+        view, world = self._seen["view"], self._world
         tasks = self._find_tasks()
         picture = plan_picture(Sight(
-            fleet, seen["states"], check_gateway(fleet, view.holder), world.now(), world.typing,
-            is_followed=self._is_followed, findings=self._findings, tasks=tasks,
+            self._fleet, self._seen["states"], check_gateway(self._fleet, view.holder),
+            world.now(), world.typing, is_followed=self._is_followed,
+            findings=self._seen.get("findings", ()), tasks=tasks,
             kept={model.name: model.warm.conversations
                   for model in (view.page.models if view.page else ())}))
         self._dashboard.show({**picture, **self._name_askers(tasks),
                               "warmup": read_warmup(self._workspace),
                               "log": parse_log(self._read_log())})
-        return max(until - world.clock(), TICK_SECONDS)
 
     def _name_askers(self, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return who asked and in which sessions: only their ids are on the wire."""
@@ -23070,21 +23101,6 @@ class Lookout:
         facts = observe(self._workspace, self._fleet, problems=(), seconds=PICTURE_SECONDS)
         return [finding for topic, finding in plan_doctor(self._fleet, facts) if topic != "Config"]
 
-    def _listen(self) -> float:
-        """Hand on what the gateway tells; where it does not, what it has filed."""
-        for receipt in self._reader.read()[-RECEIPTS_SHOWN:]:
-            self._dashboard.log.put(plan_row(receipt))
-        key = known_key(self._workspace, self._fleet)
-        with contextlib.suppress(NodeFailure):
-            for told in follow_events(self._world, self._fleet, key):
-                if told.get("kind") == "hello":
-                    self._is_followed = True
-                elif told.get("kind") in ("request", "rest") and isinstance(told.get("id"), str):
-                    self._dashboard.log.put(told)
-        if self._is_followed:
-            self._is_followed = False
-            self._dashboard.begin_anew()
-        return LISTEN_AGAIN_SECONDS
 
 def report_task(row: TaskRow, state: TaskState, typing: Typing) -> dict[str, Any]:
     """Return what the page says of a task; `answers` is what can be typed to one that asks."""
@@ -23108,7 +23124,8 @@ def open_dashboard(workspace: Workspace, fleet: Fleet, options: Namespace, liste
     dashboard = Dashboard(workspace.world, listener.host, listener.port)
     serving = threading.Thread(target=dashboard.run, args=(listener,), daemon=True)
     serving.start()
-    Lookout(workspace, fleet, options, dashboard).start()
+    lookout = Lookout(workspace, fleet, options, dashboard)
+    threading.Thread(target=lookout.run, daemon=True).start()
     stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
     stops.callback(dashboard.stop, "end")
 
