@@ -16032,11 +16032,10 @@ class TaskState(Record):
     branch: str = ""
     tip: str = ""  # where the branch was when its work was last looked at
     worktree: str = ""
-    git: str = ""  # the worktree's own git directory; "": not made
+    git: str = ""  # the worktree's own git directory; "": not made, or tidied away
     check_git: str = ""  # of the check's worktree
     copies: tuple[str, ...] = ()
     prepared: bool = False  # setup has ended well
-    gone: bool = False  # its worktree was tidied away
     fresh: int = 0  # how often a person has begun it anew
     old: tuple[str, ...] = ()  # "branch\nworktree\ngit\ncheck_git" of what was before
     # Its tries.
@@ -16070,9 +16069,8 @@ class TaskState(Record):
     recheck: bool = False  # what is there is judged first
     forgotten: bool = False
     # What it came to.
-    kept: str = ""  # the commit for its branch
+    kept: str = ""  # the commit for its branch, with which a task after it begins
     snapshot: str = ""  # the ref that has all
-    head: str = ""  # what a task after it begins with
     diff: dict[str, Any] = {}  # files, plus, minus, commits
     checks: tuple[int, ...] = ()  # exit codes of this try
     check_seconds: float = 0.0
@@ -16111,7 +16109,7 @@ class TaskState(Record):
 # What goes to git or to a program as a word: nothing that could be an option of it.
 _COMMIT = "([0-9a-f]{40,64})?"
 _STATE_PATTERNS = {
-    "base": _COMMIT, "start": _COMMIT, "tip": _COMMIT, "kept": _COMMIT, "head": _COMMIT,
+    "base": _COMMIT, "start": _COMMIT, "tip": _COMMIT, "kept": _COMMIT,
     "snapshot": "(refs/subagent-fleet/[A-Za-z0-9_./-]{1,200})?", "session": "([0-9a-f-]{36})?",
     "branch": f"({_REVISION.strip('^$')})?", "worktree": "(/.*)?", "git": "(/.*)?",
     "check_git": "(/.*)?", "name": _TASK_NAME,
@@ -16182,10 +16180,9 @@ def plan_fresh(state: TaskState) -> TaskState:
 
 def disown_task(state: TaskState) -> TaskState:
     """Return a task that came with a copy of its repository: nothing of the original's is used."""
-    bare = replace(state, git="", check_git="", session="", spoken=False, old=(), client=0)
-    if state.is_over:
-        return replace(bare, gone=True, prepared=False)
-    return plan_fresh(bare)
+    bare = replace(state, git="", check_git="", prepared=False, session="", spoken=False, old=(),
+                   client=0)
+    return bare if state.is_over else plan_fresh(bare)
 
 
 def plan_first_words(state: TaskState) -> str:
@@ -16342,7 +16339,6 @@ class WorkDone(Record):
     files: tuple[tuple[str, int, int], ...] = ()  # path, lines added, lines removed
     changed: tuple[str, ...] = ()  # by the agent, not by setup
     outside: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what else has changed meanwhile, by whomever
     said: str = ""  # the agent's last words
     exit_code: int = 0  # of a coder that only ends
 
@@ -16446,7 +16442,7 @@ def find_flags(heard: Heard, work: WorkDone, *, is_checked: bool = False) -> lis
         flags.append("says it called an agent, but called none")
     flags += [f"subagent {name} used no tool" for name, record in heard.subagents.items()
               if record["runs"] and not record["tool_uses"]]
-    return [*flags, *work.notes]
+    return flags
 
 
 def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
@@ -16569,7 +16565,7 @@ def _task_row(state: TaskState, sight: TaskSight) -> TaskRow:
         place,
         sum(load[0] for load in loads), round(sum(load[1] for load in loads), 1), len(loads),
         suggest_task_step(state), state.session, state.branch,
-        "" if state.gone else state.worktree, state.task.agent or "", alias, state.reason,
+        state.worktree if state.git else "", state.task.agent or "", alias, state.reason,
         state.cause)
 
 
@@ -17251,24 +17247,6 @@ def settle_branch(git: Git | None, main: Git, branch: str, commit: str, seen: st
     return True
 
 
-def look_outside(main: Git) -> list[str]:
-    """Return what no task has any business with: other refs, and the main checkout."""
-    refs = main.out("for-each-ref", "--format=%(refname) %(objectname)").split("\n")
-    return [*(line for line in refs
-              if not line.startswith(("refs/heads/run/", f"{SNAPSHOT_REFS}/"))),
-            *main.names("status", "--porcelain=v1", "-z", "--no-renames")]
-
-
-def note_surroundings(main: Git, before: object, branch: str) -> tuple[str, ...]:
-    """Return what has changed around a task meanwhile; a person may have done it."""
-    changed = set(before) ^ set(look_outside(main)) if isinstance(before, list) else set()
-    names = {line.split(" ")[0] if line.startswith("refs/") else line[3:] for line in changed}
-    names -= {"", f"refs/heads/{branch}"}
-    if not names:
-        return ()
-    return (f"changed meanwhile outside of its worktree: {some_of(sorted(names), 3)}",)
-
-
 # -- worktrees: whether one can go --
 
 class Tidying(Record):
@@ -17384,7 +17362,7 @@ def _drop_check_worktree(folder: Folder, main: Git, state: TaskState) -> None:
 
 def _find_tidied(folder: Folder, main: Git, state: TaskState) -> None:
     """Keep what is no worktree of a task that is over, as this program left it."""
-    if state.gone or not state.git:
+    if not state.git:
         raise Keeps("has no worktree")
     if not state.is_over:
         raise Keeps(f"is {state.state}; first: subagent-fleet task stop {state.name}")
@@ -17441,19 +17419,20 @@ def _droppable_tip(main: Git, state: TaskState) -> str:
     return tip if homes and main.out("for-each-ref", "--contains", tip, *homes) else ""
 
 
+def baseline_of(state: TaskState) -> str:
+    """Return the file that lists what there was before an agent came."""
+    return f"baseline{state.fresh or ''}.json"
+
+
 def read_baseline(folder: Folder, state: TaskState) -> dict[str, str]:
     """Return the ignored files that a worktree had before its agent came."""
-    listed = read_surroundings(folder, state).get("ignored")
+    content = folder.world.read_part(folder.of_task(state.name, baseline_of(state)), 0,
+                                     STATE_LIMIT_BYTES * 8)
+    listed = (parse_object(content) or {}).get("ignored")
     if not isinstance(listed, dict):
         raise FleetError("no-baseline", "the list of what was there before the agent is gone",
                          fix=f"subagent-fleet task retry {state.name} --fresh")
     return listed
-
-
-def read_surroundings(folder: Folder, state: TaskState) -> dict[str, Any]:
-    """Return what there was before an agent came: ignored files, refs, the main checkout."""
-    path = folder.of_task(state.name, f"baseline{state.fresh or ''}.json")
-    return parse_object(folder.world.read_part(path, 0, STATE_LIMIT_BYTES * 8)) or {}
 
 
 # -- an agent at work --
@@ -17462,7 +17441,7 @@ END_SECONDS = 0.4  # for Claude Code to end by itself
 TERM_SECONDS, STOP_SECONDS, KILL_SECONDS = 5.0, 1.2, 2.0
 SETTLE_SECONDS = 5.0
 TURN_SECONDS = 1.0  # in which what was said during one turn begins the next
-SETUP_SECONDS = 600.0
+SETUP_SECONDS = 600
 PROMPT_SECONDS = 60.0  # for a prompt to be read that is larger than a pipe
 LOCK_SECONDS = 5.0  # for a process that a killed supervisor was just starting
 GAP_SECONDS = 5.0  # between two looks; more is a machine that slept, which is no working time
@@ -17559,6 +17538,15 @@ def plan_task_session(task: TaskSpec, environ: Mapping[str, str], fleet: Fleet |
     return {**environ, **TASK_VARIABLES}, settings
 
 
+def feed_lines(heard: Heard, part: bytes, begin: int, now: float) -> bytes:
+    """Hand on each whole line of a part of an agent's output; return what is left of it."""
+    *lines, rest = part.split(b"\n")
+    for line in lines:
+        begin += len(line) + 1
+        heard.feed(line, begin, now)
+    return rest
+
+
 class AgentProcess:
     """A process at work on a task: what it says, how it is spoken to, whether it lives."""
 
@@ -17570,7 +17558,6 @@ class AgentProcess:
         self._talks = state.task.talks
         self._child = child
         self._rest = b""
-        self._drops = False
         self.end = state.start_at  # how far its output was read
         self.heard = Heard(heard_from=state.heard_from)
         self.heard.last = self.heard.since = self._world.clock()  # silent from now on
@@ -17594,17 +17581,11 @@ class AgentProcess:
         return True
 
     def _feed(self, part: bytes, now: float) -> None:
-        end = self.end - len(self._rest)
+        begin = self.end - len(self._rest)
         self.end += len(part)
-        *lines, self._rest = (self._rest + part).split(b"\n")
-        for line in lines:
-            end += len(line) + 1
-            if not self._drops:
-                self.heard.feed(line, end, now)
-            self._drops = False
-        if len(self._rest) > OUTPUT_LINE_BYTES:
+        self._rest = feed_lines(self.heard, self._rest + part, begin, now)
+        if len(self._rest) > OUTPUT_LINE_BYTES:  # what comes of that line yet is no event
             self._rest = b""
-            self._drops = True
 
     def lives(self) -> bool:
         """Tell whether its process goes on."""
@@ -17696,12 +17677,12 @@ class TaskWork:
         """What is known of the task."""
         return self._supervisor.tasks[self.name]
 
-    def _note(self, to: str = "", **changes: Any) -> TaskState:
-        return self._supervisor.note(self.name, to, **changes)
+    def _write(self, to: str = "", **changes: Any) -> TaskState:
+        return self._supervisor.write(self.name, to, **changes)
 
-    def _mind(self, **changes: Any) -> TaskState:
+    def _remember(self, **changes: Any) -> TaskState:
         """Note what could be found out again: it is written with the next step."""
-        return self._supervisor.mind(self.name, **changes)
+        return self._supervisor.remember(self.name, **changes)
 
     def _tell(self, word: str, text: str = "") -> None:
         self._supervisor.tell(self.name, word, text)
@@ -17745,7 +17726,7 @@ class TaskWork:
             self._end_marked([TASK_MARK, CHECK_MARK], 0.0)
             self._make_ready()
             if self.state.recheck:
-                self._note("checking", recheck=False)
+                self._write("checking", recheck=False)
             else:
                 self._start()
         else:
@@ -17758,7 +17739,7 @@ class TaskWork:
                     return self._lose()
                 if ending:
                     return self._close(ending, ending.cause)
-                self._note("checking")
+                self._write("checking")
             ruling, work = self._judge()
             if ruling.to not in ("asking", "running"):
                 break
@@ -17790,12 +17771,12 @@ class TaskWork:
 
     def _make_ready(self) -> None:
         """Make the worktree of a task, and do in it what comes before the agent."""
-        state = self._note("preparing", **self._plan_try())
+        state = self._write("preparing", **self._plan_try())
         self._world.make_directory(self._file(""))
         refuse_missing(self._folder, state)
         if isinstance(state.task.coder, str) and self._backing.fleet:
             self._backing.serve()
-        if state.prepared and not state.gone:
+        if state.prepared:
             self._git()  # or it is gone, and parked
         else:
             self._make_worktree(state)
@@ -17811,7 +17792,7 @@ class TaskWork:
             "worktree": state.worktree or self._world.path(place, self.name + suffix)}
         depends = dependencies_of(state.task, self._supervisor.tasks)
         if not state.start and len(depends) == 1 and state.task.base in (None, "after"):
-            changes["base"] = self._supervisor.tasks[depends[0]].head or state.base
+            changes["base"] = self._supervisor.tasks[depends[0]].kept or state.base
         if not state.open:
             changes.update(open=True, tried=state.tried + 1, round=0, stalls=0, checks=(),
                            worked=0.0, began=self._world.now(),
@@ -17824,7 +17805,7 @@ class TaskWork:
             self._drop_half_made(state)
             git = add_worktree(self._main, state)
         # Written at once: after a kill it tells what is ours from what is in the way.
-        state = self._note(git=git, gone=False, prepared=False)
+        state = self._write(git=git, prepared=False)
         copies = self._fill(state.worktree, self._file("setup.log"), TASK_MARK)
 
         # Where a task was worked on already, what was made then still counts. Where nothing was
@@ -17844,9 +17825,8 @@ class TaskWork:
             starts[state.base] = start
         # It has a name, so that no `git gc` takes away what the verdict is compared with.
         self._main.out("update-ref", f"{SNAPSHOT_REFS}/{self.name}/start", start)
-        self._folder.write({"ignored": ignored, "around": look_outside(self._main)}, "tasks",
-                           self.name, f"baseline{state.fresh or ''}.json")
-        self._note(start=start, prepared=True, copies=tuple(copies))
+        self._folder.write({"ignored": ignored}, "tasks", self.name, baseline_of(state))
+        self._write(start=start, prepared=True, copies=tuple(copies))
 
     def _drop_half_made(self, state: TaskState) -> None:
         """Remove a worktree that was never ready; what a person has done in it is kept first."""
@@ -17858,7 +17838,7 @@ class TaskWork:
             copies = tuple(find_copies(self._folder, state.task))
             take_snapshot(self._git(), self._main, replace(state, copies=copies),
                           f"{state.tried}.remade", {})
-            self._note(git="")  # kept: whatever a kill leaves of it is not asked again
+            self._write(git="")  # kept: whatever a kill leaves of it is not asked again
         elif known["branch"] not in (state.branch, "") \
                 or not re.match("subagent-fleet|initializing", known.get("locked", "")):
             return  # it is somebody else's
@@ -17897,48 +17877,51 @@ class TaskWork:
             self._preparing.start()
 
     def _make_check_worktree(self) -> None:
-        """Make the check's worktree; see what the check says before any work.
-
-        Where it passes, it proves nothing. That is asked once a `run` for each check and base.
-        """
-        state, task, passes = self.state, self.state.task, self._supervisor.passes
-        path = f"{state.worktree}.check"
-        git = state.check_git
+        """Make the check's worktree, and see what the check says in it before any work."""
+        state = self.state
+        path, git = f"{state.worktree}.check", state.check_git
         if not git or self._world.kind_of(path) != "directory":
             with self._supervisor.adding:
                 git = add_worktree(self._main, state, for_check=True)
             self._fill(path, self._file("setup-check.log"), CHECK_MARK)
-        self._mind(check_git=git)
+        self._remember(check_git=git)
+        self._remember(passes_on_base=self._ask_base())
 
-        asked = (task.check or "", state.base, *task.setup)
-        with self._supervisor.changed:
-            while passes.get(asked, False) is None:  # another task asks the same just now
-                self._pause(0.25)
-            is_asked = asked in passes
-            passes.setdefault(asked, None)  # not known yet
-        if not is_asked:
-            self._put_check(state.start)  # an earlier supervisor may have left work in it
-            try:
-                passes[asked] = self._run_command(asked[0], path, self._file("check-base.log"),
-                                                  float(task.deadline), CHECK_MARK) == 0
-            finally:
-                if passes[asked] is None:  # whatever went wrong: another task may ask
-                    del passes[asked]
-            with self._supervisor.changed:  # one at a time
-                is_news = passes[asked] and task.changes == "required" \
-                    and self._folder.is_news(f"passes: {task.check}")
-            if is_news:
-                self._tell("note", "the check already passes before any work, so passing proves "
-                           "nothing")
-        self._mind(passes_on_base=passes[asked])
+    def _ask_base(self) -> bool:
+        """Tell whether the check passes before any work: then it proves nothing.
 
-    def _run_command(self, command: str, tree: str, log: str, seconds: float,
-                     variable: str) -> int:
+        That is asked once a `run` for each check and base; other tasks wait for the answer.
+        """
+        task, passes = self.state.task, self._supervisor.passes
+        asked = (task.check or "", self.state.base, *task.setup)
+        lock = self._supervisor.asking.setdefault(asked, threading.Lock())
+        while not lock.acquire(blocking=False):
+            self._pause(0.25)
+        try:
+            if asked not in passes:
+                tree = self._put_check(self.state.start)  # an earlier supervisor may have left work
+                passes[asked] = self._run_check(tree, "check-base.log") == 0
+                with self._supervisor.changed:  # one at a time
+                    is_news = passes[asked] and task.changes == "required" \
+                        and self._folder.is_news(f"passes: {task.check}")
+                if is_news:
+                    self._tell("note", "the check already passes before any work, so passing "
+                               "proves nothing")
+            return passes[asked]
+        finally:
+            lock.release()
+
+    def _run_check(self, tree: str, log: str) -> int:
+        """Run the check in a worktree, as long as a try may work; return its exit code."""
+        task = self.state.task
+        return self._run_command(task.check or "", tree, self._file(log), task.deadline, CHECK_MARK)
+
+    def _run_command(self, command: str, tree: str, log: str, seconds: int, variable: str) -> int:
         """Run a shell command of the person's in a worktree; return its exit code."""
         child = self._supervisor.spawn(Launch(
             shell_words(self._world, command), tree,
             {**plain_environment(self._world.environ), variable: self._mark,
-             "FLEET_TASK_ID": self.name}, stdout=log, stderr=log))
+             "FLEET_TASK_ID": self.name}, stdout=log, stderr=log, seconds=seconds + 60))
         until = self._world.clock() + seconds
         try:
             while child.exit_code() is None:
@@ -17967,7 +17950,7 @@ class TaskWork:
             session = str(uuid.uuid5(uuid.UUID(self._supervisor.run),
                                      f"{self.name}/{state.tried}/{state.resumes}"))
         size = self._world.size_of(self._file("out.jsonl"))
-        state = self._note("starting", session=session, start_at=size, heard_from=size,
+        state = self._write("starting", session=session, start_at=size, heard_from=size,
                            resumes=state.resumes + 1)
         words = plan_first_words(state)
         if state.task.talks:
@@ -17986,8 +17969,8 @@ class TaskWork:
         until = self._world.clock() + PROMPT_SECONDS
         while agent.pipe and not agent.pipe.push() and self._world.clock() < until:
             self._pause(0.01)
-        self._supervisor.hand_on(self.name, "running", state.says, spoken=True, prompt="",
-                                 client=child.number, given=words)
+        self._hand_on(state.says, "running", spoken=True, prompt="", client=child.number,
+                      given=words)
         self._tell("resumed" if state.spoken else "started", self._describe(state))
 
     def _hold_alive(self) -> Hold:
@@ -18067,13 +18050,18 @@ class TaskWork:
             if state.prompt:  # whether it was told is not known; twice does no harm
                 self._say(state.prompt)
 
+    def _hand_on(self, says: Sequence[str], to: str = "", **changes: Any) -> None:
+        """Note that an agent was told what a person had said; more may have come since."""
+        with self._supervisor.changed:
+            self._write(to, says=self.state.says[len(says):], **changes)
+
     def _say(self, text: str) -> None:
         """Hand a prompt to an agent that waits for one."""
         agent = self._agent
         assert agent
         agent.heard.prompted(agent.end, self._world.clock())
         agent.say(render_prompt_line(text))
-        self._note(prompt="", given=text, heard_from=agent.end)
+        self._write(prompt="", given=text, heard_from=agent.end)
 
     # -- listening --
 
@@ -18114,12 +18102,12 @@ class TaskWork:
                 self._fall_asleep()
             if agent.heard.requests:
                 return False
-            self._note("running")
+            self._write("running")
         elif state.says and state.task.talks:
             for text in state.says:
                 agent.say(render_prompt_line(text))
             agent.told_at = agent.end
-            self._supervisor.hand_on(self.name, "", state.says)
+            self._hand_on(state.says)
             self._tell("told", "; ".join(state.says))
         else:
             return False
@@ -18143,12 +18131,12 @@ class TaskWork:
         agent.say(render_answer_line(identity, answer))
         agent.heard.answered(identity, self._world.clock())
         if is_persons:
-            self._note("running")
+            self._write("running")
             self._tell("answered", ", ".join(state.answer.values()))
         return True
 
     def _ask_person(self, identity: str, request: Mapping[str, Any]) -> None:
-        self._note("asking", question={"id": identity, "request": request})
+        self._write("asking", question={"id": identity, "request": request})
         words = []
         for question, labels in questions_in(request):
             numbered = [f"{number} {label}" for number, label in enumerate(labels, 1)]
@@ -18159,7 +18147,7 @@ class TaskWork:
     def _fall_asleep(self) -> None:
         """End the process of a task that asks and gets no answer: its place is free meanwhile."""
         self._end_agent(TERM_SECONDS)
-        self._note(asleep=True)
+        self._write(asleep=True)
         raise Asleep
 
     def _look_at_clock(self, agent: AgentProcess) -> Ruling | None:
@@ -18170,7 +18158,7 @@ class TaskWork:
         if gap >= GAP_SECONDS:  # the machine has slept, and so has the agent
             heard.last = heard.since = now
         elif state.state == "running":
-            state = self._mind(worked=state.worked + gap)
+            state = self._remember(worked=state.worked + gap)
         if state.worked > state.task.deadline:
             words = f"deadline of {show_span(state.task.deadline)} reached"
             return after_failure(state, words, "deadline")
@@ -18199,7 +18187,7 @@ class TaskWork:
         agent.listen()
         lost = state.lost + 1
         if state.state == "asking":
-            self._note(asleep=True)
+            self._write(asleep=True)
         elif lost >= LOST_LIMIT:
             last = last_line_of(self._world, self._file("err"))
             self._close(Ruling("parked", f"its process ended {lost} times without a result: {last}",
@@ -18208,7 +18196,7 @@ class TaskWork:
             errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
             spoken = state.spoken and b"No conversation found" not in errors \
                 and not is_unknown_session(agent.heard.result or {})
-            self._note("waiting", reason="its process ended", spoken=spoken, lost=lost,
+            self._write("waiting", reason="its process ended", spoken=spoken, lost=lost,
                        prompt=self._plan_lost_words(state, agent, spoken=spoken),
                        until=self._world.now() + (2 ** state.lost if state.lost else 0))
             self._tell("lost", "its process ended without a result; starting it again")
@@ -18255,9 +18243,9 @@ class TaskWork:
     def _keep(self, state: TaskState, known: Mapping[str, str]) -> WorkDone:
         """Keep the worktree in a ref, and look at what was done in it."""
         work, _ = take_snapshot(self._git(), self._main, state, str(state.tried), known)
-        self._mind(kept=work.commit, tip=work.tip, snapshot=work.ref)
+        self._remember(kept=work.commit, tip=work.tip, snapshot=work.ref)
         work = look_at_work(self._main, state, work)
-        self._mind(diff=work.sums)
+        self._remember(diff=work.sums)
         return work
 
     def _judge_api_error(self, kind: str, result: Mapping[str, Any]) -> Ruling:
@@ -18283,12 +18271,12 @@ class TaskWork:
                 raise self._trouble
             tree = self._put_check(work.commit)
 
-        log = self._file(f"check-{state.round}.log")
+        name = f"check-{state.round}.log"
+        log = self._file(name)
         self._world.remove(log)
         began = self._world.clock()
-        code = self._run_command(state.task.check or "", tree, log, float(state.task.deadline),
-                                 CHECK_MARK)
-        self._mind(checks=(*state.checks, code),
+        code = self._run_check(tree, name)
+        self._remember(checks=(*state.checks, code),
                    check_seconds=round(self._world.clock() - began, 1))
         if code in (126, 127):  # no agent helps against that, unless it is in a script of theirs
             refuse_missing_check(self._world, state, tree, r"[\w.+/-]+(?=\s|$)")
@@ -18317,7 +18305,7 @@ class TaskWork:
         seconds = f" after {state.check_seconds:.1f} s" if ruling.cause == "check" else ""
         self._tell("retrying", f"{ruling.reason}{seconds}: sent back to the agent (round "
                    f"{state.round + 1} of {state.task.rounds})")
-        self._note("running", prompt=ruling.feedback, reason=ruling.reason, lost=0,
+        self._write("running", prompt=ruling.feedback, reason=ruling.reason, lost=0,
                    round=state.round + 1)
         if self._agent and self._agent.lives():
             return self._say(ruling.feedback)
@@ -18331,14 +18319,14 @@ class TaskWork:
         if not settle_branch(self._git(), self._main, branch, work.commit, work.tip):
             raise FleetError("branch-moved", f"the branch {branch} has moved since it was checked",
                              fix=f"subagent-fleet task retry {self.name}")
-        self._mind(head=work.commit, tip=work.commit)
+        self._remember(tip=work.commit)
 
     def _give_up(self) -> None:
         """End a task because a person wants that, or wants its session."""
         if self.state.wanted != "attach":
             return self._close(Ruling("stopped"), "stopped")
         self._end_agent(STOP_SECONDS)
-        self._note("waiting", prompt="")  # whose person gets it now
+        self._write("waiting", prompt="")  # whose person gets it now
 
     def _close(self, ruling: Ruling, ended: str, work: WorkDone | None = None) -> None:
         """End an agent, keep its work, write its receipt, and let the ruling be so."""
@@ -18358,12 +18346,9 @@ class TaskWork:
                              f"{seconds:.1f} s{saved}")
         if work.outside and ended in ("stalled", "deadline"):
             ruling = rule_out(state.task, work)
-        if ended == "result":
-            before = read_surroundings(self._folder, state).get("around")
-            work = replace(work, notes=note_surroundings(self._main, before, state.branch))
 
         receipt = self._write_receipt(state, ruling, ended, work)
-        self._note(ruling.to, **self._after(state, ruling, ended), reason=ruling.reason,
+        self._write(ruling.to, **self._after(state, ruling, ended), reason=ruling.reason,
                    cause=ruling.cause)
         is_good = ruling.to in ("done", "review")
         if ruling.to == "waiting":
@@ -18395,7 +18380,7 @@ class TaskWork:
 
     def _keep_what_is_there(self, state: TaskState) -> WorkDone:
         """Keep a worktree at the end of a try, however that has ended."""
-        if not state.git or state.gone or self._world.kind_of(state.worktree) != "directory":
+        if not state.git or self._world.kind_of(state.worktree) != "directory":
             return WorkDone()
         try:
             if state.prepared:
@@ -18516,7 +18501,8 @@ class Supervisor:
         self.run = folder.make()
         self.tasks, _ = folder.read_states()
         self.failures: list[Exception] = []  # of threads: a bug, or a disk that is full
-        self.passes: dict[tuple[str, ...], bool | None] = {}  # a check, before any work
+        self.passes: dict[tuple[str, ...], bool] = {}  # a check, before any work
+        self.asking: dict[tuple[str, ...], threading.Lock] = {}  # who just asks that
         self.starts: dict[str, str] = {}  # by base: what a worktree begins with
         self.changed = changed or threading.Condition(threading.RLock())
         self._world, self._lock = folder.world, lock
@@ -18535,7 +18521,7 @@ class Supervisor:
 
     # -- what is known, and who may change it --
 
-    def note(self, name: str, to: str = "", **changes: Any) -> TaskState:
+    def write(self, name: str, to: str = "", **changes: Any) -> TaskState:
         """Write down a change of a task, then let it be so."""
         with self.changed:
             if to:
@@ -18544,12 +18530,7 @@ class Supervisor:
                 changes = {**usual, **changes, "state": to, "at": self._world.now()}
             return self._keep(replace(self.tasks[name], **changes))
 
-    def hand_on(self, name: str, to: str, says: Sequence[str], **changes: Any) -> None:
-        """Note that an agent was told what a person had said, and perhaps more."""
-        with self.changed:
-            self.note(name, to, says=self.tasks[name].says[len(says):], **changes)
-
-    def mind(self, name: str, **changes: Any) -> TaskState:
+    def remember(self, name: str, **changes: Any) -> TaskState:
         """Change what is known of a task; its next step writes it down."""
         with self.changed:
             state = self.tasks[name] = replace(self.tasks[name], **changes)
@@ -18588,7 +18569,7 @@ class Supervisor:
             self.changed.notify_all()
             state = self.tasks[name]
             if state.says and state.state in ("done", "review", "failed"):
-                self.mind(name, wanted="go")  # said since its agent has answered
+                self.remember(name, wanted="go")  # said since its agent has answered
             with contextlib.suppress(Asleep):
                 self._grant(name)
 
@@ -18598,16 +18579,16 @@ class Supervisor:
         if name in self._threads or state.is_active:
             return
         if state.wanted == "stop" and not state.is_over:
-            self.note(name, "stopped", reason="no agent was running", wanted="")
+            self.write(name, "stopped", reason="no agent was running", wanted="")
             self.tell(name, "stopped", "no agent was running")
         elif state.wanted == "attach" and state.state != "attached":
-            self.note(name, "attached", before=state.state if state.is_over else "waiting",
+            self.write(name, "attached", before=state.state if state.is_over else "waiting",
                       reason=state.reason, cause=state.cause, wanted="")
             self.tell(name, "attached")
         elif state.asleep and state.answer:
-            self.note(name, "waiting", prompt=tell_answers(state.answer))
+            self.write(name, "waiting", prompt=tell_answers(state.answer))
         elif state.wanted == "go" or state.says and state.asleep:
-            self.note(name, "waiting", open=state.asleep, failures=0, wanted="")
+            self.write(name, "waiting", open=state.asleep, failures=0, wanted="")
 
     def leave(self) -> None:
         """Give up the lock; agents go on, and so does a git that takes long."""
@@ -18652,7 +18633,7 @@ class Supervisor:
         self._reload()
         if self._takes_new and self._is_due("merged", 5.0):
             for name in find_merged(self.folder, self.tasks):
-                self.note(name, "done", reason="merged")
+                self.write(name, "done", reason="merged")
                 self.tell(name, "done", "its branch is merged")
         return self._start_ready() or did
 
@@ -18710,7 +18691,7 @@ class Supervisor:
         starts = plan_starts(states, aliases, limits, now)
         for name in starts:
             self._told.discard(name)
-            self.mind(name, state="preparing")
+            self.remember(name, state="preparing")
             self._begin(name)
         limits = replace(limits, busy=count_busy(self.tasks, aliases))
         for name in waiting[:20]:
@@ -18781,13 +18762,13 @@ class Supervisor:
             if identity in self.tasks[name].orders:
                 return
             # Both in one change: the order is in the state, or it comes again.
-            state = self.mind(name, orders=(*self.tasks[name].orders[-9:], identity))
+            state = self.remember(name, orders=(*self.tasks[name].orders[-9:], identity))
             do = str(order.get("do"))
             handler = getattr(self, f"_order_{do}", None)
             if handler:
                 handler(state, order)
             if self.tasks[name] is state:
-                self.note(name, **(WISHES[do](state, order) if do in WISHES else {}))
+                self.write(name, **(WISHES[do](state, order) if do in WISHES else {}))
             self._grant(name)
 
     def accept(self, spec: object, base: str, origin: str = "typed") -> None:
@@ -18831,14 +18812,14 @@ class Supervisor:
                 and name not in plan.tasks and not (state.tried or state.forgotten)]
         for state in left:
             if state.state == "waiting":
-                self.note(state.name, "stopped", reason="removed from the task file",
+                self.write(state.name, "stopped", reason="removed from the task file",
                           forgotten=True)
                 self.tell(state.name, "removed", "it is no longer in the task file")
 
     def _order_answer(self, state: TaskState, order: Mapping[str, Any]) -> None:
         answers = order.get("answers")
         if state.state == "asking" and isinstance(answers, dict):
-            self.note(state.name, answer={str(question): str(answer)
+            self.write(state.name, answer={str(question): str(answer)
                                           for question, answer in answers.items()})
 
     def _order_detach(self, state: TaskState, order: Mapping[str, Any]) -> None:
@@ -18848,11 +18829,11 @@ class Supervisor:
     def _detach(self, state: TaskState, *, has_changed: bool) -> None:
         """Give a task back to its supervisor; looking alone changes nothing."""
         if state.before not in TERMINAL_STATES:
-            self.note(state.name, "waiting", prompt=ATTACHED_PROMPT, spoken=True, before="")
+            self.write(state.name, "waiting", prompt=ATTACHED_PROMPT, spoken=True, before="")
         elif has_changed:
-            self.note(state.name, "waiting", recheck=True, open=False, before="")
+            self.write(state.name, "waiting", recheck=True, open=False, before="")
         else:
-            self.note(state.name, state.before, reason=state.reason, cause=state.cause, before="")
+            self.write(state.name, state.before, reason=state.reason, cause=state.cause, before="")
 
     def _order_retry(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if not state.is_over:
@@ -18867,7 +18848,7 @@ class Supervisor:
             state = plan_fresh(state)
             notes = notes[-1:]
         self.tasks[state.name] = replace(state, task=task, newer=None)
-        self.note(state.name, "waiting", open=False, failures=0, lost=0, api_errors=0, wanted="",
+        self.write(state.name, "waiting", open=False, failures=0, lost=0, api_errors=0, wanted="",
                   prompt="\n\n".join(filter(None, notes)) or CONTINUE_PROMPT)
 
     def _order_accept(self, state: TaskState, order: Mapping[str, Any]) -> None:
@@ -18877,17 +18858,17 @@ class Supervisor:
         with contextlib.suppress(FleetError):
             git = git_in(self.folder, state.worktree, state.git)
         if settle_branch(git, git_of(self.folder), state.branch, state.kept, state.tip):
-            self.note(state.name, "done", head=state.kept, reason="accepted")
+            self.write(state.name, "done", reason="accepted")
             self.tell(state.name, "done", "accepted")
         else:
-            self.note(state.name, reason=f"the branch {state.branch} has moved meanwhile",
+            self.write(state.name, reason=f"the branch {state.branch} has moved meanwhile",
                       cause="branch-moved")
 
     def _order_gone(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if order.get("git") == state.git:
-            self.note(state.name, gone=True, prepared=False, git="", check_git="")
+            self.write(state.name, prepared=False, git="", check_git="")
         else:  # one of before a fresh start
-            self.note(state.name, old=tuple(
+            self.write(state.name, old=tuple(
                 place for place in state.old if place.split("\n")[2] != order.get("git")))
 
 
@@ -18900,9 +18881,9 @@ def base_of(task: TaskSpec, folder: Folder) -> str:
 def find_merged(folder: Folder, tasks: Mapping[str, TaskState]) -> list[str]:
     """Return the tasks in review whose branches a person has merged into what is checked out."""
     git = git_of(folder)
-    return [name for name, state in list(tasks.items()) if state.state == "review" and state.head
-            and state.head != state.base and git.commit_of(state.head)
-            and git.is_ancestor(state.head, "HEAD")]
+    return [name for name, state in list(tasks.items()) if state.state == "review" and state.kept
+            and state.kept != state.base and git.commit_of(state.kept)
+            and git.is_ancestor(state.kept, "HEAD")]
 
 
 # -- what can be seen without the lock --
@@ -18957,11 +18938,7 @@ def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
     start = max(state.start_at, size - TAIL_BYTES)
     at = folder.world.changed_at(path)
     heard = Heard(heard_from=state.heard_from)
-    content = folder.world.read_part(path, start, TAIL_BYTES)
-    end = start
-    for line in content.split(b"\n")[:-1]:
-        end += len(line) + 1
-        heard.feed(line, end, at)
+    feed_lines(heard, folder.world.read_part(path, start, TAIL_BYTES), start, at)
     heard.last = at
     return heard
 
@@ -19396,7 +19373,7 @@ class Exam:
                 receipt = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
                 outcome = find_outcome(state, receipt, examinee)
                 if outcome == "passed":
-                    codes, output = self._check(room.git, state.head, fix, 1)
+                    codes, output = self._check(room.git, state.kept, fix, 1)
                     if codes != [0]:
                         outcome = "check"
                         line = first_line("\n".join(reversed(output.splitlines())))
@@ -26129,7 +26106,7 @@ def _format_block(block: Mapping[str, Any]) -> str:
 def cmd_task_diff(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
     state = find_task(folder, options.task, "task diff")
-    after = state.kept or state.head
+    after = state.kept
     if state.state in LIVE_STATES and state.git:
         git = git_in(folder, state.worktree, state.git)
         after = store_tree(git, git_of(folder), state.copies, None, runs_filters=False).tree
@@ -26166,7 +26143,7 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
     branches = find_free_branches(folder)
     plans = []
     for each in [each for state in states for each in (state, *older_of(state))]:
-        if each.git and not each.gone:
+        if each.git:
             plan = tidy_task(folder, each, is_dry=options.dry_run, takes_ignored=options.ignored)
             plans.append(plan)
             if plan.removes and not options.dry_run:
@@ -26207,7 +26184,7 @@ def older_of(state: TaskState) -> list[TaskState]:
     for number, entry in enumerate(state.old):
         branch, path, git, check = entry.split("\n")
         older.append(replace(state, branch=branch, worktree=path, git=git, check_git=check,
-                             gone=not git, fresh=number, kept=""))
+                             fresh=number, kept=""))
     return older
 
 

@@ -898,13 +898,16 @@ def test_no_gateway_is_left_behind_by_a_run_that_ends_with_an_error(shop):
 
 
 def test_the_deadline_holds_without_a_supervisor(shop):
-    shop.tasks({"t": {"prompt": "x", "coder": shell("touch $HOME/up", "exec sleep 300"), "deadline": "2s"}})
+    hang = "touch $HOME/$FLEET_TASK_ID && exec sleep 300"
+    shop.tasks({"t": {"prompt": "x", "coder": shell(hang)},
+                "u": {"prompt": "x", "coder": shell(EDIT), "check": f"grep -q two a.txt && {hang}"}},
+               defaults={"deadline": "15s"})
     child = shop.begin("run")
-    shop.wait(lambda: (shop.home / "up").exists())
+    shop.wait(lambda: (shop.home / "t").exists() and (shop.home / "u").exists())
     child.kill()
     child.communicate()
-    assert shop.processes()
-    shop.wait(lambda: not shop.processes(), 75)
+    assert len(shop.processes()) >= 2
+    shop.wait(lambda: not shop.processes(), 90)
 
 
 # -- a person's own git --

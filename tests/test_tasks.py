@@ -637,7 +637,7 @@ def test_rows_are_in_the_order_of_the_file_and_twins_by_verdict_and_size():
 def test_a_row_says_where_it_works_how_often_it_was_tried_and_what_has_gone():
     task = sf.TaskSpec("t", prompt="x", tries=3)
     state = sf.TaskState("t", task, 0, state="running", tried=2, failures=1, session="s", at=50.0,
-                         open=True, began=60.0, spent=5.0, worktree="/w")
+                         open=True, began=60.0, spent=5.0, worktree="/w", git="/g")
     served = {session: types.SimpleNamespace(node=node, input_tokens=0)
               for session, node in (("s", "mini"), ("", "nobody"))}
     row, = sf.plan_task_rows(sf.TaskSight({"t": state}, {}, 100.0, served=served))

@@ -168,8 +168,7 @@ def test_what_git_was_told_not_to_look_at_is_kept_as_well(tmp_path):
 
 
 @pytest.mark.parametrize("changes, why", [
-    ({"state": "running"}, "is running"), ({"git": ""}, "no worktree"),
-    ({"gone": True}, "no worktree")])
+    ({"state": "running"}, "is running"), ({"git": ""}, "no worktree")])
 def test_only_what_is_over_goes(tmp_path, changes, why):
     place = Place(tmp_path)
     place.state = sf.replace(place.state, **changes)
