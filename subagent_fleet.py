@@ -539,6 +539,10 @@ class NodeState(Record):
         return fix or mend_reason("bad answer", self.provider)
 
     @property
+    def mend_from_afar(self) -> str:
+        return self.mend.replace(" there", f" on {self.name}", 1)
+
+    @property
     def runs(self) -> str:
         """What answers there, as people call it."""
         return f"{kind_title(self.provider)} {self.version}".rstrip()
@@ -3034,9 +3038,11 @@ class Measurement(Record):
             raise ValueError("a measurement of nothing")
 
     @property
-    def calls_tools(self) -> bool:
-        """Tell whether it called tools rightly, mostly at least."""
-        return self.tools is not None and self.tools.share > 0.5
+    def instead(self) -> str:
+        """What it did instead of calling tools; nothing where it mostly did, or was not asked."""
+        if self.tools is None or self.tools.share > 0.5:
+            return ""
+        return self.tools.instead or "called no tool"
 
     @property
     def is_worth_keeping(self) -> bool:
@@ -3297,6 +3303,12 @@ def models_by_alias(fleet: Fleet) -> dict[str, list[Model]]:
     for model in fleet.models.values():
         sharing.setdefault(model.alias, []).append(model)
     return sharing
+
+
+def show_machines(model: Model, models: Iterable[Model]) -> str:
+    """Return where a model's work is done: on any of the machines that share its alias."""
+    nodes = list(dict.fromkeys(other.node for other in models if other.alias == model.alias))
+    return model.node if len(nodes) == 1 else f"{join_words(nodes, 'or')} (shared)"
 
 
 def agents_by_alias(fleet: Fleet) -> dict[str, list[str]]:
@@ -4055,7 +4067,7 @@ def plan_candidate(node: str, model: NodeModel, measurement: Measurement | None 
     if measurement and measurement.is_of(model):
         exam = measurement.exam
         rate = measurement.answer_rate or 0.0
-        calls_tools = measurement.calls_tools if measurement.tools else None
+        calls_tools = not measurement.instead if measurement.tools else None
         if measurement.context and not measurement.context.is_full:
             # What it was asked with was cut or refused, so it holds less, whatever it was trained
             # for. How much less was not measured: half is a guess.
@@ -4232,7 +4244,8 @@ def _assign_reviewer(seating: Seating) -> None:
     seating.take("reviewer", [
         ([one for one in away if one in others],
          "the strongest on another machine, of another family"),
-        (away, "the strongest on another machine"),
+        *(([one], "the same model on another machine" if one.place[1] == main.place[1]
+           else "the strongest on another machine") for one in away),
         (others, "of another family than the main session's, beside it"),
         ([main], nobody)])
 
@@ -4254,8 +4267,8 @@ def _assign_fastest(seating: Seating) -> None:
     fastest = seating.fastest("summarizer")
     away = [candidate for candidate in fastest if candidate.node != main.node]
     seating.take("summarizer", [
-        (grown(away), "the fastest model still free"),
-        (away, "the fastest; nothing larger is free"),
+        (grown(away), "the fastest on another machine"),
+        (away, "the fastest on another machine, though small"),
         (fastest, "the fastest"), ([main], "nothing else fits")])
 
 
@@ -4374,8 +4387,8 @@ def _plan_placement(seating: Seating, candidate: Candidate, others: Collection[M
         alias = tiers[0] if tiers else _plan_alias(candidate.model, machine, others)
     name = _free_name(name[:64], machine, taken={other.name for other in others})
     is_heavy = MAIN_JOB in jobs or context > MAIN_CONTEXT_TOKENS
-    usual = STARTER_MODELS["heavy" if is_heavy else "small"]
-    model = Model(name, node, candidate.model.name, alias, context, usual.timeout)
+    alike = [*twins, STARTER_MODELS["heavy" if is_heavy else "small"]]
+    model = Model(name, node, candidate.model.name, alias, context, alike[0].timeout)
     return Load(model, candidate.model, jobs, seating.caches[node],
                 why or "answers when another machine does not")
 
@@ -4621,9 +4634,9 @@ class Starter(Record):
         return notes
 
 
-def join_words(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str], last: str = "and") -> str:
     """Return `a, b and c`."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+    return f" {last} ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def plan_starter(states: Sequence[NodeState], measured: Iterable[Measurement] = (),
@@ -4731,6 +4744,8 @@ class Advice(Record):
 class Recommendation(Record):
     """The configured assignment beside the planned one."""
 
+    fleet: Fleet
+    silent: tuple[NodeState, ...]  # who did not answer: planned without them
     advices: tuple[Advice, ...]
     starter: Starter  # the fleet as it would be
     measured: tuple[Measurement, ...]  # of the models in question
@@ -4748,15 +4763,22 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
     homes = [_keep_home(fleet, state) for state in states.values()]
     starter = plan_starter(homes, measured, memory)
     plan = starter.assignment
-    advices = (*_advise_jobs(fleet, plan), *_advise_others(fleet, plan))
+    silent = tuple(state for state in states.values() if not state.online)
+    advices = (*_advise_jobs(fleet, plan), *_advise_others(fleet, plan, silent))
 
     latest = latest_measurements(measured)
     places = {_place_of_model(advice.now) for advice in advices if advice.now}
     places.update(_place_of_model(load.model) for load in plan.placements)
-    known = [latest.get((fleet.nodes[node].endpoint, name)) for node, name in sorted(places)]
-    found = tuple(filter(None, known))
-    unknown = (*_plan_unknown(fleet, states, len(known) - len(found)), *_plan_ties(found))
-    return Recommendation(advices, starter, found, unknown)
+    unmeasured = []
+    found = []
+    for node, name in sorted(places):
+        known = latest.get((fleet.nodes[node].endpoint, name))
+        if known:
+            found.append(known)
+        else:
+            unmeasured.append(f"{name} on {node}")
+    unknown = (*_plan_unknown(fleet, states, unmeasured), *_plan_ties(found))
+    return Recommendation(fleet, silent, advices, starter, tuple(found), unknown)
 
 
 def _keep_home(fleet: Fleet, state: NodeState) -> NodeState:
@@ -4784,8 +4806,10 @@ def _advise_jobs(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
         yield advice
 
 
-def _advise_others(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
+def _advise_others(fleet: Fleet, plan: Assignment, silent: Collection[NodeState]
+                   ) -> Iterator[Advice]:
     """Yield the models without a job that come, then those that go."""
+    offline = {state.name for state in silent}
     own = {_place_of_model(model): model for model in fleet.models.values() if not model.cloud}
     placed = [_place_of_model(load.model) for load in plan.placements]
     for place, load in zip(placed, plan.placements):
@@ -4794,6 +4818,8 @@ def _advise_others(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
     for place, model in own.items():
         if placed and place not in placed:
             flaw = plan.flaws.get(place, "was not found there")
+            if model.node in offline:
+                flaw = f"{model.node} does not answer"
             if not flaw or flaw == plan.flaws[placed[0]]:  # the strongest has it, too
                 flaw = "no role needs it"
             yield Advice("", model, None, flaw)
@@ -4812,8 +4838,8 @@ def _list_settings(fleet: Fleet, plan: Assignment, now: Model, planned: Model) -
     return join_words(words)
 
 
-def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState], unmeasured: int
-                  ) -> Iterator[str]:
+def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState],
+                  unmeasured: Sequence[str]) -> Iterator[str]:
     """Yield what a recommendation does not know, and what would tell it."""
     narrow = []
     for name, state in states.items():
@@ -4825,8 +4851,7 @@ def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState], unmeasured: int
         yield (f"The memory of {join_words(narrow)}. Without `memory_gb:` each machine gets only "
                "one model. Add it, then run `subagent-fleet recommend`.")
     if unmeasured:
-        yield (f"How well {count_of(range(unmeasured), 'model')} would work. "
-               "Run `subagent-fleet bench`.")
+        yield f"How well these would work: {some_of(unmeasured, 3)}. Run `subagent-fleet bench`."
 
 
 def _plan_ties(measured: Iterable[Measurement]) -> Iterator[str]:
@@ -4961,6 +4986,7 @@ class Facts(Record):
     problems: Sequence[Finding] = ()
     # By node: what it answered, and who else can reach it.
     states: dict[str, NodeState] = {}
+    measured: Sequence[Measurement] = ()  # by `bench`
     looks: dict[str, Exposure] = {}
     memory: dict[str, float] = {}  # GB for models, where that is known
     # Who holds the gateway's port; see check_gateway.
@@ -5340,7 +5366,7 @@ def _check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         if alone:
             what += f"; no other machine can answer for {join_words(alone)}"
         yield Finding("node-offline", "error" if alone else "warning", what,
-                      fix=state.mend.replace(" there", f" on {state.name}", 1))
+                      fix=state.mend_from_afar)
 
 
 class Hole(Record):
@@ -5484,8 +5510,7 @@ def _check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         if not state.online:
             continue  # said of the node
         flaws = [*_presence_flaws(fleet, model, state),
-                 *_ability_flaws(fleet, model, state, users=users[model.name],
-                                 gigabytes=facts.memory.get(model.node)),
+                 *_ability_flaws(fleet, model, facts, users[model.name]),
                  *_context_flaws(fleet, model, state)]
         yield from flaws
         if not flaws:
@@ -5549,19 +5574,25 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
                       fix="choose a local model, or add `cloud: true`")
 
 
-def _ability_flaws(fleet: Fleet, model: Model, state: NodeState, *, users: Sequence[str],
-                   gigabytes: float | None) -> Iterator[Finding]:
-    """Yield what will be asked of a model that it cannot do."""
-    capabilities = _held_model(model, state).capabilities
-    if capabilities is None:
-        return  # an Ollama that does not say
+def _ability_flaws(fleet: Fleet, model: Model, facts: Facts, users: Sequence[str]
+                   ) -> Iterator[Finding]:
+    """Yield what will be asked of a model that it cannot do, or did not when `bench` tried."""
+    state = facts.states[model.node]
+    held = _held_model(model, state)
+    capabilities = held.capabilities
     what = f"models.{model.name}: {model.ollama_model}"
-    if users and "tools" not in capabilities:
+    where = _locate(fleet, "models", model.name, "ollama_model")
+    known = find_measurement(facts.measured, state.endpoint, model.ollama_model)
+    if users and capabilities is not None and "tools" not in capabilities:
         yield Finding("no-tools", "error",
-                      f"{what} cannot call tools, which {', '.join(users)} will ask of it",
-                      _locate(fleet, "models", model.name, "ollama_model"),
-                      fix=mend_toolless(model, state, gigabytes))
-    if model.thinking and "thinking" not in capabilities:
+                      f"{what} cannot call tools, which {', '.join(users)} will ask of it", where,
+                      fix=mend_toolless(model, state, facts.memory.get(model.node)))
+    elif users and known and known.instead and known.is_of(held):
+        yield Finding("bench-no-tools", "warning",
+                      f"models.{model.name}: in `bench` {model.ollama_model} "
+                      f"{known.instead}; {', '.join(users)} will ask it to call tools", where,
+                      fix="`subagent-fleet recommend` shows which model does")
+    if model.thinking and capabilities is not None and "thinking" not in capabilities:
         title = kind_title(state.provider)
         yield Finding("no-thinking", "error", f"{what} cannot think; {title} refuses it",
                       _locate(fleet, "models", model.name, "thinking"),
@@ -15027,6 +15058,8 @@ def add_gateway(sentence: str, finding: Finding) -> str:
     if sentence.startswith("Ready"):
         start = sentence.partition(":")[0].rstrip(".")
         return f"{start}, but {finding.what}: {finding.fix}."
+    if finding.level == "error":  # `up` and `serve` are of no use before that
+        sentence = f"Next: {finding.fix}."
     return f"{finding.what[0].upper()}{finding.what[1:]}. {sentence}"
 
 
@@ -21275,6 +21308,7 @@ def format_flaw(flaw: str, states: Collection[NodeState], following: str, look: 
 def format_assignment(starter: Starter, look: Look = PLAIN) -> str:
     """Return a table of who does what where and why, then who stands in and who idles."""
     assignment = starter.assignment
+    models = {load.model.name: load.model for load in assignment.placements}
     rows = []
     if "claude" in starter.tree:  # what no machine does
         main = starter.tree["models"][starter.tree["claude"]["main"]]
@@ -21282,8 +21316,8 @@ def format_assignment(starter: Starter, look: Look = PLAIN) -> str:
                      "your Claude login; its prompts leave the house"))
     for job in assignment.jobs:
         model = assignment.model(job)
-        rows.append((job, model.ollama_model, model.node, assignment.why[job]))
-    models = {load.model.name: load.model for load in assignment.placements}
+        rows.append((job, model.ollama_model, show_machines(model, models.values()),
+                     assignment.why[job]))
     heirs = []
     for load in assignment.placements:
         model = load.model
@@ -22185,19 +22219,22 @@ def _measured_notes(known: Measurement) -> Iterator[str]:
 def format_recommendation(advised: Recommendation, look: Look = PLAIN) -> str:
     """Return who does what now and who would, on which numbers, and what is not known."""
     rows = []
+    plan = advised.starter.assignment
+    own = advised.fleet.models.values()
+    proposed = [load.model for load in plan.placements]
     for advice in advised.advices:
-        now = planned = Cell("-")
+        now, planned = Cell("not used"), Cell("removed")
         if advice.now:
-            now = Cell(f"{advice.now.ollama_model} on {advice.now.node}")
+            now = Cell(f"{advice.now.ollama_model} on {show_machines(advice.now, own)}")
         if advice.planned:
-            planned = Cell(f"{advice.planned.ollama_model} on {advice.planned.node}")
+            machines = show_machines(advice.planned, proposed)
+            planned = Cell(f"{advice.planned.ollama_model} on {machines}")
         if not advice.is_move:
             planned = Cell("the same", "dim")
             if advice.settings:
                 planned = Cell(f"the same, with {advice.settings}")
-        rows.append((advice.job or "-", now, planned, advice.why))
+        rows.append((advice.job or "none", now, planned, advice.why))
     text = format_table(("Role", "Now", "Planned", "Why"), rows, look=look)
-    plan = advised.starter.assignment
     idle = [f"{node} idles: {why}." for node, why in plan.idle.items()]
     for sentence in (*plan.counted, *idle):
         text += format_words([clean_line(sentence)], look, indent="  ")
@@ -22228,9 +22265,9 @@ def cmd_recommend(options: Namespace, world: World) -> int:
 
     written = []
     if options.write and advised.changes:
-        written = write_recommendation(world, path, fleet, advised)
+        written = write_recommendation(world, path, advised)
     if options.json:
-        print_report(world, "recommend", report_recommendation(fleet, advised, written))
+        print_report(world, "recommend", report_recommendation(advised, written))
         return EXIT_OK
 
     look = look_of(world)
@@ -22242,7 +22279,7 @@ def cmd_recommend(options: Namespace, world: World) -> int:
     if written or not advised.changes:
         text += tell_written(written)
     else:
-        text += tell_recommendation(world, path, fleet, advised, look)
+        text += tell_recommendation(world, path, advised, look)
     world.out(text)
     return EXIT_OK
 
@@ -22270,40 +22307,51 @@ def tell_written(written: Sequence[str]) -> str:
     return f"{lines}Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
 
 
-def tell_recommendation(world: World, path: str, fleet: Fleet, advised: Recommendation,
-                        look: Look) -> str:
-    """Return how a recommendation is carried out: `--write` leaves an edited file alone."""
-    sentence = f"You have edited {clean_line(path)}. To apply this, put this into it:\n\n"
-    if was_written_here(world, path, fleet.document.text):
-        sentence = ("To apply this: `subagent-fleet recommend --write`, or put this into "
-                    f"{clean_line(path)}:\n\n")
-    return wrap_text(sentence, look) + show_block(path, plan_block(fleet, advised.starter))
-
-
-def write_recommendation(world: World, path: str, fleet: Fleet, advised: Recommendation
-                         ) -> list[str]:
-    """Write the planned fleet in place of one that nobody has edited; refuse any other."""
+def find_objection(world: World, path: str, advised: Recommendation) -> FleetError | None:
+    """Return why a plan is not written in place of a fleet file; nothing where it may be."""
+    fleet = advised.fleet
+    by_hand = "put in by hand what `subagent-fleet recommend` prints"
     if not was_written_here(world, path, fleet.document.text):
-        raise FleetError("not-as-written", f"you have edited {path}, so nothing was written",
-                         status=EXIT_REFUSED,
-                         fix="put in by hand what `subagent-fleet recommend` prints")
+        return FleetError("not-as-written", f"you have edited {path}", fix=by_hand)
     away = [model.name for model in fleet.models.values() if model.cloud]
     if away:
-        raise FleetError("cloud-kept", f"{path} has models in a cloud ({join_words(away)}), which "
-                         "are yours to place; nothing was written", status=EXIT_REFUSED,
-                         fix="put in by hand what `subagent-fleet recommend` prints")
-    silent = [sentence for sentence in advised.unknown if "does not answer" in sentence]
-    if silent:
-        raise FleetError("node-silent", f"{silent[0]} Nothing was written", status=EXIT_REFUSED,
-                         fix="`subagent-fleet wake`, or take it out of the file")
+        return FleetError("cloud-kept", f"{path} has models in a cloud ({join_words(away)}), "
+                          "which are yours to place", fix=by_hand)
+    for state in advised.silent:
+        fix = state.mend_from_afar
+        if fleet.nodes[state.name].mac:
+            fix = f"subagent-fleet wake {state.name}"
+        return FleetError("node-silent", f"{state.name} does not answer ({state.reason})", fix=fix)
+    return None
+
+
+def tell_recommendation(world: World, path: str, advised: Recommendation, look: Look) -> str:
+    """Return how a recommendation is carried out: `--write`, or by hand where that refuses."""
+    objection = find_objection(world, path, advised)
+    sentence = f"To apply this: `subagent-fleet recommend --write`, or put this into {path}:"
+    if objection:
+        first = f"First: {objection.fix}. " if objection.slug == "node-silent" else ""
+        what = re.sub("^you ", "You ", objection.what)
+        sentence = f"{what}. {first}To apply this, put this into {path}:"
+    block = show_block(path, plan_block(advised.fleet, advised.starter))
+    return wrap_text(clean_line(sentence), look) + "\n\n" + block
+
+
+def write_recommendation(world: World, path: str, advised: Recommendation) -> list[str]:
+    """Write the planned fleet in place of one that nobody has edited; refuse any other."""
+    objection = find_objection(world, path, advised)
+    if objection:
+        raise FleetError(objection.slug, f"{objection.what}, so nothing was written",
+                         status=EXIT_REFUSED, fix=objection.fix)
+    fleet = advised.fleet
     text = render_starter(advised.starter.tree, True, fleet.name, advised.starter.notes,
                           port=fleet.gateway.port)
     return write_fleet(world, path, text)
 
 
-def report_recommendation(fleet: Fleet, advised: Recommendation, written: Sequence[str]
-                          ) -> dict[str, Any]:
+def report_recommendation(advised: Recommendation, written: Sequence[str]) -> dict[str, Any]:
     """Return what `recommend --json` says."""
+    fleet = advised.fleet
     roles = []
     for advice in advised.advices:
         now = planned = None
@@ -22411,14 +22459,15 @@ def format_changes(heading: str, listed: Sequence[tuple[str, str]], look: Look =
     return f"{paint(heading, 'bold', look)}\n{format_pairs(rows, look)}"
 
 
-def format_route(agent: str, model: Model) -> str:
+def format_route(fleet: Fleet, agent: str, model: Model) -> str:
     """Return a route in one line: agent, node, model, alias."""
-    return clean_line(f"{agent} -> {model.node} -> {model.ollama_model} -> {model.alias}")
+    machines = show_machines(model, fleet.models.values())
+    return clean_line(f"{agent} -> {machines} -> {model.ollama_model} -> {model.alias}")
 
 
 def format_routes(fleet: Fleet, look: Look = PLAIN) -> str:
     """Return where each agent's work will go."""
-    lines = [format_words([format_route(agent, model)], look, margin="  ", indent="  ")
+    lines = [format_words([format_route(fleet, agent, model)], look, margin="  ", indent="  ")
              for agent, model in plan_routes(fleet).items()]
     return paint("Agent routing:", "bold", look) + "\n" + "".join(lines)
 
@@ -22800,7 +22849,7 @@ def format_status(page: StatusPage, look: Look = PLAIN) -> str:
 
     text += "\nAgent routing:\n"
     for agent, model in plan_routes(fleet).items():
-        route = f"{format_route(agent, model)}:"
+        route = f"{format_route(fleet, agent, model)}:"
         text += format_words([route, _route_cell(page, fleet.agents[agent], look)], look,
                              indent="  ")
     for load in list_loads(fleet, page.states):
@@ -22880,8 +22929,8 @@ def _route_cell(page: StatusPage, agent: Agent, look: Look) -> Cell:
         words += f", {place.running} working"
 
     known = page.find_measured(model.node, model.ollama_model)
-    if agent.tools != () and known and known.tools and not known.calls_tools:
-        words += f"; in `bench` it {known.tools.instead}"
+    if agent.tools != () and known and known.instead:
+        words += f"; in `bench` it {known.instead}"
         role = "warn" if role == "ok" else role
     return mark(words, role, look)
 
@@ -23192,7 +23241,7 @@ def format_doctor(findings: Sequence[tuple[str, Finding]], verdict: str, look: L
 
 @command("doctor", "find what doesn't work, and say how to fix it", CONFIG, OUT,
          Flag("--fix", "fix what is safe: permissions, stale and missing files"),
-         Flag("--verbose", "on a terminal, also list what is right", short="-v"), TIMEOUT, JSON,
+         Flag("--verbose", "also list what is right", short="-v"), TIMEOUT, JSON,
          group=LOOK, examples=("doctor", "doctor --fix", "doctor --json"))
 def cmd_doctor(options: Namespace, world: World) -> int:
     fleet = None
@@ -23263,6 +23312,7 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
         paths = [*managed_settings(world), *usual_settings(world)]
         memory = {name: node.memory_gb for name, node in fleet.nodes.items() if node.memory_gb}
         facts = replace(facts, settings=find_settings(world, paths),
+                        measured=read_measurements(workspace),
                         memory=with_own_memory(world, memory),
                         problems=(*facts.problems, *weak))
         facts = observe_files(workspace, fleet, facts)
@@ -28080,7 +28130,7 @@ for each, and write it above each model into `fleet.yaml`:
    that thinks after it.
 4. The main session and the implementer get the strongest; the reviewer the strongest on *another*
    machine, of another family where there is one; the planner the fastest of at least 7 B; the
-   summarizer the fastest model still free. No machine idles while a role could move to it at less
+   summarizer the fastest on another machine. No machine idles while a role could move to it at less
    than half its strength lost.
 5. Each model falls back on the strongest of the other machines; one model on two machines has one
    alias, and they share its work.

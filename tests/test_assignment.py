@@ -47,18 +47,18 @@ FLEETS = [
       "reviewer": ("qwen3-coder:30b", "mac2"), "planner": ("qwen3-coder:30b", "mac2"),
       "summarizer": ("qwen3-coder:30b", "mac2")}, [],
      {"main session": "the strongest: 30.5 B, a coder",
-      "reviewer": "the strongest on another machine"}),
+      "reviewer": "the same model on another machine"}),
     ("three machines", THREE, {},
      {"main session": ("qwen3-coder:30b", "mini"), "implementer": ("qwen3-coder:30b", "mini"),
       "reviewer": ("devstral:24b", "gpu"), "planner": ("qwen3:8b", "laptop"),
       "summarizer": ("qwen3:8b", "laptop")}, [],
      {"reviewer": "the strongest on another machine, of another family",
-      "planner": "the fastest of at least 7 B", "summarizer": "the fastest model still free"}),
+      "planner": "the fastest of at least 7 B", "summarizer": "the fastest on another machine"}),
     ("a strong and four weak", (node("strong", CODER), *WEAK), {},
      {**dict.fromkeys(sf.JOBS, ("qwen3-coder:30b", "strong")),
       "summarizer": ("llama3.2:3b", "weak1")},
      [("llama3.2:3b", f"weak{number}") for number in (2, 3, 4)],
-     {"reviewer": NOBODY, "summarizer": "the fastest; nothing larger is free"}),
+     {"reviewer": NOBODY, "summarizer": "the fastest on another machine, though small"}),
     ("only embeddings", (node("a", EMBED), node("b", EMBED)), {}, {}, [], {}),
     ("a model that prints tool calls", (node("a", LIAR, QWEN),), {},
      dict.fromkeys(sf.JOBS, ("qwen3:8b", "a")), [], ALONE),
@@ -69,7 +69,7 @@ FLEETS = [
      dict.fromkeys(sf.JOBS, ("llama3.2:3b", "gpu")), [], {"planner": "nothing else fits"}),
     ("a GPU box with 3B models beside a laptop", (node("gpu", SMALL), node("laptop", QWEN)), {},
      {**dict.fromkeys(sf.JOBS, ("qwen3:8b", "laptop")), "summarizer": ("llama3.2:3b", "gpu")}, [],
-     {"summarizer": "the fastest; nothing larger is free"}),
+     {"summarizer": "the fastest on another machine, though small"}),
     ("cloud stubs", (node("a", STUB, SMALL), node("b", STUB)), {},
      dict.fromkeys(sf.JOBS, ("llama3.2:3b", "a")), [], {}),
     ("one machine with everything", (node("studio", CODER, DEVSTRAL, OSS, QWEN, SMALL, EMBED),),
@@ -341,7 +341,7 @@ main session  qwen3-coder:30b  mini     the strongest: 30.5 B, a coder
 implementer   qwen3-coder:30b  mini     the strongest: 30.5 B, a coder
 reviewer      devstral:24b     gpu      the strongest on another machine, of another family
 planner       qwen3:8b         laptop   the fastest of at least 7 B
-summarizer    qwen3:8b         laptop   the fastest model still free
+summarizer    qwen3:8b         laptop   the fastest on another machine
 If a machine doesn't answer, another takes over: mini → gpu, laptop; gpu → mini, laptop; \
 laptop → mini, gpu.
 box idles: none of its models can chat there.

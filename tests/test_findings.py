@@ -206,6 +206,7 @@ LINT = sf.Finding("small-context", "warning", "models.small.context is 4096")
 TWO = [sf.Model("small", "mini", "qwen3:8b", "a", 32768),
        sf.Model("large", "mini", "qwen3-coder:30b", "b", 32768)]
 TWO_HELD = (GOOD_MODEL, replace(GOOD_MODEL, name="qwen3-coder:30b", size=19 * 10**9))
+BENCHED = sf.Measurement("mini", "http://mini:11434", "qwen3:8b", tools=sf.Score(1, 6, "called no tool"))
 
 
 # -- what was seen --
@@ -314,6 +315,10 @@ CASES = [
         TWO[1], context=16384)]), facts_with(states=state_with(models=(TWO_HELD[0], replace(
             TWO_HELD[1], capabilities=("completion", "tools", "vision")))))),
      {"short-fallback": "info"}),
+    ("called no tool in bench", on(measured=[BENCHED]), {"bench-no-tools": "warning"}),
+    ("called tools in bench", on(measured=[replace(BENCHED, tools=sf.Score(4, 6))]), {}),
+    ("pulled again since bench", (make_fleet(), replace(
+        model_with(digest="new"), measured=[replace(BENCHED, digest="old")])), {}),
     ("files missing", on(changes=changes("created", "a")), {"files-created": "warning"}),
     ("files stale", on(changes=changes("updated", "a")), {"files-updated": "warning"}),
     ("files removed", on(changes=changes("removed", "a")), {"files-removed": "warning"}),

@@ -1,5 +1,6 @@
 """`recommend`: the fleet as it is beside the fleet as it would be, and who may write it."""
 import json
+import re
 
 import pytest
 
@@ -138,7 +139,8 @@ def test_what_is_not_known_is_said(house, capsys):
     assert found["unknown"] == [
         "The memory of mini. Without `memory_gb:` each machine gets only one model. Add it, then "
         "run `subagent-fleet recommend`.",
-        "How well 2 models would work. Run `subagent-fleet bench`."]
+        "How well these would work: qwen3:8b on laptop, qwen3-coder:30b on mini. "
+        "Run `subagent-fleet bench`."]
 
 
 def test_write_writes_where_the_file_is_as_init_wrote_it(house, tmp_path, capsys):
@@ -170,10 +172,10 @@ def test_write_leaves_a_file_alone_that_a_person_has_changed(house, tmp_path, ca
     assert path.read_bytes() == before
     assert sf.main(["recommend"]) == 0
     said = capsys.readouterr().out
-    assert "You have edited fleet.yaml. To apply this, put this into it:\n" in said and "--write" not in said
+    assert "You have edited fleet.yaml. To apply this, put this into fleet.yaml:\n" in said and "--write" not in said
     with pytest.raises(sf.FleetError) as caught:
         config = sf.load_config(sf.World(), None).fleet
-        sf.write_recommendation(sf.World(), "fleet.yaml", config, sf.plan_recommendation(
+        sf.write_recommendation(sf.World(), "fleet.yaml", sf.plan_recommendation(
             config, sf.probe_nodes(sf.World(), config.nodes, 5.0), ()))
     assert caught.value.slug == "not-as-written"
 
@@ -269,7 +271,7 @@ def test_nothing_is_planned_into_a_cloud_and_what_is_there_stays(house, tmp_path
     assert "has models in a cloud (opus), which are yours to place" in capsys.readouterr().err
     config = sf.load_config(sf.World(), None).fleet
     with pytest.raises(sf.FleetError) as caught:
-        sf.write_recommendation(sf.World(), "fleet.yaml", config, sf.plan_recommendation(
+        sf.write_recommendation(sf.World(), "fleet.yaml", sf.plan_recommendation(
             config, sf.probe_nodes(sf.World(), config.nodes, 5.0), ()))
     assert caught.value.slug == "cloud-kept" and path.read_bytes() == before
     far.close()
@@ -280,7 +282,7 @@ def test_a_sleeping_machine_is_not_planned_away(house, tmp_path, capsys):
     before = (tmp_path / "fleet.yaml").read_bytes()
     assert sf.main(["recommend", "--write", "--timeout", "1"]) == 3
     said = capsys.readouterr()
-    assert "error: mini does not answer (refused): planned without it. Nothing was written\n" \
+    assert "error: mini does not answer (refused), so nothing was written\n" \
         in said.err
     assert (tmp_path / "fleet.yaml").read_bytes() == before
     house["laptop"].close()
@@ -334,3 +336,103 @@ def test_placeholders_that_nobody_touched_are_replaced(quick, tmp_path, fake_nod
     (tmp_path / "fleet.yaml").write_text(text, encoding="utf-8")
     assert quick("recommend", "--write", env=env).returncode == 0
     assert quick("warmup", env=env).returncode == 0
+
+
+# -- what a newcomer was told and could not rely on --
+
+def failed(nodes, *models):
+    """What `bench` would have left of models that called no tool."""
+    return [replace(measurement(name, nodes[name].endpoint, model, 0), tools=sf.Score(0, 6, "called no tool"))
+            for name, model in models]
+
+
+def test_doctor_warns_of_a_model_that_called_no_tool_in_bench(house, tmp_path, capsys):
+    measure(tmp_path, *failed(house, ("mini", "qwen3-coder:30b")))
+    capsys.readouterr()
+    sf.main(["doctor", "-v"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "models.heavy-coder: in `bench` qwen3-coder:30b called no tool; " in said
+    assert "fix: `subagent-fleet recommend` shows which model does" in said
+    assert "everything is in order" not in said and "ok: models.heavy-coder" not in said
+    assert "ok: models.small-coder" in said
+
+    capsys.readouterr()
+    measure(tmp_path, *(replace(one, digest="old")  # it was pulled again: nothing is known
+                        for one in failed(house, ("mini", "qwen3-coder:30b"))))
+    sf.main(["doctor"])
+    assert "called no tool" not in capsys.readouterr().out
+
+
+@pytest.fixture
+def twins(tmp_path, monkeypatch, fake_node):
+    """Two machines that have the same models, and what `init` says of them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    have = {"qwen3-coder:30b": {"parameters": "30.5B"}, "qwen3:8b": {"parameters": "8.2B"}}
+    nodes = {name: fake_node({**have}) for name in ("laptop", "mini")}
+    return nodes, [word for name, node in nodes.items()
+                   for word in ("--node", f"{name}={node.endpoint}")]
+
+
+def test_one_model_on_two_machines_is_said_to_be_shared(twins, tmp_path, capsys):
+    nodes, words = twins
+    assert sf.main(["init", *words]) == 0
+    rows = {line[:14].strip(): line for line in capsys.readouterr().out.splitlines()}
+    for role in ("main session", "implementer", "reviewer", "planner", "summarizer"):
+        assert "laptop or mini (shared)" in rows[role], rows[role]
+    assert rows["reviewer"].endswith("the same model on another machine")
+    assert rows["summarizer"].endswith("the fastest on another machine")
+
+    assert sf.main(["recommend"]) == 0
+    said = capsys.readouterr().out
+    assert "reviewer      qwen3-coder:30b on laptop or mini (shared)  the same  " in said
+    for command in ("generate", "status"):
+        sf.main([command])
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("reviewer -> laptop or mini (shared) -> qwen3-coder:30b -> claude-sonnet-local"
+                in said), command
+
+
+def test_models_that_share_an_alias_wait_equally_long(twins, tmp_path, capsys):
+    nodes, words = twins
+    measure(tmp_path, *(replace(measurement(name, node.endpoint, "qwen3-coder:30b", 5),
+                                context=sf.Score(0, 3)) for name, node in nodes.items()))
+    assert sf.main(["init", *words]) == 0
+    models = sf.load_config(sf.World(), None).fleet.models.values()
+    assert {(model.alias, model.context, model.timeout) for model in models} == {
+        ("claude-sonnet-local", 32768, 600)}
+
+
+def test_a_plan_that_cannot_be_written_says_so_before_it_is_tried(house, tmp_path, capsys):
+    house["mini"].close()
+    capsys.readouterr()
+    assert sf.main(["recommend", "--timeout", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--write" not in said
+    assert ("mini does not answer (refused). First: start Ollama on mini; `subagent-fleet worker`, "
+            "typed there, shows how to open it. To apply this, put this into fleet.yaml:") in said
+    assert "was not found there" not in said and "mini does not answer" in said
+
+    assert sf.main(["recommend", "--write", "--timeout", "1"]) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "fix: start Ollama on mini" in said and "wake" not in said
+
+
+def test_what_nobody_needs_is_said_in_words(house, tmp_path, capsys):
+    measure(tmp_path, *failed(house, ("mini", "qwen3-coder:30b")))
+    capsys.readouterr()
+    assert sf.main(["recommend"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("none ")]
+    assert [row.split("  ") for row in rows] and all("removed" in row for row in rows)
+
+
+def test_who_holds_the_gateways_port_comes_before_the_models(house, tmp_path, capsys, fake_node):
+    other = fake_node({})
+    path = tmp_path / "fleet.yaml"
+    port = other.endpoint.rpartition(":")[2]
+    path.write_text(re.sub(r"port: \d+", f"port: {port}", path.read_text()), encoding="utf-8")
+    capsys.readouterr()
+    sf.main(["status"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"nother program answers at http://127.0.0.1:{port}. Next: stop it, or write" in said
+    assert "warmup" not in said
