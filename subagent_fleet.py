@@ -20691,6 +20691,14 @@ def parse_age(text: str) -> float:
     raise argparse.ArgumentTypeError(f"expected a time such as 90s, 30m, 2h or 1d, not `{text}`")
 
 
+def parse_choice(choices: Sequence[str], text: str) -> str:
+    """Return one of these words."""
+    if text in choices:
+        return text
+    accepted = ", ".join(filter(None, choices))
+    raise argparse.ArgumentTypeError(f"`{text}`; accepted: {accepted}")
+
+
 SECONDS = {"type": parse_seconds}
 REPEAT = {"action": "append", "default": []}
 TARGET_WORD = {"action": "append_const", "dest": "target"}
@@ -21271,9 +21279,13 @@ def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = P
         text += f"\n{format_assignment(starter, look)}"
         without_work: Iterable[str] = starter.assignment.idle
         known = starter.tree["nodes"]
-        if any(len(rank_models(state)) > 1 for state in states
-               if state.online and "memory_gb" not in known.get(state.name, {})):
-            hint = ("Without `memory_gb:` each machine gets only one model. Add it, then run "
+        narrow = [state.name for state in states if len(rank_models(state)) > 1
+                  if state.online and "memory_gb" not in known.get(state.name, {})]
+        if narrow:
+            add = "Add it"
+            if memory.get(narrow[0]):  # of this machine the system tells
+                add = f"Add `memory_gb: {memory[narrow[0]]:.0f}` below `{narrow[0]}:`"
+            hint = (f"Without `memory_gb:` each machine gets only one model. {add}, then run "
                     "`subagent-fleet recommend`.")
             text += format_words([hint], look)
     else:
@@ -21380,15 +21392,15 @@ def offer_ignore(workspace: Workspace) -> None:
     is_asked = world.is_terminal("stdin") and world.is_terminal("stderr")
     if not is_asked or "env-unignored" not in find_leaks(world, path):
         return
-    if world.confirm(f"Add {ENVIRONMENT_FILE} (the gateway's key) and {STATE_DIRECTORY}/ to "
-                     ".gitignore?"):
+    if world.confirm(f"Add {ENVIRONMENT_FILE} (the gateway's key), {STATE_DIRECTORY}/ and "
+                     f"{LITELLM_FILE} to .gitignore?"):
         ignore = workspace.enter(".gitignore")
         text = b""
         if world.kind_of(ignore) != "absent":
             text = world.read_bytes(ignore)
         if text and not text.endswith(b"\n"):
             text += b"\n"
-        text += f"{ENVIRONMENT_FILE}\n{STATE_DIRECTORY}/\n".encode()
+        text += f"{ENVIRONMENT_FILE}\n{STATE_DIRECTORY}/\n{LITELLM_FILE}\n".encode()
         world.replace_files([(ignore, text, 0o644)])
 
 
@@ -21645,10 +21657,11 @@ def suggest_node(text: str, taken: Iterable[str]) -> str:
     name, equals, url = text.partition("=")
     if not equals and re.search("[.:]", text):
         name, url = "", text
-    try:
-        full_endpoint(url)
-    except FleetError:
-        url = "http://192.168.1.50:11434"
+    for address in (url, re.sub(r":\d+$", "", url), "http://192.168.1.50:11434"):
+        with contextlib.suppress(FleetError):
+            full_endpoint(address)
+            url = address
+            break
     name = re.sub(r"[^\w.-]+", "-", name).strip("-")
     if not obeys(name, "name"):
         name = "mini"
@@ -21942,9 +21955,14 @@ def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[
                  if model.node == state.name}
     new = [model for model in models if full_model_name(model.name) not in residents]
     if not new:
-        raise FleetError("known-node", f"{fleet.document.source} has `{state.name}` and these of "
-                         "its models already", fix="nothing is left to do: `subagent-fleet "
-                         "recommend` shows what it could do")
+        fix = "nothing is left to do: `subagent-fleet recommend` shows what it could do"
+        others = [candidate.model.name for candidate in rank_models(state)
+                  if full_model_name(candidate.model.name) not in residents]
+        if others:
+            fix = (f"`subagent-fleet add {state.name}={state.endpoint} --model "
+                   f"{quote_shell(others[0])}` puts in one more")
+        raise FleetError("known-node", f"{fleet.document.source} has `{state.name}` already, and "
+                         f"of its models {some_of([model.name for model in models])}", fix=fix)
     return new
 
 
@@ -26271,12 +26289,24 @@ def cmd_clean(options: Namespace, world: World) -> int:
     changes = workspace.compare(None, (*TARGET_NAMES, *(target.name for target in TAUGHT)))
     kept = [] if options.force else paths_that(changes, "edited")
     doomed = [change for change in changes if change.path not in kept]
+    if ENVIRONMENT_FILE in [change.path for change in doomed]:
+        tell_served(workspace, options)
     agree_to_clean(doomed, options, world)
     if doomed and not options.dry_run:
         remove_files(workspace, doomed, is_all=not kept)
     if kept:
         raise refuse_edited(kept, "clean", "kept")
     return EXIT_OK
+
+
+def tell_served(workspace: Workspace, options: Namespace) -> None:
+    """Say where a gateway serves with the key that goes."""
+    world = workspace.world
+    with contextlib.suppress(FleetError):  # no fleet, no key: nobody can serve with it
+        fleet = load_config(world, options.config).fleet
+        if find_gateway(world, fleet, workspace.read_key(fleet)):
+            tell(world, f"The gateway at {gateway_url(fleet.gateway)} serves with the key that "
+                 "goes: stop it, and start it again after `subagent-fleet generate`.\n")
 
 
 def agree_to_clean(doomed: Sequence[Change], options: Namespace, world: World) -> None:
@@ -26616,12 +26646,16 @@ def format_page(page: str, look: Look) -> str:
     return text.strip("\n") + "\n"
 
 
+HELP_COLUMNS = 100
+
+
 @command("help", "show how a command is used, or read about a topic",
          Flag("command", "which command or topic", "[COMMAND]", {"nargs": "*", "default": ()}),
          group=MORE, examples=("help validate", "help config"))
 def cmd_help(options: Namespace, world: World) -> int:
     words = " ".join(options.command).split()
     look = look_of(world)
+    look = replace(look, columns=look.columns or HELP_COLUMNS)  # prose, in a pipe, too
     if not words:
         text = format_overview(look)
     elif words[0] in TOPICS and len(words) == 1:
@@ -26688,14 +26722,16 @@ def render_commands_page() -> str:
 
 
 def render_keys_table() -> str:
-    """Return the table of every key that a fleet file may have, as the records declare them."""
-    lines = ["| Where | Key | Default | Meaning |", "|---|---|---|---|"]
+    """Return tables of every key that a fleet file may have, as the records declare them."""
+    lines = []
     places = {"project": "project", "gateway": "project.gateway", "claude": "project.claude",
               "node": "nodes.NAME", "model": "models.NAME", "agent": "agents.NAME"}
     for kind, place in places.items():
+        lines += [f"## {place}", "", "| Key | Default | Meaning |", "|---|---|---|"]
         for name, each in FILE_KEYS[kind].items():
             if each.rule in RULES:
-                lines.append(f"| `{place}` | `{name}` | {show_default(each)} | {each.words} |")
+                lines.append(f"| `{name}` | {show_default(each)} | {each.words} |")
+        lines.append("")
     return "\n".join(lines)
 
 
@@ -26829,6 +26865,10 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
     """Return an argparse parser that refuses as this program does."""
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
+            for theirs, ours in (("argument ", ""), ("expected one argument", "expected a value"),
+                                 ("the following arguments are required:", "it needs"),
+                                 ("ignored explicit argument", "it takes no value, not")):
+                message = message.replace(theirs, ours, 1)
             raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
                              fix=f"subagent-fleet {row.name} --help")
 
@@ -26839,7 +26879,11 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
     parser.set_defaults(**{name_of(flag): None for each in COMMANDS for flag in each.flags})
     for flag in row.flags:
         names = [flag.short, flag.name] if flag.short else [flag.name]
-        if flag.metavar:
+        if "choices" in flag.more:  # argparse says of a wrong one what only programmers read
+            choose = functools.partial(parse_choice, flag.more["choices"])
+            parser.add_argument(*names, **{**flag.more, "metavar": flag.metavar, "type": choose,
+                                           "choices": None})
+        elif flag.metavar:
             parser.add_argument(*names, **{"metavar": flag.metavar, **flag.more})
         else:
             parser.add_argument(*names, **{"action": "store_true", "default": False, **flag.more})
@@ -26904,11 +26948,14 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     """Run one command; return its exit status."""
     world = world or World()
     try:
+        words = list(sys.argv[1:] if argv is None else argv)
+        if words[:1] in (["-V"], ["--version"]):  # without what the name of this program takes
+            world.write(f"subagent-fleet {__version__}\n")
+            return EXIT_OK
         if argv is None:
-            start_from_bytecode(sys.argv[1:], world)
+            start_from_bytecode(words, world)
             world.typing = Typing(name_program(world))
-            return run_words(sys.argv[1:], world)
-        return run_words(list(argv), world)
+        return run_words(words, world)
     except KeyboardInterrupt:
         world.err("\ninterrupted\n")
         return EXIT_INTERRUPTED
@@ -26942,9 +26989,6 @@ def run_words(words: list[str], world: World) -> int:
     world.typing = plan_typing(world.typing.program, {})
     own = words[:words.index("--")] if "--" in words else words
     try:
-        if words[:1] in (["-V"], ["--version"]):
-            world.write(f"subagent-fleet {__version__}\n")
-            return EXIT_OK
         if not words or "-h" in own or "--help" in own:
             cmd_help(argparse.Namespace(command=name_command(own)), world)
             return EXIT_OK if words else EXIT_USAGE

@@ -655,7 +655,11 @@ def test_the_page_of_json_has_every_command_that_prints_it():
 
 
 def test_the_page_of_the_file_has_every_key_as_it_is_declared():
-    rows = re.findall(r"^\| `(\w+)(?:\.(\w+))?` \| `(\w+)` \| (.*?) \| (.*?) \|$", PAGES["config"], re.M)
+    rows = []
+    for place, table in re.findall(r"^## ([\w.]+)\n\n((?:\|.*\n)+)", PAGES["config"], re.M):
+        first, _, second = place.partition(".")
+        rows += [(first, second, *row) for row in
+                 re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", table, re.M)]
     kinds = {"nodes": "node", "models": "model", "agents": "agent"}
     seen = set()
     for first, second, key, default, note in rows:

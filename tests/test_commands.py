@@ -544,6 +544,14 @@ def fake_claude(tmp_path, gateway):
     return make
 
 
+def test_clean_says_who_serves_with_the_key_that_goes(generated, quick, gateway):
+    told = (f"The gateway at http://127.0.0.1:{PORT} serves with the key that goes: stop it, and start "
+            "it again after `subagent-fleet generate`.\n")
+    assert quick("clean", "--dry-run").stderr == told
+    gateway.answers["/v1/models"] = 401, {"error": "the key is wrong"}
+    assert quick("clean", "--force").stderr == ""
+
+
 def test_launch_gives_the_environment_and_returns_the_exit_code(generated, run_cli, fake_claude):
     environ = fake_claude('env -0 > seen.env; printf "%s\\0" "$@" > seen.args\n'
                           'cp "$2" seen.settings; ls -ln "$2" > seen.mode; exit 7\n')
@@ -824,7 +832,12 @@ def test_add_puts_the_models_of_an_idle_machine_in(two, quick, tmp_path):
     assert list(fleet.nodes) == ["mini", "big"] and "mini:  # bought in May\n" in after
     assert [line for line in before.splitlines() if line not in after.splitlines()] == []
     done = quick(*typed)
-    assert done.returncode == 1 and "has `mini` and these of its models" in done.stderr
+    assert done.returncode == 1
+    assert "has `mini` already, and of its models big:32b, qwen3:8b\n" in done.stderr
+    one_more = re.search("fix: `subagent-fleet (add .*)` puts in one more", done.stderr)[1]
+    assert quick(*one_more.split()).returncode == 0
+    done = quick(*one_more.split())
+    assert done.returncode == 1
     assert "fix: nothing is left to do: `subagent-fleet recommend`" in done.stderr
 
 
@@ -845,7 +858,8 @@ def test_add_shares_no_name_with_what_is_there(two, quick, tmp_path):
     (("", ""), ["x=127.0.0.1:2"], 1, "node-silent", "refused: nothing listens there"),
     (("", ""), ["x=127.0.0.1:PORT", "--model", "tiney"], 2, "unknown-model", "known models: big:32b, "),
     (("", ""), ["x y=127.0.0.1:PORT"], 2, "usage", "add: `x y=127.0.0.1:PORT`: not of the form"),
-    (("", ""), [], 2, "usage", "add: the following arguments are required: NAME=URL"),
+    (("", ""), [], 2, "usage", "add: it needs NAME=URL"),
+    (("", ""), ["x=10.0.0.7:99999"], 2, "usage", "fix: subagent-fleet add x=10.0.0.7\n"),
     (("    big:   # under the desk\n        endpoint: http://127.0.0.1:1\n        # tags: []\n",
       "  {big: {endpoint: 'http://127.0.0.1:1'}}\n"), ["x=127.0.0.1:PORT"], 1, "cannot-add",
      "is written in braces; add these lines by hand"),
@@ -1180,7 +1194,7 @@ def test_what_help_shows_as_left_out_can_be_left_out(run_cli):
         assert words in " ".join(page.split()), words
         name = " ".join(words.split()[:2])
         done = run_cli(*name.split())
-        assert done.returncode == 2 and "required" in done.stderr
+        assert done.returncode == 2 and f"{name}: it needs " in done.stderr
 
 
 def test_lists_and_headings_of_a_page_stand_apart(run_cli):
@@ -1188,6 +1202,22 @@ def test_lists_and_headings_of_a_page_stand_apart(run_cli):
     assert re.findall(r"^(\d)\. ", page, re.M) == list("12345")
     assert "\n\nHow many agents stay warm\n\n" in page and not page.startswith("\n")
     assert "task log [NAME] [setup|check|stderr|raw]" in run_cli("help", "commands").stdout
+
+
+@pytest.mark.parametrize("words, told", [
+    (["task", "log", "a", "3"], "task log: KIND: `3`; accepted: setup, check, stderr, raw"),
+    (["env", "--shell", "tcsh"], "env: --shell: `tcsh`; accepted: sh, bash, zsh, fish, json"),
+    (["env", "--config"], "env: --config: expected a value"),
+    (["validate", "--json=3"], "validate: --json: it takes no value, not '3'")])
+def test_words_that_a_command_does_not_take_are_refused_plainly(run_cli, words, told):
+    done = run_cli(*words)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {told}\n"), done.stderr
+
+
+@pytest.mark.parametrize("topic", ["json", "gateway", "commands", ""])
+def test_help_in_a_pipe_is_as_wide_as_a_page(run_cli, topic):
+    said = run_cli("help", *topic.split()).stdout
+    assert max(map(len, said.splitlines())) <= 103  # a word is never cut
 
 
 def test_a_flag_of_init_is_not_handed_to_claude_code(run_cli):

@@ -166,6 +166,13 @@ def test_what_is_said_of_little_memory_is_what_init_then_does(fake_node, run_cli
     assert "pull a model" not in with_it
 
 
+def test_the_memory_of_this_machine_is_named_where_it_lacks(machine, run_cli, monkeypatch):
+    monkeypatch.setattr(sf.World, "total_gigabytes", lambda world: 64.0)
+    node = machine("qwen3-coder:30b", "gpt-oss:20b")
+    said = " ".join(run_cli("init", env={"OLLAMA_HOST": f"127.0.0.1:{node.port}"}).stdout.split())
+    assert "Add `memory_gb: 48` below `local:`, then run `subagent-fleet recommend`" in said
+
+
 def test_up_on_a_small_machine_says_what_is_missing(fake_node, run_cli, monkeypatch):
     monkeypatch.setattr(sf.World, "total_gigabytes", lambda world: 4.0)
     node = fake_node({"bge-m3": {"capabilities": ["embedding"]}})

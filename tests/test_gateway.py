@@ -1458,7 +1458,7 @@ def test_up_asks_once_whether_git_shall_ignore_the_key(project, monkeypatch):
     (project.place / ".env.subagent-fleet").unlink()
     monkeypatch.setattr(sf.World, "confirm", lambda self, question: True)
     said = project("up").stderr
-    assert ignore.read_text() == "*.pyc\n.env.subagent-fleet\n.subagent-fleet/\n"
+    assert ignore.read_text() == "*.pyc\n.env.subagent-fleet\n.subagent-fleet/\nlitellm_config.yaml\n"
     assert "git would commit" not in said
 
 

@@ -320,7 +320,7 @@ def test_targets_of_the_fleet_file_are_written_each_time_and_the_key_always(flee
 @pytest.mark.parametrize("words, told", [
     (("generate", "--target", "codx"), "unknown target `codx`\n  fix: did you mean `codex`?"),
     (("launch", "codx"), "unknown program `codx`\n  fix: did you mean `codex`?"),
-    (("launch",), "launch: the following arguments are required: PROGRAM")])
+    (("launch",), "launch: it needs PROGRAM")])
 def test_a_name_that_is_none_is_refused_with_the_nearest(fleet, quick, words, told):
     done = quick(*words)
     assert done.returncode == 2 and told in done.stderr

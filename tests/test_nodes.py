@@ -240,7 +240,7 @@ def test_discover_write_says_where(fleet, command):
 def test_timeout_that_is_no_time_is_a_usage_error(fleet, command, text):
     done = command("discover", "--timeout", text)
     assert done.returncode == 2 and done.stdout == "" and done.stderr.startswith(
-        "error: discover: argument --timeout: expected seconds, above 0, at most 86400, "
+        "error: discover: --timeout: expected seconds, above 0, at most 86400, "
         f"not `{text}`\n")
 
 
