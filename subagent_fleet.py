@@ -3382,6 +3382,7 @@ def plan_fallbacks(fleet: Fleet) -> dict[str, list[str]]:
     return chains
 
 
+ALL_LOADED = "Ready: all models are loaded."
 ROUTE_STATES = ("node offline", "model missing", "cold", "ready")  # the worst first
 
 
@@ -3446,24 +3447,28 @@ def _plan_substitute(fleet: Fleet, states: Mapping[str, NodeState],
 
 
 def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
-                   routes: Mapping[str, RouteState]) -> str:
+                   routes: Mapping[str, RouteState], gateway: Finding) -> str:
     """Return the sentence a person wants: ready, or the one next thing to type."""
     def urgency(name: str) -> tuple[bool, int]:
         route = routes[name]
         return route.fallback is not None, ROUTE_STATES.index(route.state)
 
     waiting = [name for name, route in routes.items() if route.state != "ready"]
+    is_served = gateway.level == "ok"
     if not waiting:
-        return "Ready: all models are loaded."
+        return ALL_LOADED if is_served else f"Ready, but {gateway.what}: {gateway.fix}."
 
     name = min(waiting, key=urgency)
     model = fleet.models[name]
     node = states[model.node]
-    if routes[name].state == "node offline":
-        return f"Next: {node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}."
-    if routes[name].state == "model missing":
-        return f"Next: {mend_missing(fleet, model, node)}"
-    return "Next: `subagent-fleet warmup`"
+    step = "Next: `subagent-fleet warmup`"
+    if gateway.level == "error":  # whatever is loaded, it serves nobody
+        step = f"Next: {gateway.fix}."
+    elif routes[name].state == "node offline":
+        step = f"Next: {node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}."
+    elif routes[name].state == "model missing":
+        step = f"Next: {mend_missing(fleet, model, node)}"
+    return step if is_served else f"{gateway.what[0].upper()}{gateway.what[1:]}. {step}"
 
 
 def _held_model(model: Model, state: NodeState) -> NodeModel:
@@ -5052,45 +5057,16 @@ def plan_doctor(fleet: Fleet | None, facts: Facts, *,
     for row in CHECKS:
         is_asked = not topics or row.topic in topics
         if is_asked and (fleet or row.needs in ("nothing", "disk")):
-            findings += [(row.topic, finding) for finding in row.find(fleet, facts)]
-    if fleet:
-        spelled = [(topic, spell_fix(finding, fleet.document)) for topic, finding in findings]
-        return join_machines(spelled, fleet.nodes.values())
+            for finding in row.find(fleet, facts):
+                finding = spell_fix(finding, fleet.document) if fleet else finding
+                findings.append((row.topic, finding))
     return findings
 
 
-def join_machines(findings: Iterable[tuple[str, Finding]], nodes: Iterable[Node]
-                  ) -> list[tuple[str, Finding]]:
-    """Return findings where what holds of several machines is said once: `mini and gpu: …`."""
-    known = {node.name: node for node in nodes}
-    groups: dict[tuple[str, Finding], list[Node]] = {}
-    for topic, finding in findings:
-        node = known.get(finding.what.partition(": ")[0])
-        if node:
-            finding = _swap(finding, {node.name: "\0", node.endpoint: "\1"})
-        groups.setdefault((topic, finding), []).extend([node] if node else [])
-    joined = []
-    for (topic, finding), same in groups.items():
-        if same:
-            finding = _swap(finding, {"\0": join_words([node.name for node in same]),
-                                      "\1": join_words([node.endpoint for node in same])})
-        joined.append((topic, finding))
-    return joined
-
-
-def _swap(finding: Finding, words: Mapping[str, str]) -> Finding:
-    """Return a finding with other words in place of some; a name counts as a whole word."""
-    def swap(text: str) -> str:
-        pattern = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
-        return re.sub(rf"(?<![\w.-])(?:{pattern})(?![\w-])", lambda match: words[match[0]], text)
-
-    return replace(finding, what=swap(finding.what), fix=swap(finding.fix))
-
-
-def plan_verdict(findings: Sequence[Finding], ready: str = "", following: str = "") -> str:
+def plan_verdict(findings: Sequence[Finding], step: str = ALL_LOADED, ready: str = "") -> str:
     """Return the one sentence a person wants, and what to type first.
 
-    Where nothing is wrong, `ready` counts the models, and `following` is what the others need.
+    Without an error that is the `step` of plan_next_step; `ready` counts the models.
     """
     errors = [finding for finding in findings if finding.level == "error"]
     warnings = [finding for finding in findings if finding.level == "warning"]
@@ -5101,9 +5077,12 @@ def plan_verdict(findings: Sequence[Finding], ready: str = "", following: str = 
         first = [finding for finding in errors if finding.fix][:1]
         words += [f"First: {': '.join(filter(None, (one.where, one.fix)))}" for one in first]
         return " ".join(words)
-    if not warnings and not following:
+    if step == ALL_LOADED and not warnings:
         return "Ready: everything is in order."
-    return f"{', with '.join([ready or 'Ready', *counts])}. {following}".rstrip()
+    start = ", with ".join(["Ready" if step.startswith("Ready") else ready, *counts])
+    if step.startswith("Ready,"):  # but for its gateway
+        return start + step[len("Ready"):]
+    return f"{start}." if step == ALL_LOADED else f"{start}. {step}"
 
 
 def quote_shell(text: str) -> str:
@@ -5409,18 +5388,22 @@ def _name_hole(hole: Hole, who: str, where: str) -> Finding:
 @check("Nodes", "nodes")
 def _check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the nodes that web pages or the internet may use."""
+    open_to_pages: dict[str, list[str]] = {}  # by provider: what holds of several is said once
     for name, look in facts.looks.items():
+        node = fleet.nodes[name]
         if look.answers_any_page:
-            fix = f"remove OLLAMA_ORIGINS on `{name}`, then restart Ollama"
-            if fleet.nodes[name].provider != "ollama":
-                fix = (f"give {kind_title(fleet.nodes[name].provider)} on `{name}` a key, and "
-                       "write `api_key_env:`")
-            yield Finding("open-origin", "warning", f"{name}: answers any web page "
-                          "that is opened in a browser near it", fix=fix)
+            open_to_pages.setdefault(node.provider, []).append(name)
         for address in look.addresses:
-            is_named = address in fleet.nodes[name].endpoint  # then it is a warning of the config
+            is_named = address in node.endpoint  # then it is a warning of the config
             if address_kind(address) == "public" and not is_named:
                 yield _public_address(name, address, "warning")
+    for provider, names in open_to_pages.items():
+        who = join_words(names)
+        fix = f"remove OLLAMA_ORIGINS on `{who}`, then restart Ollama"
+        if provider != "ollama":
+            fix = f"give {kind_title(provider)} on `{who}` a key, and write `api_key_env:`"
+        yield Finding("open-origin", "warning", f"{who}: answers any web page that is opened in a "
+                      "browser near it", fix=fix)
 
 
 def _public_address(who: str, address: str, level: str) -> Finding:
@@ -15051,18 +15034,6 @@ def show_record(record: Any) -> dict[str, Any]:
     return fields
 
 
-def add_gateway(sentence: str, finding: Finding) -> str:
-    """Return a sentence that says how ready a fleet is; without its gateway it is not."""
-    if finding.level == "ok":
-        return sentence
-    if sentence.startswith("Ready"):
-        start = sentence.partition(":")[0].rstrip(".")
-        return f"{start}, but {finding.what}: {finding.fix}."
-    if finding.level == "error":  # `up` and `serve` are of no use before that
-        sentence = f"Next: {finding.fix}."
-    return f"{finding.what[0].upper()}{finding.what[1:]}. {sentence}"
-
-
 PAGE_PORT = 8080
 PICTURE_SECONDS = 2.0  # how often machines are asked while somebody looks
 FINDINGS_SECONDS = 60.0
@@ -15283,7 +15254,7 @@ def plan_headline(sight: Sight, routes: Mapping[str, RouteState],
         level = "bad" if "bad" in levels else levels[0]
         return level, f"Needs you: {', '.join(counts)}.{also}"
 
-    sentence = add_gateway(plan_next_step(sight.fleet, sight.states, routes), sight.gateway)
+    sentence = plan_next_step(sight.fleet, sight.states, routes, sight.gateway)
     warnings = [finding for finding in sight.findings if finding.level == "warning"]
     if not sentence.startswith("Ready:"):
         return "warn", sentence
@@ -22970,7 +22941,7 @@ def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "")
 
     routes = plan_route_states(fleet, states)
     ready = all(route.state == "ready" for route in routes.values())
-    sentence = add_gateway(plan_next_step(fleet, states, routes), gateway)
+    sentence = plan_next_step(fleet, states, routes, gateway)
     following = as_typed(sentence, world.typing)
 
     if options.json:
@@ -23276,19 +23247,13 @@ def cmd_doctor(options: Namespace, world: World) -> int:
         mended = mend_files(workspace, facts)
         facts = observe_files(workspace, fleet, facts)
 
-    findings = list(plan_doctor(fleet, facts))
-    ready = following = ""
-    gateway = [finding for _, finding in findings if finding.slug in ("port-free", "litellm-down")]
+    findings = plan_doctor(fleet, facts)
+    step = ready = ""
     if fleet:  # what `status` says of it
         routes = plan_route_states(fleet, facts.states)
-        if any(route.state != "ready" for route in routes.values()):
-            ready = count_ready(routes)
-            following = plan_next_step(fleet, facts.states, routes)
-            for finding in gateway:  # no error: it may be about to start
-                following = add_gateway(following, finding)
-    verdict = plan_verdict([finding for _, finding in findings], ready, following)
-    if gateway and verdict.startswith("Ready"):
-        verdict = add_gateway(verdict, gateway[0])
+        step = plan_next_step(fleet, facts.states, routes, check_gateway(fleet, facts.holder))
+        ready = count_ready(routes)
+    verdict = plan_verdict([finding for _, finding in findings], step, ready)
     if options.json:
         listed = [{"topic": topic, **show_record(retype(finding, world))}
                   for topic, finding in findings]

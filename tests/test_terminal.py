@@ -350,7 +350,7 @@ def page_of(**names):
         gpu: sf.NodeState(gpu, "http://192.168.1.51:11434", "refused", "nothing listens there")}
     routes = {name: sf.plan_route_state(fleet, states, model)
               for name, model in fleet.models.items()}
-    following = sf.plan_next_step(fleet, states, routes)
+    following = sf.plan_next_step(fleet, states, routes, sf.check_gateway(fleet, sf.OUR_GATEWAY))
     return sf.StatusPage(fleet, states, routes, following, NOW)
 
 
