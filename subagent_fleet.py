@@ -378,6 +378,7 @@ class Receipt(Record):
     read_again: int = 0  # and that a machine had read before, but not this one or no more
     read_again_why: str = ""  # pushed out, or from where it moved
     waited_for: str = ""  # the agent or session whose prompt was kept warm meanwhile
+    chosen: str = ""  # why this machine, of those that could answer
 
 
 class Rejection(Record):
@@ -12661,6 +12662,8 @@ DOUBT_SECONDS = 240.0  # after a loss, until as much is tried again; each loss d
 DOUBT_LIMIT_SECONDS = 24 * 3600.0
 TURNS_AHEAD = 4  # for so many is thought ahead
 LEAVING = 0.8  # to read all elsewhere must be worth so much
+# Which of those that are free is asked: the first of these rules by which two of them differ.
+PICKS = "least busy", "knows the prompt", "idle longest"
 LOOK_SECONDS = 0.5  # so often the queue and the rests are looked at although nothing happens
 CLIENT_SECONDS = 0.2  # so often who waits for a slot looks whether its client is still there
 REQUEST_SECONDS = 10.0  # for the headers; also how long an idle connection is kept
@@ -12668,7 +12671,6 @@ BODY_SECONDS = 120.0
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
 BODIES_LIMIT_BYTES = 512 * 1024 * 1024  # of all requests that are held at once
 CONNECTION_LIMIT = 256
-CONVERSATION_LIMIT = 4096
 ASIDE_SECONDS = 0.05  # for what comes at once
 ASIDE_LIMIT = 20_000  # receipts that wait for a disk, lines that wait for a reader
 EVENTS_PAUSE_SECONDS = 0.1  # they go out in batches: a burst costs one write
@@ -12761,7 +12763,7 @@ class Seats:
     def __init__(self) -> None:
         self.slots = 1
         self.memories: dict[Memory, None] = {}  # used longest ago first
-        self._readers: dict[int, Memory] = {}  # by link, who read it last
+        self._by_link: dict[int, Memory] = {}  # the conversation that had it last
         # Tokens a second, and of an answer; 0: not known yet.
         self.read_rate = self.write_rate = self.answer_tokens = 0.0
         # Tokens that are kept besides those in the slots; None: of one more conversation, as most
@@ -12774,7 +12776,7 @@ class Seats:
     def find(self, prompt: Beginnings) -> tuple[Memory | None, int]:
         """Return who read the longest beginning of a prompt last, and its tokens."""
         for index in range(len(prompt.links) - 1, -1, -1):
-            memory = self._readers.get(prompt.links[index])
+            memory = self._by_link.get(prompt.links[index])
             if memory:
                 return memory, prompt.tokens_at(index)
         return None, 0
@@ -12799,9 +12801,7 @@ class Seats:
         """Return how long a request and the turns after it take here, 0 where that is not known."""
         if not self.read_rate or not self.write_rate:
             return 0.0
-        memory, warm = self.find(prompt)
-        if memory and not self.fits(self._sizes_since(memory)):
-            warm = 0
+        warm = self.find(prompt)[1]
         answers = TURNS_AHEAD * self.answer_tokens / self.write_rate
         return self.read_seconds(prompt.tokens - warm) + answers
 
@@ -12873,7 +12873,7 @@ class Seats:
         own.give_up()
         own.running, own.used, own.tokens = own.running + 1, now, prompt.tokens
         own.links = prompt.links
-        self._readers.update(dict.fromkeys(own.links, own))
+        self._by_link.update(dict.fromkeys(own.links, own))
         self._use(own)
         ticket.memory, ticket.began = own, now
 
@@ -12883,7 +12883,7 @@ class Seats:
         if len(self.memories) > MEMORY_LIMIT:
             oldest = next(iter(self.memories))
             del self.memories[oldest]
-            self._readers = {link: reader for link, reader in self._readers.items()
+            self._by_link = {link: reader for link, reader in self._by_link.items()
                              if reader is not oldest}
 
     def learn(self, ticket: Ticket, end: End, seconds: float, now: float) -> int:
@@ -12903,7 +12903,7 @@ class Seats:
         if end.reason == "tool_use":
             memory.until = now + min(self.read_seconds(memory.tokens), HOLD_SECONDS)
         if ticket.need and ticket.known > total / 2 and self.read_rate:
-            self._note(ticket.need, is_warm, now)
+            self._learn_room(ticket.need, is_warm, now)
         return cached or (ticket.known if is_warm else 0)
 
     def _learn_speeds(self, end: End, fresh: int, seconds: float, writing: float) -> None:
@@ -12915,7 +12915,7 @@ class Seats:
             self.write_rate = average(self.write_rate, end.output_tokens / writing)
             self.answer_tokens = average(self.answer_tokens, end.output_tokens)
 
-    def _note(self, need: int, is_warm: bool, now: float) -> None:
+    def _learn_room(self, need: int, is_warm: bool, now: float) -> None:
         """Note that so many tokens besides the slots were kept, or were not."""
         if is_warm:
             self.kept = max(self.kept, need)
@@ -12945,7 +12945,7 @@ class Seats:
     def forget(self) -> None:
         """Forget what was read: its server may have started anew."""
         self.memories = {memory: None for memory in self.memories if memory.running}
-        self._readers.clear()
+        self._by_link.clear()
 
     def show(self, now: float) -> dict[str, Any]:
         """Return what is believed to be warm."""
@@ -12981,7 +12981,7 @@ class Rest:
         self.until = self.seconds = 0.0
 
 
-class Capacity:
+class ModelPlace:
     """What a model has on its node: slots, and a rest of its own while the node lacks it."""
 
     def __init__(self, node: str) -> None:
@@ -12991,7 +12991,7 @@ class Capacity:
         self.missing = Rest()
         self.seats = Seats()
 
-    def has_room(self) -> bool:
+    def is_free(self) -> bool:
         return self.running < self.slots
 
 
@@ -13004,11 +13004,12 @@ class Ticket:
         self.candidates: list[list[Model]] = []  # who can still be asked: the alias, its fallbacks
         self.model: Model | None = None
         self.asked: set[str] = set()  # nodes that were asked on its behalf whether they answer
-        self.is_alone = False  # and none of them did
+        self.silent: dict[str, str] = {}  # none of them does: {node: why}
+        self.chosen = ""  # by which rule it got its model
         self.wake: Callable[[], None] = lambda: None
 
         self.prompt, self.came, self.patience = prompt, came, patience
-        self.seats: list[Memory] = []  # that are kept for it while it waits
+        self.kept: list[Memory] = []  # the seats that are kept for it while it waits
         self.waits_for = ""  # who had the seat that it waited for
         self.memory: Memory | None = None  # of the place that reads it
         self.began = 0.0  # when that was
@@ -13023,15 +13024,13 @@ class Scheduler:
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._lock, self._clock = threading.RLock(), clock
         self.candidates = _plan_candidates(fleet)
-        self.places = _plan_capacities(fleet)
+        self.places = _plan_places(fleet)
         self.is_due = threading.Event()  # a node is to be asked before its rest is over
         self._rests = {name: Rest() for name in fleet.nodes}
         self._busy = dict.fromkeys(fleet.nodes, 0)  # slots in use, by node
         self._queue: dict[int, Ticket] = {}
         self._holders: dict[int, Ticket] = {}  # of slots
         self._number = 0
-        # Which model served a conversation last, the one asked longest ago first.
-        self._served: dict[tuple[Conversation, str], str] = {}
 
     def enter(self, alias: str, conversation: Conversation,
               candidates: list[list[Model]] | None = None, *,
@@ -13055,18 +13054,18 @@ class Scheduler:
             own = place.seats.find_own(ticket)
             if own and own.has_seat(now) and not own.waiter:
                 own.waiter = ticket
-                ticket.seats.append(own)
+                ticket.kept.append(own)
 
-    def _places_of(self, ticket: Ticket) -> dict[Capacity, None]:
+    def _places_of(self, ticket: Ticket) -> dict[ModelPlace, None]:
         return {self.places[model.name]: None for group in ticket.candidates for model in group}
 
     def _take_off(self, ticket: Ticket) -> None:
         """Take a request out of the queue, and its slot from it."""
         self._queue.pop(ticket.number, None)
-        for memory in ticket.seats:
+        for memory in ticket.kept:
             if memory.waiter is ticket:
                 memory.waiter = None
-        ticket.seats = []
+        ticket.kept = []
         if ticket.model:
             del self._holders[ticket.number]
             place = self.places[ticket.model.name]
@@ -13099,10 +13098,7 @@ class Scheduler:
             self._give_out()
 
     def succeed(self, ticket: Ticket) -> bool:
-        """Note that the node answered: it rests no more and the conversation will prefer it.
-
-        Tell whether it had rested.
-        """
+        """Note that the node answered: it rests no more. Tell whether it had rested."""
         assert ticket.model
         with self._lock:
             place = self.places[ticket.model.name]
@@ -13110,12 +13106,6 @@ class Scheduler:
             had_rested = rest.until > 0
             rest.end()
             place.missing.end()
-
-            key = (ticket.conversation, ticket.alias)
-            self._served.pop(key, None)
-            self._served[key] = ticket.model.name
-            if len(self._served) > CONVERSATION_LIMIT:
-                del self._served[next(iter(self._served))]
             self._give_out()
         return had_rested
 
@@ -13221,12 +13211,6 @@ class Scheduler:
                     for group in self.candidates[alias] for model in group]
             return max(int(min(ends) - self._clock()) + 1, 1)
 
-    def explain_rests(self, ticket: Ticket) -> dict[str, str]:
-        """Return why each node rests that could answer a request: {node: why}."""
-        with self._lock:
-            return {model.node: self._rests[model.node].why
-                    for group in ticket.candidates for model in group}
-
     def _give_out(self) -> None:
         """Give what is free to who waits, in order."""
         now = self._clock()  # one for all: a rest that ends meanwhile is not for who came last
@@ -13236,7 +13220,7 @@ class Scheduler:
                    default=0)
         for ticket in line:
             model = None
-            if any(place.has_room() for place in self.places.values()):
+            if any(place.is_free() for place in self.places.values()):
                 model = self._choose(ticket, now, is_late=ticket.number <= late)
             if model:
                 self._grant(ticket, model, now)
@@ -13256,7 +13240,7 @@ class Scheduler:
             self.is_due.set()
         if all(rest.until > now and not rest.is_asked for rest in rests.values()):
             del self._queue[ticket.number]
-            ticket.is_alone = True
+            ticket.silent = {name: rest.why for name, rest in rests.items()}
             ticket.wake()
 
     def _grant(self, ticket: Ticket, model: Model, now: float) -> None:
@@ -13287,13 +13271,14 @@ class Scheduler:
             missing += there
 
         # Nobody else has it: to ask for a model that was missing costs little.
-        free = [model for model in missing if self.places[model.name].has_room()]
+        ticket.chosen = "nobody else has it"
+        free = [model for model in missing if self.places[model.name].is_free()]
         return min(free, default=None, key=lambda model: self.places[model.name].missing.until)
 
     def _admits(self, model: Model, ticket: Ticket, now: float, is_late: bool) -> bool:
         """Tell whether a place has a slot and a seat for a request."""
         place = self.places[model.name]
-        if not place.has_room():
+        if not place.is_free():
             return False
         if not ticket.prompt.links or place.seats.admits(ticket, now):
             return True
@@ -13313,29 +13298,33 @@ class Scheduler:
         if seats.find_own(ticket) or now - ticket.came >= seats.read_seconds(ticket.prompt.tokens):
             return False
         busy = [self.places[model.name] for model in awake]
-        own = [place.seats.find_own(ticket) for place in busy if not place.has_room()]
+        own = [place.seats.find_own(ticket) for place in busy if not place.is_free()]
         return any(memory and memory.waiter is ticket for memory in own)
 
     def _pick(self, free: list[Model], ticket: Ticket) -> Model | None:
-        """Return who answers: the least busy node, who knows the prompt, the longest idle.
+        """Return who answers: the first by PICKS, or one that ends clearly sooner.
 
-        Where it is known how fast they read and write, one that ends clearly sooner is better.
+        How soon is known once it is known how fast they read and write.
         """
+        def rank(model: Model) -> tuple[int, ...]:
+            place = self.places[model.name]
+            is_new = place.seats.find_own(ticket) is None
+            return self._busy[model.node], is_new, place.last_number
+
         if not free:
             return None
-        knows = self._served.get((ticket.conversation, ticket.alias))
-        best = min(free, key=lambda model: (self._busy[model.node], model.name != knows,
-                                            self.places[model.name].last_number))
-        if len(free) == 1 or not ticket.prompt.links:
-            return best
-        seconds = {}
-        for model in free:
-            seats = self.places[model.name].seats
-            seconds[model.name] = seats.estimate(ticket.prompt)
-            if model is not best and not seats.find_own(ticket):
-                seconds[model.name] /= LEAVING
+        best, *others = sorted(free, key=rank)
+        ticket.chosen = "no other was free"
+        if others:
+            ranks = zip(PICKS, rank(best), rank(others[0]))
+            ticket.chosen = next((rule for rule, one, other in ranks if one != other), PICKS[-1])
+        seconds = {model.name: self.places[model.name].seats.estimate(ticket.prompt)
+                   for model in free}
         fastest = min(free, key=lambda model: seconds[model.name])
-        return fastest if 0 < seconds[fastest.name] < seconds[best.name] else best
+        if 0 < seconds[fastest.name] < LEAVING * seconds[best.name]:
+            ticket.chosen = "ends sooner"
+            return fastest
+        return best
 
 
 def _plan_candidates(fleet: Fleet) -> dict[str, list[list[Model]]]:
@@ -13363,13 +13352,13 @@ def pass_over(groups: list[list[Model]], lacks: Callable[[Model], str]
     return able, passed
 
 
-def _plan_capacities(fleet: Fleet) -> dict[str, Capacity]:
-    """Return each model's Capacity; two that are one model on a node share it."""
+def _plan_places(fleet: Fleet) -> dict[str, ModelPlace]:
+    """Return each model's ModelPlace; two that are one model on a node share it."""
     places = {}
-    shared: dict[tuple[str, str], Capacity] = {}
+    shared: dict[tuple[str, str], ModelPlace] = {}
     for model in fleet.models.values():
         key = (model.node, full_model_name(model.ollama_model))
-        place = shared.setdefault(key, Capacity(model.node))
+        place = shared.setdefault(key, ModelPlace(model.node))
         place.slots = place.seats.slots = max(place.slots, model.max_parallel)
         if is_cloud(fleet, model) or fleet.nodes[model.node].provider == "vllm":
             place.seats.room = float("inf")  # it keeps as many as anybody needs
@@ -13473,7 +13462,7 @@ class Service:
             self._mark("total")
             self._server.file(Receipt(
                 time=round(self._world.now(), 3), tries=tuple(self._tries),
-                passed_over=tuple(self._passed), waited_for=ticket.waits_for,
+                passed_over=tuple(self._passed), waited_for=ticket.waits_for, chosen=ticket.chosen,
                 said=clean_line("; ".join(self._said))[:SAID_LIMIT], **receipt), self._row)
 
     def _answer(self, ticket: Ticket) -> None:
@@ -13513,7 +13502,7 @@ class Service:
         if self._has_content or not was_sent:
             raise refusal
 
-    def _find_room(self, ticket: Ticket, model: Model, refusal: PromptTooLong) -> None:
+    def _find_larger(self, ticket: Ticket, model: Model, refusal: PromptTooLong) -> None:
         """Leave a model whose context is too small for those of a larger one, or refuse."""
         self._said.append(f"{model.node}: {refusal.what}")  # numbers, in our words
         # Not itself: its node may hold less than the file says.
@@ -13568,17 +13557,16 @@ class Service:
         while not ticket.model:
             if self._server.stops:
                 raise Refusal(529, "the gateway is stopping")
-            if ticket.is_alone:
-                scheduler = self._server.scheduler
-                reasons = scheduler.explain_rests(ticket)  # each was asked in vain
-                self._tries += [Try(node, why) for node, why in reasons.items()]
-                self._said += [f"{node}: {why}" for node, why in reasons.items()]
-                words = ", ".join(f"node {node}: {why}" for node, why in reasons.items())
-                raise Refusal(529, f"{words}; no other is left",
-                              retry_seconds=scheduler.rest_seconds(ticket.alias))
+            if ticket.silent:
+                self._tries += [Try(node, why) for node, why in ticket.silent.items()]
+                said = [f"{node}: {why}" for node, why in ticket.silent.items()]
+                self._said += said
+                seconds = self._server.scheduler.rest_seconds(ticket.alias)
+                raise Refusal(529, f"node {', node '.join(said)}; no other is left",
+                              retry_seconds=seconds)
             woken = threading.Event()
             ticket.wake = woken.set  # and only then, whether it came before
-            while not (ticket.model or ticket.is_alone or self._server.stops
+            while not (ticket.model or ticket.silent or self._server.stops
                        or woken.wait(CLIENT_SECONDS)):
                 self._wait(None, 0)
         self._mark("waited")
@@ -13726,7 +13714,7 @@ class Service:
 # What follows on what happened; the first that fits. Each raises where the request is refused.
 OUTCOMES: tuple[tuple[Any, Callable[[Service, Ticket, Model, Any], None]], ...] = (
     ((NoImages, NoField), Service._adapt),  # the same model is asked again, without it
-    (PromptTooLong, Service._find_room),  # one that holds more is asked
+    (PromptTooLong, Service._find_larger),  # one that holds more is asked
     (Refusal, Service._take_refusal),  # the node rests and another is asked, or it is refused
     (NodeFailure, Service._take_failure))  # the node rests and another is asked
 
@@ -28708,7 +28696,9 @@ config, do so in their own fields. stderr and the exit code are as without `--js
   `waited`, `first_byte`, `total` in seconds, `input_tokens`, `output_tokens`, `cached_tokens`: of
   the input, that the machine still had, `read_again`: that had been read before and was read again,
   `read_again_why`: pushed out, or moved from which machine, `waited_for`: the agent or session
-  whose prompt was kept warm meanwhile, `task`: whose session it is; and the rest of the receipt)
+  whose prompt was kept warm meanwhile, `chosen`: why this machine, of those that could answer:
+  least busy, knows the prompt, idle longest, ends sooner, no other was free, or nobody else has it,
+  `task`: whose session it is; and the rest of the receipt)
 - `skills list`: `out`, `skills` (`skill`, `summary`, `installed`: absent, installed or differs,
   by program)
 - `env --shell json`: `set` (name: value), `unset` (names)

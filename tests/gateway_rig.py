@@ -40,7 +40,9 @@ class Desk:
         self.scheduler = sf.Scheduler(fleet_of(*models, **more), lambda: self.now)
 
     def enter(self, alias="x", conversation=("s", "")):
-        return self.scheduler.enter(alias, conversation)
+        links = 1, hash((alias, conversation))
+        return self.scheduler.enter(alias, sf.Conversation(*conversation),
+                                    prompt=sf.Beginnings(links, (1, 1000), 1000))
 
     def ask(self, *, but=()):
         """Ask each node that has rested whether it answers, as the gateway does; return which."""
@@ -145,7 +147,7 @@ class Shaken:
                 self.scheduler.leave(ticket)
                 waiting.remove(ticket)
         dead = [f"request {ticket.number}" for ticket in waiting
-                if any(ticket.candidates) and not ticket.is_alone]
+                if any(ticket.candidates) and not ticket.silent]
         for ticket in waiting:
             self.scheduler.leave(ticket)
         self.now += sf.HOLD_SECONDS + 10

@@ -1010,7 +1010,7 @@ def test_logs_json_is_one_object(fleet, quick):
     assert found["schema"] == "subagent-fleet/logs/1"
     first, second = found["requests"]
     assert first == {**ONE, "time": first["time"], "name": "main", "failures": [], "said": "",
-                     "cached_tokens": 0, "read_again": 0, "read_again_why": "", "waited_for": "",
+                     "cached_tokens": 0, "read_again": 0, "read_again_why": "", "waited_for": "", "chosen": "",
                      "sent": 0, "cloud": False, "passed_over": [], "task": ""}
     assert second["failures"] == THREE["tries"] and second["node"] == second["model"] == ""
     assert quick("logs", "--json", "--follow").returncode == 2

@@ -189,7 +189,7 @@ BREAKS = {  # on purpose: what is damaged, and which step notices
               "does not serve"),
     "answers": (lambda patch: patch.setattr(sf.DemoNode, "reply", lambda *_: 1 / 0),
                 "the gateway answered 5"),
-    "slots": (lambda patch: patch.setattr(sf.Capacity, "has_room", returns(True)),
+    "slots": (lambda patch: patch.setattr(sf.ModelPlace, "is_free", returns(True)),
               "no implementer waited"),
     "audit": (lambda patch: patch.setattr(sf, "_tell_beyond", returns("it is far away")), "`trace` ended with 1"),
     "clean": (lambda patch: patch.setattr(sf, "remove_files", returns(None)), "`clean` left")}

@@ -108,7 +108,7 @@ def test_a_request_is_told_from_its_beginning_to_its_receipt(rig, listen, limits
 def test_who_comes_late_is_told_what_runs_and_what_was(rig, listen):
     served = rig(says("hello "), hangs)
     served.server.scheduler.places["m1"].last_number = 1  # the first goes to the first node
-    served.ask(headers={"x_claude_code_session_id": "another"})
+    served.ask(headers={"x_claude_code_session_id": "another"}, system="Other.")
     (receipt,) = served.receipts()
     served.server.scheduler.places["m0"].last_number = 2
     with served.connect() as connection:

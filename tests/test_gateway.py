@@ -126,20 +126,14 @@ def test_a_conversation_is_remembered_for_each_alias_it_asks():
         assert {alias: desk.serve(alias, ("mine", "")) for alias in "xy"} == where
 
 
-def test_the_conversation_asked_longest_ago_is_forgotten_first(limits):
-    limits(conversations=3)
+def test_why_a_machine_was_chosen_is_told():
+    desk = Desk(("m", "a", "x", {"max_parallel": 2, "fallback": ["f"]}),
+                ("n", "b", "x", {"max_parallel": 2}), ("f", "b", "y", {"ollama_model": "other"}))
+    told = [desk.enter(conversation=(who, "")).chosen for who in "1234"]
+    assert told == ["idle longest", "least busy", "idle longest", "no other was free"]
     desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
-    for name in ("one", "two", "three", "one", "four"):
-        desk.serve(conversation=(name, ""))
-    assert [conversation[0] for conversation, _ in desk.scheduler._served] \
-        == ["three", "one", "four"]
-
-
-def test_conversations_are_not_remembered_without_end():
-    desk = Desk(("m", "a", "x", {}))
-    for number in range(limit_of("conversations") + 50):
-        desk.serve(conversation=(str(number), ""))
-    assert len(desk.scheduler._served) == limit_of("conversations")
+    assert desk.serve(conversation=("1", "")) and desk.serve(conversation=("2", ""))
+    assert desk.enter(conversation=("2", "")).chosen == "knows the prompt"
 
 
 def test_a_failed_request_goes_to_the_next_candidate_and_the_node_rests():
@@ -211,7 +205,7 @@ def test_when_all_rest_they_are_asked_at_once_and_who_answers_is_it():
         desk.scheduler.leave(ticket)
     assert set(rests(desk.scheduler)) == {"m", "n"}
     first, second = desk.enter(), desk.enter()
-    assert not first.model and not first.is_alone
+    assert not first.model and not first.silent
     assert sorted(desk.ask(but="b")) == ["a", "b"]
     assert (first.model.name, second.model.name) == ("m", "m")
 
@@ -227,10 +221,10 @@ def test_who_waits_is_let_go_when_none_of_those_that_rest_answers():
     ticket.wake = lambda: woken.append(1)
     desk.scheduler.look()
     desk.scheduler.end_rest("a", "timeout")
-    assert not ticket.is_alone, "one may still answer"
+    assert not ticket.silent, "one may still answer"
     desk.scheduler.end_rest("b", "refused")
-    assert ticket.is_alone and woken == [1] and desk.scheduler.show()[1] == 0
-    assert desk.scheduler.explain_rests(ticket) == {"a": "timeout", "b": "refused"}
+    assert woken == [1] and desk.scheduler.show()[1] == 0
+    assert ticket.silent == {"a": "timeout", "b": "refused"}
     desk.scheduler.leave(ticket)
 
 
@@ -307,7 +301,7 @@ def test_slots_come_back_whatever_happens():
         places, waiting = desk.scheduler.show()
         busy = sum(place["running"] for place in places.values())
         assert busy + waiting + sum(
-            t.is_alone or not any(t.candidates) for t in held) == len(held)
+            bool(t.silent) or not any(t.candidates) for t in held) == len(held)
         assert all(0 <= place["running"] <= place["slots"] for place in places.values())
     for ticket in held:
         desk.scheduler.leave(ticket)
@@ -1121,12 +1115,12 @@ def test_a_node_that_drips_is_left_after_its_timeout(rig):
 def test_receipts_say_what_happened(rig):
     served = rig(says("PONG"), says("PONG"))
     served.ask(headers={"x_claude_code_session_id": "s-1", "x_claude_code_agent_id": "a1"})
-    served.ask(headers={"x_claude_code_session_id": f"{PROMPT} in a header"})
+    served.ask(headers={"x_claude_code_session_id": f"{PROMPT} in a header"}, system="Other.")
     first, second = served.receipts(2)
     assert set(first) == {"time", "id", "session", "agent", "alias", "model", "node", "context",
                           "tries", "waited", "first_byte", "total", "input_tokens",
                           "output_tokens", "outcome", "sent", "cloud", "passed_over", "said",
-                          "cached_tokens", "read_again", "read_again_why", "waited_for"}
+                          "cached_tokens", "read_again", "read_again_why", "waited_for", "chosen"}
     assert (first["session"], first["agent"], first["alias"]) == ("s-1", "a1", "x")
     assert (first["outcome"], first["input_tokens"], first["context"]) == ("ok", 12, 32768)
     assert 0 <= first["waited"] <= first["first_byte"] <= first["total"] < 10

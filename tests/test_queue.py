@@ -251,7 +251,7 @@ def test_only_the_last_conversations_are_remembered():
         desk.answer(desk.enter(str(number), 3), reason="end_turn")
     seats = desk.scheduler.places["m"].seats
     assert len(seats.memories) == sf.MEMORY_LIMIT
-    assert len(seats._readers) <= 7 * sf.MEMORY_LIMIT + 1
+    assert len(seats._by_link) <= 7 * sf.MEMORY_LIMIT + 1
 
 
 # -- the policy, simulated --

@@ -252,7 +252,6 @@ LIMITS = {
     "wake_pause": "WAKE_PAUSE_SECONDS", "wake_again": "WAKE_AGAIN_SECONDS",
     "try_wait": "TRY_WAIT_SECONDS", "ask": "ASK_SECONDS", "api_wait": "API_WAIT_SECONDS",
     "init": "INIT_TIMEOUT_SECONDS", "connections": "CONNECTION_LIMIT", "idle": "IDLE_LIMIT",
-    "conversations": "CONVERSATION_LIMIT",
     "bodies": "BODIES_LIMIT_BYTES", "answer": "ANSWER_LIMIT_BYTES",
     "receipts": "RECEIPTS_LIMIT_BYTES", "aside": "ASIDE_LIMIT", "lost": "LOST_LIMIT",
     "warmths": "SHOWN_WARMTHS_LIMIT", "measurements": "MEASUREMENTS_LIMIT"}

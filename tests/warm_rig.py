@@ -1,7 +1,7 @@
 """A simulated fleet for the queue: agents that talk for many turns, and machines that keep what they
 read as llama-server does. The product's own Scheduler decides, on a clock that events move.
 
-First come first served is the same Scheduler that is told nothing of the prompts.
+First come first served is the same Scheduler, which lets everybody in and stays nowhere.
 """
 import heapq
 import random
@@ -108,6 +108,11 @@ class Run:
         self.scheduler = sf.Scheduler(fleet, lambda: self.now)
         for index, room in enumerate(rooms):
             self.scheduler.places[f"m{index}"].seats.room = room
+        if not warm:
+            self.scheduler._stays = lambda *_: False
+            for place in self.scheduler.places.values():
+                place.seats.admits = lambda *_: True
+                place.seats.estimate = lambda prompt: 0.0
         self.out, self.next_look = Outcome(), float("inf")
         self.open, self.order = [], []
         for agent in agents:
@@ -149,15 +154,14 @@ class Run:
             self.scheduler.end_rest(name, "")
 
     def ask(self, agent):
-        prompt = agent.links() if self.warm else sf.UNKNOWN_PROMPT
-        ticket = self.scheduler.enter("x", sf.Conversation(agent.name), prompt=prompt)
+        ticket = self.scheduler.enter("x", sf.Conversation(agent.name), prompt=agent.links())
         ticket.agent, ticket.slot = agent, None
         self.open.append(ticket)
         if self.leaves and self.dice.random() < self.leaves:
             self.push(self.now + self.dice.uniform(1, 300), "leave", ticket)
 
     def begin_granted(self):
-        for ticket in [ticket for ticket in self.open if ticket.is_alone]:  # it is refused
+        for ticket in [ticket for ticket in self.open if ticket.silent]:  # it is refused
             self.scheduler.leave(ticket)
             self.open.remove(ticket)
             self.push(self.now + 5, "ask", ticket.agent)
