@@ -15160,7 +15160,7 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
     routes = plan_route_states(fleet, sight.states)
     needs = [_page_line(sight, *need) for need in plan_needs(sight, routes)]
     level, sentence = plan_headline(sight, routes, needs)
-    places = _plan_capacities(fleet)
+    places = _plan_places(fleet)
     warm = {load.model.name: load.warm for load in list_loads(fleet, sight.states)}
     models = []
     for name, model in fleet.models.items():
