@@ -16013,7 +16013,6 @@ class TaskState(Record):
     newer: TaskSpec | None = None  # what the file says by now; a retry takes it
     state: str = "waiting"
     at: float = 0.0  # since when
-    added: float = 0.0
     reason: str = ""
     cause: str = ""  # the same for programs
     until: float = 0.0  # it waits until then
@@ -16045,12 +16044,10 @@ class TaskState(Record):
     # Its process.
     session: str = ""
     spoken: bool = False  # the session exists: it is resumed
-    resumes: int = 0
     client: int = 0  # its process: for signals, and to tell its helpers from what it started
     start_at: int = 0  # where the output of its process begins
     heard_from: int = 0  # results before are of an earlier prompt
-    prompt: str = ""  # what it is told next, beside the task
-    given: str = ""  # what it was told last
+    prompt: str = ""  # what it is told beside the task, until it has answered
     # What a person wants of it.
     says: tuple[str, ...] = ()  # not yet handed on
     question: dict[str, Any] = {}  # {"id": …, "request": …}
@@ -16062,7 +16059,6 @@ class TaskState(Record):
     forgotten: bool = False
     # What it came to.
     kept: str = ""  # the commit for its branch, with which a task after it begins
-    snapshot: str = ""  # the ref that has all
     diff: dict[str, Any] = {}  # files, plus, minus, commits
     checks: tuple[int, ...] = ()  # exit codes of this try
     check_seconds: float = 0.0
@@ -16102,7 +16098,7 @@ class TaskState(Record):
 _COMMIT = "([0-9a-f]{40,64})?"
 _STATE_PATTERNS = {
     "base": _COMMIT, "start": _COMMIT, "tip": _COMMIT, "kept": _COMMIT,
-    "snapshot": "(refs/subagent-fleet/[A-Za-z0-9_./-]{1,200})?", "session": "([0-9a-f-]{36})?",
+    "session": "([0-9a-f-]{36})?",
     "branch": f"({_REVISION.strip('^$')})?", "worktree": "(/.*)?", "git": "(/.*)?",
     "check_git": "(/.*)?", "name": _TASK_NAME,
     "state": "|".join((*TERMINAL_STATES, *ACTIVE_STATES, "waiting", "attached"))}
@@ -16165,8 +16161,8 @@ def plan_fresh(state: TaskState) -> TaskState:
     place = "\n".join((state.branch, state.worktree, state.git, state.check_git))
     return TaskState(
         state.name, state.task, state.order, state.origin, state.newer, at=state.at,
-        added=state.added, orders=state.orders, base=state.base, tried=state.tried,
-        fresh=state.fresh + 1, resumes=state.resumes + 1, spent=state.total_at(state.at),
+        orders=state.orders, base=state.base, tried=state.tried,
+        fresh=state.fresh + 1, spent=state.total_at(state.at),
         old=(*state.old, place) if state.git else state.old)
 
 
@@ -16182,11 +16178,9 @@ def plan_first_words(state: TaskState) -> str:
 
     A session that is resumed knows the task; whoever else does it gets the whole of it each time.
     """
-    notes = [note for note in (state.prompt, *state.says) if note]
     if state.spoken and state.task.talks:
-        return "\n\n".join(notes) or CONTINUE_PROMPT
-    if notes == [CONTINUE_PROMPT]:
-        notes = []
+        return state.prompt or CONTINUE_PROMPT
+    notes = [] if state.prompt in ("", CONTINUE_PROMPT) else [state.prompt]
     return "\n\n".join([state.task.prompt or "", *notes])
 
 
@@ -17731,7 +17725,7 @@ class TaskWork:
                     return self._lose()
                 if ending:
                     return self._close(ending, ending.cause)
-                self._write("checking")
+                self._write("checking", prompt="")
             ruling, work = self._judge()
             if ruling.to not in ("asking", "running"):
                 break
@@ -17939,11 +17933,11 @@ class TaskWork:
         hold = self._hold_alive()
         session = state.session
         if not state.spoken:
-            session = str(uuid.uuid5(uuid.UUID(self._supervisor.run),
-                                     f"{self.name}/{state.tried}/{state.resumes}"))
+            session = str(uuid.uuid4())
         size = self._world.size_of(self._file("out.jsonl"))
-        state = self._write("starting", session=session, start_at=size, heard_from=size,
-                           resumes=state.resumes + 1)
+        told = filter(None, [state.prompt, *state.says])
+        state = self._hand_on(state.says, "starting", session=session, start_at=size,
+                              heard_from=size, prompt="\n\n".join(told))
         words = plan_first_words(state)
         if state.task.talks:
             self._world.make_pipe(self._file("in"))
@@ -17961,8 +17955,7 @@ class TaskWork:
         until = self._world.clock() + PROMPT_SECONDS
         while agent.pipe and not agent.pipe.push() and self._world.clock() < until:
             self._pause(0.01)
-        self._hand_on(state.says, "running", spoken=True, prompt="", client=child.number,
-                      given=words)
+        self._write("running", spoken=True, client=child.number)
         self._tell("resumed" if state.spoken else "started", self._describe(state))
 
     def _hold_alive(self) -> Hold:
@@ -18039,13 +18032,14 @@ class TaskWork:
         if agent.lives() and state.state != "checking":
             self._tell("reattached", f"the agent has been {state.state} for "
                        f"{show_span(self._world.now() - state.at)}")
-            if state.prompt:  # whether it was told is not known; twice does no harm
+            # Whether it was told that is not known; twice does no harm.
+            if state.prompt and agent.heard.turn_at <= state.heard_from:
                 self._say(state.prompt)
 
-    def _hand_on(self, says: Sequence[str], to: str = "", **changes: Any) -> None:
-        """Note that an agent was told what a person had said; more may have come since."""
+    def _hand_on(self, says: Sequence[str], to: str = "", **changes: Any) -> TaskState:
+        """Note that an agent is told what a person has said; more may have come since."""
         with self._supervisor.changed:
-            self._write(to, says=self.state.says[len(says):], **changes)
+            return self._write(to, says=self.state.says[len(says):], **changes)
 
     def _say(self, text: str) -> None:
         """Hand a prompt to an agent that waits for one."""
@@ -18053,7 +18047,7 @@ class TaskWork:
         assert agent
         agent.heard.prompted(agent.end, self._world.clock())
         agent.say(render_prompt_line(text))
-        self._write(prompt="", given=text, heard_from=agent.end)
+        self._write(heard_from=agent.end)
 
     # -- listening --
 
@@ -18066,6 +18060,8 @@ class TaskWork:
         while True:
             pause = 0.01 if agent.listen() else min(pause * 1.5, 0.25)
             if heard.is_settled:
+                if is_unknown_session(heard.result or {}) and heard.turn_at < 0:
+                    return LOST
                 # What was said meanwhile may begin a turn of its own.
                 settled_for = self._world.clock() - heard.since
                 if agent.told_at < heard.turn_at or settled_for > TURN_SECONDS:
@@ -18139,7 +18135,7 @@ class TaskWork:
     def _fall_asleep(self) -> None:
         """End the process of a task that asks and gets no answer: its place is free meanwhile."""
         self._end_agent(TERM_SECONDS)
-        self._write(asleep=True)
+        self._write(asleep=True, prompt="")
         raise Asleep
 
     def _look_at_clock(self, agent: AgentProcess) -> Ruling | None:
@@ -18179,29 +18175,22 @@ class TaskWork:
         agent.listen()
         lost = state.lost + 1
         if state.state == "asking":
-            self._write(asleep=True)
+            self._write(asleep=True, prompt="")
         elif lost >= LOST_LIMIT:
             last = last_line_of(self._world, self._file("err"))
             self._close(Ruling("parked", f"its process ended {lost} times without a result: {last}",
                                cause="lost"), "lost")
         else:
             errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
-            spoken = state.spoken and b"No conversation found" not in errors \
+            is_known = b"No conversation found" not in errors \
                 and not is_unknown_session(agent.heard.result or {})
-            self._write("waiting", reason="its process ended", spoken=spoken, lost=lost,
-                       prompt=self._plan_lost_words(state, agent, spoken=spoken),
-                       until=self._world.now() + (2 ** state.lost if state.lost else 0))
+            # What it had not even begun with is told again.
+            has_begun = state.task.talks and agent.heard.turn_at > state.heard_from
+            self._write("waiting", reason="its process ended", lost=lost,
+                        spoken=state.spoken and is_known,
+                        prompt=LOST_PROMPT if has_begun else state.prompt,
+                        until=self._world.now() + (2 ** state.lost if state.lost else 0))
             self._tell("lost", "its process ended without a result; starting it again")
-
-    @staticmethod
-    def _plan_lost_words(state: TaskState, agent: AgentProcess, *, spoken: bool) -> str:
-        """Return what is told beside the task when it goes on."""
-        if state.prompt or not state.task.talks:
-            return state.prompt
-        if agent.heard.turn_at > state.heard_from:
-            return LOST_PROMPT
-        # What it had not even begun with is told again, word by word.
-        return state.given if spoken else state.given.removeprefix(state.task.prompt or "").strip()
 
     def _judge(self) -> tuple[Ruling, WorkDone]:
         """Keep what there is in a snapshot, check exactly that, and say what it is worth."""
@@ -18211,9 +18200,6 @@ class TaskWork:
         if agent and state.task.talks:
             agent.listen()
             result = agent.heard.result or {}
-            if is_unknown_session(result) and agent.heard.turn_at < 0:
-                self._lose()
-                raise Asleep
             kind = api_error_of(result)
             if kind:
                 return self._judge_api_error(kind, result), WorkDone()
@@ -18235,7 +18221,7 @@ class TaskWork:
     def _keep(self, state: TaskState, known: Mapping[str, str]) -> WorkDone:
         """Keep the worktree in a ref, and look at what was done in it."""
         work, _ = take_snapshot(self._git(), self._main, state, str(state.tried), known)
-        self._remember(kept=work.commit, tip=work.tip, snapshot=work.ref)
+        self._remember(kept=work.commit, tip=work.tip)
         work = look_at_work(self._main, state, work)
         self._remember(diff=work.sums)
         return work
@@ -18272,9 +18258,7 @@ class TaskWork:
                    check_seconds=round(self._world.clock() - began, 1))
         if code in (126, 127):  # no agent helps against that, unless it is in a script of theirs
             refuse_missing_check(self._world, state, tree, r"[\w.+/-]+(?=\s|$)")
-        size = self._world.size_of(log)
-        tail = self._world.read_part(log, max(0, size - TAIL_BYTES), TAIL_BYTES)
-        return code, tail.decode("utf-8", "replace")
+        return code, read_tail(self._world, log, TAIL_BYTES)
 
     def _put_check(self, commit: str) -> str:
         """Put the check's worktree to a commit; return where it is."""
@@ -18387,7 +18371,7 @@ class TaskWork:
     def _after(self, state: TaskState, ruling: Ruling, ended: str) -> dict[str, Any]:
         """Return what changes beside the state when a try, or a part of one, is over."""
         now = self._world.now()
-        usual = {"wanted": "", "ended": now}
+        usual = {"wanted": "", "ended": now, "prompt": "" if self._agent else state.prompt}
         if ruling.to != "waiting":
             return {**usual, "open": False, "lost": 0}
         if ended == "stalled":
@@ -18395,7 +18379,7 @@ class TaskWork:
         if ruling.cause == "api":
             wait = API_WAIT_SECONDS[min(state.api_errors, len(API_WAIT_SECONDS) - 1)]
             return {**usual, "api_errors": state.api_errors + 1, "until": now + wait,
-                    "prompt": state.prompt or CONTINUE_PROMPT}
+                    "prompt": CONTINUE_PROMPT}
         wait = TRY_WAIT_SECONDS[min(state.failures, len(TRY_WAIT_SECONDS) - 1)]
         what = ruling.feedback or f"The last try failed: {ruling.reason}."
         return {**usual, "open": False, "failures": state.failures + 1, "until": now + wait,
@@ -18464,11 +18448,15 @@ def shorten(text: str) -> str:
     return f"{line[:70]}…" if len(line) > 70 else line
 
 
+def read_tail(world: World, log: str, most: int) -> str:
+    """Return the end of a log."""
+    begin = max(0, world.size_of(log) - most)
+    return world.read_part(log, begin, most).decode("utf-8", "replace")
+
+
 def last_line_of(world: World, log: str) -> str:
     """Return the last line that a log has, clean."""
-    size = world.size_of(log)
-    tail = world.read_part(log, max(0, size - 2000), 2000).decode("utf-8", "replace")
-    lines = [line for line in tail.splitlines() if line.strip()]
+    lines = [line for line in read_tail(world, log, 2000).splitlines() if line.strip()]
     return clean_line(lines[-1])[:200] if lines else "it printed nothing"
 
 
@@ -18666,9 +18654,8 @@ class Supervisor:
         for name, state in list(self.tasks.items()):
             if state.is_active:  # whoever was meant: nobody else looks after it
                 self._begin(name)
-            elif state.state == "attached" and not self._world.is_held(
-                    self.folder.of_task(name, "attached")):
-                self._detach(state, has_changed=True)
+            elif not self._world.is_held(self.folder.of_task(name, "attached")):
+                self._order_detach(state, {})
             self._grant(name)
 
     def _start_ready(self) -> bool:
@@ -18773,7 +18760,7 @@ class Supervisor:
             if old is None:
                 now = self._world.now()
                 order = max((state.order for state in self.tasks.values()), default=-1) + 1
-                self._keep(TaskState(task.name, task, order, origin, at=now, added=now, base=base))
+                self._keep(TaskState(task.name, task, order, origin, at=now, base=base))
                 return
             new = revise_task(old, task, origin)
             if new == old:
@@ -18815,14 +18802,12 @@ class Supervisor:
                                           for question, answer in answers.items()})
 
     def _order_detach(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        if state.state == "attached":
-            self._detach(state, has_changed=order.get("changed") is not False)
-
-    def _detach(self, state: TaskState, *, has_changed: bool) -> None:
         """Give a task back to its supervisor; looking alone changes nothing."""
+        if state.state != "attached":
+            return
         if state.before not in TERMINAL_STATES:
             self.write(state.name, "waiting", prompt=ATTACHED_PROMPT, spoken=True, before="")
-        elif has_changed:
+        elif order.get("changed") is not False:
             self.write(state.name, "waiting", recheck=True, open=False, before="")
         else:
             self.write(state.name, state.before, reason=state.reason, cause=state.cause, before="")
@@ -18887,7 +18872,7 @@ def see_states(folder: Folder) -> tuple[dict[str, TaskState], int]:
     for _, order in folder.read_orders():
         task = thaw_task(order.get("spec")) if order.get("do") == "add" else None
         if task and (task.name not in tasks or tasks[task.name].forgotten):  # not taken up yet
-            tasks[task.name] = TaskState(task.name, task, len(tasks), at=now, added=now,
+            tasks[task.name] = TaskState(task.name, task, len(tasks), at=now,
                                          base=str(order.get("base")))
     for name in find_merged(folder, tasks):
         tasks[name] = replace(tasks[name], state="done", reason="merged")

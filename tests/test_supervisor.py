@@ -76,7 +76,7 @@ def test_without_a_check_a_person_looks_at_the_branch(rig):
     rig.add("a", "@write x y")
     rig.add("b", "@write z y", after=("a",))
     rig.work()
-    assert rig.states() == {"a": "review", "b": "waiting"} and rig.tasks()["a"].snapshot
+    assert rig.states() == {"a": "review", "b": "waiting"} and rig.receipt("a")["snapshot"]
     assert rig.git("show", "run/a:x") == "y"
     rig.ask("accept", "a")
     rig.work()
@@ -138,7 +138,7 @@ def test_what_lies_outside_the_scope_parks_and_is_kept(rig):
     state = rig.tasks()["a"]
     assert state.state == "parked" and "secret.txt" in state.reason
     assert rig.receipt("a")["outside"] == ["secret.txt"]
-    assert rig.git("show", f"{state.snapshot}:secret.txt") == "x"
+    assert rig.git("show", "refs/subagent-fleet/a/1:secret.txt") == "x"
     assert rig.git("rev-parse", "run/a") == rig.git("rev-parse", "main")  # nothing merged
 
 
@@ -393,7 +393,7 @@ def test_the_deadline_ends_a_try_and_counts_as_one(rig):
     rig.work()
     state = rig.tasks()["a"]
     assert state.state == "failed" and "deadline" in state.reason
-    assert rig.receipt("a")["ended"] == "deadline" and rig.git("show", f"{state.snapshot}:x") == "y"
+    assert rig.receipt("a")["ended"] == "deadline" and rig.git("show", "refs/subagent-fleet/a/1:x") == "y"
 
 
 @pytest.mark.slow
