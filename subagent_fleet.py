@@ -16754,17 +16754,12 @@ class Folder:
 
     def read_states(self) -> tuple[dict[str, TaskState], int]:
         """Return the state of every task, and how many could not be read."""
-        states = []
-        unreadable = 0
-        for path in self.world.paths_below(self.path, "tasks/*/state.json"):
-            name = self.world.split(self.world.parent(path))[1]
-            state = thaw_state(self._read("tasks", name, "state.json"))
-            if state and state.name == name:
-                states.append(state)
-            else:
-                unreadable += 1
+        paths = self.world.paths_below(self.path, "tasks/*/state.json")
+        names = [self.world.split(self.world.parent(path))[1] for path in paths]
+        found = [(name, thaw_state(self._read("tasks", name, "state.json"))) for name in names]
+        states = [state for name, state in found if state and state.name == name]
         states.sort(key=lambda state: (state.order, state.name))
-        return {state.name: state for state in states}, unreadable
+        return {state.name: state for state in states}, len(names) - len(states)
 
     def write_state(self, state: TaskState) -> None:
         """Keep the state of a task."""
@@ -17421,7 +17416,7 @@ def read_baseline(folder: Folder, state: TaskState) -> dict[str, str]:
     return listed
 
 
-# -- an agent at work --
+# -- what an agent is started with --
 
 END_SECONDS = 0.4  # for Claude Code to end by itself
 TERM_SECONDS, STOP_SECONDS, KILL_SECONDS = 5.0, 1.2, 2.0
@@ -17524,6 +17519,8 @@ def plan_task_session(task: TaskSpec, environ: Mapping[str, str], fleet: Fleet |
     return {**environ, **TASK_VARIABLES}, settings
 
 
+# -- an agent at work --
+
 def feed_lines(heard: Heard, part: bytes, begin: int, now: float) -> bytes:
     """Hand on each whole line of a part of an agent's output; return what is left of it."""
     *lines, rest = part.split(b"\n")
@@ -17596,6 +17593,8 @@ class AgentProcess:
         self.pipe = None
 
 
+# -- what is refused before any work --
+
 def plan_branch(state: TaskState) -> str:
     """Return the branch that a task has, or gets with its next worktree."""
     suffix = f"-{state.fresh + 1}" if state.fresh else ""
@@ -17630,15 +17629,17 @@ def refuse_missing_check(world: World, state: TaskState, directory: str, pattern
                          "missing", fix=fix)
 
 
+# -- a task on its way --
+
 class Wanted(Exception):
     """A person wants something else of a task than what its thread is doing."""
 
 
-LOST = Ruling("waiting", cause="lost")  # an agent has ended without a result
-
-
 class Asleep(Exception):
     """A task's thread ends here; its state says how it goes on."""
+
+
+LOST = Ruling("waiting", cause="lost")  # an agent has ended without a result
 
 
 class TaskWork:
@@ -17847,31 +17848,28 @@ class TaskWork:
         return copies
 
     def _prepare_check(self) -> None:
-        """Make the check's worktree while the agent works.
-
-        In a thread of its own: what goes wrong is raised where the check is needed.
-        """
-        def prepare() -> None:
-            try:
-                self._make_check_worktree()
-            except Exception as error:
-                self._trouble = error
-
+        """Make the check's worktree while the agent works, in a thread of its own."""
         task = self.state.task
         if task.check and task.check_in == "own":
-            self._preparing = threading.Thread(target=prepare, daemon=True)
+            self._preparing = threading.Thread(target=self._make_check_worktree, daemon=True)
             self._preparing.start()
 
     def _make_check_worktree(self) -> None:
-        """Make the check's worktree, and see what the check says in it before any work."""
+        """Make the check's worktree, and see what the check says in it before any work.
+
+        What goes wrong is raised where the check is needed.
+        """
         state = self.state
         path, git = f"{state.worktree}.check", state.check_git
-        if not git or self._world.kind_of(path) != "directory":
-            with self._supervisor.adding:
-                git = add_worktree(self._main, state, for_check=True)
-            self._fill(path, self._file("setup-check.log"), CHECK_MARK)
-        self._remember(check_git=git)
-        self._remember(passes_on_base=self._ask_base())
+        try:
+            if not git or self._world.kind_of(path) != "directory":
+                with self._supervisor.adding:
+                    git = add_worktree(self._main, state, for_check=True)
+                self._fill(path, self._file("setup-check.log"), CHECK_MARK)
+            self._remember(check_git=git)
+            self._remember(passes_on_base=self._ask_base())
+        except Exception as error:
+            self._trouble = error
 
     def _ask_base(self) -> bool:
         """Tell whether the check passes before any work: then it proves nothing.
@@ -18255,7 +18253,7 @@ class TaskWork:
         began = self._world.clock()
         code = self._run_check(tree, name)
         self._remember(checks=(*state.checks, code),
-                   check_seconds=round(self._world.clock() - began, 1))
+                       check_seconds=round(self._world.clock() - began, 1))
         if code in (126, 127):  # no agent helps against that, unless it is in a script of theirs
             refuse_missing_check(self._world, state, tree, r"[\w.+/-]+(?=\s|$)")
         return code, read_tail(self._world, log, TAIL_BYTES)
@@ -18282,7 +18280,7 @@ class TaskWork:
         self._tell("retrying", f"{ruling.reason}{seconds}: sent back to the agent (round "
                    f"{state.round + 1} of {state.task.rounds})")
         self._write("running", prompt=ruling.feedback, reason=ruling.reason, lost=0,
-                   round=state.round + 1)
+                    round=state.round + 1)
         if self._agent and self._agent.lives():
             return self._say(ruling.feedback)
         if self._agent:
@@ -18317,7 +18315,7 @@ class TaskWork:
         if work is None or not work.ref:
             work = self._keep_what_is_there(state)
         if is_stop:
-            saved = f", work saved in {work.ref}" if work.ref else ""
+            saved = f", work saved in {work.ref}" if work.changed else ""
             ruling = replace(ruling, reason=f"{count_of(count, 'process')} ended in "
                              f"{seconds:.1f} s{saved}")
         if work.outside and ended in ("stalled", "deadline"):
@@ -18325,17 +18323,15 @@ class TaskWork:
 
         receipt = self._write_receipt(state, ruling, ended, work)
         self._write(ruling.to, **self._after(state, ruling, ended), reason=ruling.reason,
-                   cause=ruling.cause)
-        is_good = ruling.to in ("done", "review")
-        if ruling.to == "waiting":
-            self._tell("waits", f"for its next try: {ruling.reason}")
-        else:
-            text = ruling.reason
-            if is_good:
-                text = self._sum_up(receipt)
-            elif ruling.cause == "diff" and work.said:
-                text += f". It said: {shorten(work.said)}"
-            self._tell(ruling.to, text)
+                    cause=ruling.cause)
+        word, text = ruling.to, ruling.reason
+        if word == "waiting":
+            word, text = "waits", f"for its next try: {text}"
+        elif word in ("done", "review"):
+            text = self._sum_up(receipt)
+        elif ruling.cause == "diff" and work.said:
+            text += f". It said: {shorten(work.said)}"
+        self._tell(word, text)
 
     def _write_receipt(self, state: TaskState, ruling: Ruling, ended: str,
                        work: WorkDone) -> dict[str, Any]:
@@ -18391,10 +18387,8 @@ class TaskWork:
         sums = state.diff
         words = [show_span(receipt["seconds"]), count_of(sums["commits"], "commit"),
                  f"{count_of(sums['files'], 'file')} +{sums['plus']} -{sums['minus']}"]
-        if state.task.check:
-            words.append(f"check passed ({state.check_seconds:.1f} s)")
-        else:
-            words.append("no check")
+        words.append(f"check passed ({state.check_seconds:.1f} s)" if state.task.check
+                     else "no check")
         if receipt["turns"]:
             words.append(count_of(receipt["turns"], "turn"))
         words += [f"note: {flag}" for flag in receipt["flags"]]
@@ -18442,10 +18436,11 @@ class TaskWork:
             world.sleep(0.02)
 
 
+# -- the ends of texts --
+
 def shorten(text: str) -> str:
     """Return the beginning of a text as one line."""
-    line = " ".join(text.split())
-    return f"{line[:70]}…" if len(line) > 70 else line
+    return crop(" ".join(text.split()), 71)
 
 
 def read_tail(world: World, log: str, most: int) -> str:
@@ -18470,6 +18465,21 @@ WISHES: dict[str, Callable[[TaskState, Mapping[str, Any]], dict[str, Any]]] = {
     "attach": lambda state, order: {"wanted": "" if state.state == "attached" else "attach"},
     "forget": lambda state, order: {"forgotten": state.is_over}}
 
+def find_limits(world: World, backing: Backing, page: Mapping[str, Any]) -> Limits:
+    """Return how much may happen at the same time; the gateway's page says who rests."""
+    slots = plan_slots(backing.fleet)
+    most = backing.most
+    if not most:
+        memory = world.free_megabytes() // AGENT_MEGABYTES
+        most = max(1, min(sum(slots.values()) or 8, memory or 64))
+    rests: dict[str, list[float]] = {}
+    for model in page.get("models", ()):
+        rests.setdefault(str(model.get("alias")), []).append(model.get("rests_seconds") or 0)
+    return Limits(slots, most, {
+        alias: f"no machine answers, next try in {min(seconds):.0f} s"
+        for alias, seconds in rests.items() if all(seconds)})
+
+
 class Supervisor:
     """Works on the tasks of one repository as long as it holds the lock."""
 
@@ -18484,7 +18494,7 @@ class Supervisor:
         self.passes: dict[tuple[str, ...], bool] = {}  # a check, before any work
         self.asking: dict[tuple[str, ...], threading.Lock] = {}  # who just asks that
         self.starts: dict[str, str] = {}  # by base: what a worktree begins with
-        self.changed = changed or threading.Condition(threading.RLock())
+        self.changed = changed or threading.Condition()
         self._world, self._lock = folder.world, lock
         self._only = only  # the tasks that are meant, and those handed over since; None: all
         self._takes_new = takes_new
@@ -18563,7 +18573,7 @@ class Supervisor:
             self.tell(name, "stopped", "no agent was running")
         elif state.wanted == "attach" and state.state != "attached":
             self.write(name, "attached", before=state.state if state.is_over else "waiting",
-                      reason=state.reason, cause=state.cause, wanted="")
+                       reason=state.reason, cause=state.cause, wanted="")
             self.tell(name, "attached")
         elif state.asleep and state.answer:
             self.write(name, "waiting", prompt=tell_answers(state.answer))
@@ -18645,8 +18655,7 @@ class Supervisor:
         """Start the thread of a task."""
         work = TaskWork(self, name)
         thread = threading.Thread(target=work.run, name=name, daemon=True)
-        with self.changed:
-            self._threads[name] = thread
+        self._threads[name] = thread
         thread.start()
 
     def _recover(self) -> None:
@@ -18665,7 +18674,8 @@ class Supervisor:
         waiting = [name for name, state in states.items() if state.state == "waiting"]
         if not self._takes_new or not waiting:
             return False
-        limits, now = self.limits(), self._world.now()
+        limits = find_limits(self._world, self.backing, self._look_at_gateway())
+        now = self._world.now()
         aliases = {name: self.alias_of(name) for name in self.tasks}
         starts = plan_starts(states, aliases, limits, now)
         for name in starts:
@@ -18679,20 +18689,6 @@ class Supervisor:
                 self.tell(name, "waits", explain_wait(
                     states[name], self.tasks, aliases[name], limits, now))
         return bool(starts)
-
-    def limits(self) -> Limits:
-        """Return how much may happen at the same time."""
-        slots = plan_slots(self.backing.fleet)
-        most = self.backing.most
-        if not most:
-            memory = self._world.free_megabytes() // AGENT_MEGABYTES
-            most = max(1, min(sum(slots.values()) or 8, memory or 64))
-        rests: dict[str, list[float]] = {}
-        for model in self._look_at_gateway().get("models", ()):
-            rests.setdefault(str(model.get("alias")), []).append(model.get("rests_seconds") or 0)
-        return Limits(slots, most, {
-            alias: f"no machine answers, next try in {min(seconds):.0f} s"
-            for alias, seconds in rests.items() if all(seconds)})
 
     def alias_of(self, name: str) -> str:
         """Return the alias that a task's requests ask for."""
@@ -18713,9 +18709,7 @@ class Supervisor:
     def view_of(self, session: str) -> str:
         """Return what the gateway knows of a session: waiting, working, idle or unknown."""
         sessions = self._look_at_gateway().get("sessions")
-        if not isinstance(sessions, dict):
-            return "unknown"
-        return str(sessions.get(session, "idle"))
+        return str(sessions.get(session, "idle")) if isinstance(sessions, dict) else "unknown"
 
     # -- what other commands ask for --
 
@@ -18787,13 +18781,11 @@ class Supervisor:
                 self.accept(freeze(task), base_of(task, self.folder), "file")
             except FleetError as error:
                 self.tell(name, "not read", error.what)
-        left = [state for name, state in self.tasks.items() if state.origin == "file"
-                and name not in plan.tasks and not (state.tried or state.forgotten)]
-        for state in left:
-            if state.state == "waiting":
-                self.write(state.name, "stopped", reason="removed from the task file",
-                          forgotten=True)
-                self.tell(state.name, "removed", "it is no longer in the task file")
+        for name, state in list(self.tasks.items()):
+            if state.origin == "file" and name not in plan.tasks and state.state == "waiting" \
+                    and not state.tried:
+                self.write(name, "stopped", reason="removed from the task file", forgotten=True)
+                self.tell(name, "removed", "it is no longer in the task file")
 
     def _order_answer(self, state: TaskState, order: Mapping[str, Any]) -> None:
         answers = order.get("answers")
@@ -18826,7 +18818,7 @@ class Supervisor:
             notes = notes[-1:]
         self.tasks[state.name] = replace(state, task=task, newer=None)
         self.write(state.name, "waiting", open=False, failures=0, lost=0, api_errors=0, wanted="",
-                  prompt="\n\n".join(filter(None, notes)) or CONTINUE_PROMPT)
+                   prompt="\n\n".join(filter(None, notes)) or CONTINUE_PROMPT)
 
     def _order_accept(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if not can_accept(state):
@@ -18839,7 +18831,7 @@ class Supervisor:
             self.tell(state.name, "done", "accepted")
         else:
             self.write(state.name, reason=f"the branch {state.branch} has moved meanwhile",
-                      cause="branch-moved")
+                       cause="branch-moved")
 
     def _order_gone(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if order.get("git") == state.git:
@@ -18886,10 +18878,8 @@ def see_tasks(folder: Folder, backing: Backing) -> TaskSight:
     live = [state for state in tasks.values() if state.state in LIVE_STATES]
     # The session's own, not a subagent's.
     served = {one.session: one for one in backing.receipts() if not one.agent} if live else {}
-    slots = plan_slots(fleet)
     aliases = {name: plan_alias(state.task, fleet) for name, state in tasks.items()}
-    limits = Limits(slots, backing.most or sum(slots.values()) or 8,
-                    busy=count_busy(tasks, aliases))
+    limits = replace(find_limits(folder.world, backing, {}), busy=count_busy(tasks, aliases))
     windows = {model.alias: model.context for model in fleet.models.values()} if fleet else {}
     return TaskSight(
         tasks, {state.name: listen_to_tail(folder, state) for state in live}, folder.world.now(),
@@ -25408,7 +25398,7 @@ def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: Worl
     """Let the supervisors work to the end, or until a signal; say what it came to."""
     stops: list[str] = []
     world.on_stop(stops.append)
-    changed = threading.Condition(threading.RLock())
+    changed = threading.Condition()
     looked_at = world.clock()
     try:
         for job in jobs:
