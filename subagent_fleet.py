@@ -15140,26 +15140,96 @@ class Dashboard(Reception):
 
 # -- what is known of a fleet, as plain values --
 
+class NodeTotals(Record):
+    """What a node has served since its gateway began, as `/fleet` says it."""
+
+    name: str
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    waited_seconds: float = 0
+    failures: int = 0
+
+
+class KeptWarm(Record):
+    """What a place is believed to keep of conversations, as `/fleet` says it."""
+
+    conversations: int = 0
+    tokens: int = 0
+
+
+class ModelSlots(Record):
+    """How busy a model is, as `/fleet` says it."""
+
+    name: str
+    running: int
+    slots: int
+    rests_seconds: float = 0
+    warm: KeptWarm = KeptWarm()
+
+
+class FleetPage(Record):
+    """What is needed of `/fleet`."""
+
+    fleet: str
+    config: str = ""
+    nodes: tuple[NodeTotals, ...] = ()
+    models: tuple[ModelSlots, ...] = ()
+    waiting: int = 0
+    left_house: dict[str, int] = {}  # requests and tokens
+
+
+class GatewayView(Record):
+    """Who holds a fleet's gateway port and, where that is one of this fleet, what it says."""
+
+    holder: str  # OUR_GATEWAY where one serves this fleet with its key, else who listens, or ""
+    page: FleetPage | None = None
+
+
 class Sight(Record):
-    """What is seen of a fleet at one moment."""
+    """What is seen of a fleet at one moment: `status` and the page show it."""
 
     fleet: Fleet
     states: Mapping[str, NodeState]
+    routes: Mapping[str, RouteState]  # by model
     gateway: Finding
-    now: float
+    following: str  # the sentence of plan_next_step
+    now: float  # seconds since 1970
     typing: Typing
-    is_followed: bool = False  # the gateway tells what happens
-    findings: Sequence[Finding] = ()
+    said: FleetPage  # by the fleet's gateway, where it answers
     tasks: Sequence[Mapping[str, Any]] = ()
-    kept: Mapping[str, int] = {}  # conversations that are warm now, by model
+    measured: Sequence[Measurement] = ()  # by `bench`
+    findings: Sequence[Finding] = ()
+    is_followed: bool = False  # the gateway tells what happens
+
+    @property
+    def places(self) -> dict[str, ModelSlots]:
+        """How busy each model is."""
+        return {model.name: model for model in self.said.models}
+
+    def find_measured(self, node: str, ollama_model: str) -> Measurement | None:
+        """Return what was measured of a model on a node."""
+        return find_measurement(self.measured, self.states[node].endpoint, ollama_model)
+
+
+def plan_sight(fleet: Fleet, states: Mapping[str, NodeState], view: GatewayView, now: float,
+               typing: Typing) -> Sight:
+    """Return what machines and the gateway have said, and what follows."""
+    gateway = check_gateway(fleet, view.holder)
+    routes = plan_route_states(fleet, states)
+    following = plan_next_step(fleet, states, routes, gateway)
+    said = FleetPage(fleet.name)
+    if view.page and view.holder == OUR_GATEWAY:
+        said = view.page
+    return Sight(fleet, states, routes, gateway, following, now, typing, said)
 
 
 def plan_picture(sight: Sight) -> dict[str, Any]:
     """Return what the page shows of a fleet, apart from what happens."""
     fleet = sight.fleet
-    routes = plan_route_states(fleet, sight.states)
-    needs = [_page_line(sight, *need) for need in plan_needs(sight, routes)]
-    level, sentence = plan_headline(sight, routes, needs)
+    routes, busy = sight.routes, sight.places
+    needs = [_page_line(sight, *need) for need in plan_needs(sight)]
+    level, sentence = plan_headline(sight, needs)
     places = _plan_places(fleet)
     warm = {load.model.name: load.warm for load in list_loads(fleet, sight.states)}
     models = []
@@ -15167,7 +15237,8 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
         models.append({"name": name, "node": model.node, "runs": model.ollama_model,
                        "alias": model.alias, "context": model.context,
                        "slots": places[name].slots, "fallback": list(model.fallback),
-                       "warm": warm.get(name), "kept": sight.kept.get(name, 0),
+                       "warm": warm.get(name),
+                       "kept": busy[name].warm.conversations if name in busy else 0,
                        "state": routes[name].state, "instead": routes[name].fallback})
 
     agents = [{"name": "main", "model": plan_tiers(fleet)["main"]}]
@@ -15199,11 +15270,13 @@ def _plan_task_needs(tasks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
     failed = [task for task in tasks if task["level"] == "bad"]
     if failed:
         names = some_of([task["name"] for task in failed], 4)
-        yield "bad", f"{count_of(failed, 'task')} failed: {names}", failed[0]["fix"]
+        fixes = "\n".join(task["fix"] for task in failed[:4])
+        yield "bad", f"{count_of(failed, 'task')} failed: {names}", fixes
 
 
-def plan_needs(sight: Sight, routes: Mapping[str, RouteState]) -> Iterator[tuple[str, str, str]]:
+def plan_needs(sight: Sight) -> Iterator[tuple[str, str, str]]:
     """Yield (level, what, what to type) of all that waits for a person, the most urgent first."""
+    routes = sight.routes
     yield from _plan_task_needs(sight.tasks)
     for name, state in sight.states.items():
         alone = [model.name for model in sight.fleet.models.values() if model.node == name
@@ -15229,20 +15302,22 @@ def _page_line(sight: Sight, level: str, what: str, fix: str) -> dict[str, str]:
     return {"level": level, "what": what, "fix": as_typed(fix, sight.typing)}
 
 
-def plan_headline(sight: Sight, routes: Mapping[str, RouteState],
-                  needs: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str, str]:
     """Return (level, sentence): the worst of what stands below, never better."""
     levels = [need["level"] for need in needs]
     if levels:
-        counts = [count_of(levels.count(level), noun) for level, noun in
-                  (("ask", "question"), ("warn", "parked task"), ("bad", "problem"))
-                  if level in levels]
+        states = [task["state"] for task in sight.tasks]
+        counts = [count_of(states.count(state), noun) for state, noun in
+                  (("asking", "question"), ("review", "review"), ("attached", "attached task"),
+                   ("parked", "parked task")) if state in states]
+        if "bad" in levels:
+            counts.append(count_of(levels.count("bad"), "problem"))
         down = [name for name, state in sight.states.items() if not state.online]
         also = f" Not answering: {some_of(down, 4)}." if down else ""
         level = "bad" if "bad" in levels else levels[0]
         return level, f"Needs you: {', '.join(counts)}.{also}"
 
-    sentence = plan_next_step(sight.fleet, sight.states, routes, sight.gateway)
+    sentence = sight.following
     warnings = [finding for finding in sight.findings if finding.level == "warning"]
     if not sentence.startswith("Ready:"):
         return "warn", sentence
@@ -20798,13 +20873,6 @@ def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
         return Reply(exchange.status, exchange.headers, exchange.read_all())
 
 
-class GatewayView(Record):
-    """Who holds a fleet's gateway port and, where that is one of this fleet, what it says."""
-
-    holder: str  # OUR_GATEWAY where one serves this fleet with its key, else who listens, or ""
-    page: FleetPage | None = None
-
-
 def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
     """Return who holds a fleet's gateway port."""
     return see_gateway(world, fleet, key, until).holder
@@ -20868,45 +20936,6 @@ def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> st
     lacks = {model.alias for model in fleet.models.values()}
     lacks -= {read_field(model, "id") for model in served}
     return OUR_GATEWAY if served and not lacks else "LiteLLM"
-
-
-class NodeTotals(Record):
-    """What a node has served since its gateway began, as `/fleet` says it."""
-
-    name: str
-    requests: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    waited_seconds: float = 0
-    failures: int = 0
-
-
-class KeptWarm(Record):
-    """What a place is believed to keep of conversations, as `/fleet` says it."""
-
-    conversations: int = 0
-    tokens: int = 0
-
-
-class ModelSlots(Record):
-    """How busy a model is, as `/fleet` says it."""
-
-    name: str
-    running: int
-    slots: int
-    rests_seconds: float = 0
-    warm: KeptWarm = KeptWarm()
-
-
-class FleetPage(Record):
-    """What is needed of `/fleet`."""
-
-    fleet: str
-    config: str = ""
-    nodes: tuple[NodeTotals, ...] = ()
-    models: tuple[ModelSlots, ...] = ()
-    waiting: int = 0
-    left_house: dict[str, int] = {}  # requests and tokens
 
 
 def _show_key(world: World, url: str, key: str, until: float) -> dict[str, Any]:
@@ -22748,109 +22777,88 @@ def cmd_status(options: Namespace, world: World) -> int:
     return EXIT_PROBLEM if options.check and not ready else EXIT_OK
 
 
-class StatusPage(Record):
-    """What `status` shows: everything that is known of a fleet at one moment."""
-
-    fleet: Fleet
-    states: Mapping[str, NodeState]
-    routes: Mapping[str, RouteState]  # by model
-    following: str  # the sentence of plan_next_step
-    now: float  # seconds since 1970
-    # What the fleet's gateway says, where it was asked and answers.
-    places: Mapping[str, ModelSlots] = {}  # by model
-    waiting: int = 0
-    gateway_at: str = ""
-    is_served: bool = True
-    measured: Sequence[Measurement] = ()  # by `bench`
-    left_house: Mapping[str, int] = {}  # requests and tokens
-    tasks: Sequence[TaskRow] = ()  # at work or waiting
-
-    def find_measured(self, node: str, ollama_model: str) -> Measurement | None:
-        """Return what was measured of a model on a node."""
-        return find_measurement(self.measured, self.states[node].endpoint, ollama_model)
-
-
-def format_away(page: StatusPage) -> str:
+def format_away(sight: Sight) -> str:
     """Return which models are beyond the house and what went there; nothing where none is."""
-    fleet = page.fleet
+    fleet = sight.fleet
     names = [f"{model.name} ({split_endpoint(fleet.nodes[model.node].endpoint).host})"
              for model in fleet.models.values() if is_cloud(fleet, model)]
     if not names:
         return ""
     text = f"Leaves the house: what is asked of {some_of(names, 5)}."
-    if page.left_house:
-        requests, tokens_in, tokens_out = (page.left_house[name] for name in TOTALS[:3])
+    if sight.said.left_house:
+        requests, tokens_in, tokens_out = (
+            sight.said.left_house.get(name, 0) for name in TOTALS[:3])
         text += (f" So far {count_of(requests, 'request')}, {tokens_in:,} tokens in, "
                  f"{tokens_out:,} out.")
     return text
 
 
-def format_status(page: StatusPage, look: Look = PLAIN) -> str:
+def format_status(sight: Sight, look: Look = PLAIN) -> str:
     """Return what machines have and hold, who answers for each agent, whether all is ready."""
-    fleet = page.fleet
-    resting = {fleet.models[name].node for name, place in page.places.items()
+    fleet = sight.fleet
+    resting = {fleet.models[name].node for name, place in sight.places.items()
                if place.rests_seconds}
-    text = format_nodes(fleet, page.states, ("Node", "Status", "Endpoint", "Models"), look,
+    text = format_nodes(fleet, sight.states, ("Node", "Status", "Endpoint", "Models"), look,
                         resting)
-    offline = [state for state in page.states.values() if not state.online]
+    offline = [state for state in sight.states.values() if not state.online]
     text += "\n" * bool(offline)
     for state in offline:
         place = Cell(f"{state.name} ({state.endpoint}):", "dim")
         text += format_words([place, state.why], look, indent="  ")
-    text += _format_loaded(page, look)
+    text += _format_loaded(sight, look)
 
     text += "\nAgent routing:\n"
     for agent, model in plan_routes(fleet).items():
         route = f"{format_route(fleet, agent, model)}:"
-        text += format_words([route, _route_cell(page, fleet.agents[agent], look)], look,
+        text += format_words([route, _route_cell(sight, fleet.agents[agent], look)], look,
                              indent="  ")
-    for load in list_loads(fleet, page.states):
+    for load in list_loads(fleet, sight.states):
         text += format_words([describe_warm(load)], look, indent="  ")
-    text += "\n" + format_words([format_away(page)], look, indent="  ")
-    if page.tasks:
-        names = some_of([f"{row.name} ({row.state})" for row in page.tasks], 4)
+    text += "\n" + format_words([format_away(sight)], look, indent="  ")
+    if sight.tasks:
+        names = some_of([f"{task['name']} ({task['state']})" for task in sight.tasks], 4)
         text += format_words([f"Tasks: {names}.", "`subagent-fleet tasks`"], look, indent="  ")
-    return text + _format_verdict(page, look)
+    return text + _format_verdict(sight, look)
 
 
-def _format_verdict(page: StatusPage, look: Look) -> str:
+def _format_verdict(sight: Sight, look: Look) -> str:
     """Return the sentence that says whether the fleet is ready, and what to type if not."""
-    states = [page.routes[name].state for name in page.fleet.models]
+    states = [sight.routes[name].state for name in sight.fleet.models]
     ready = states.count("ready")
     verdict = Cell(f"{ready} of {count_of(states, 'model')} ready.", "warn")
-    following = clean_line(page.following)
-    if ready == len(states) and page.is_served:
+    is_served = sight.gateway.level == "ok"
+    following = clean_line(as_typed(sight.following, sight.typing))
+    if ready == len(states) and is_served:
         verdict, following = Cell("ready.", "ok"), ""
     elif following.startswith("Ready, "):  # but for its gateway
         verdict, following = Cell("ready,", "warn"), following[len("Ready, "):]
 
     traffic = ""
-    if page.gateway_at:
-        working = sum(place.running for place in page.places.values())
-        traffic = f"Gateway at {page.gateway_at}: idle."
-        if working or page.waiting:
-            traffic = (f"Gateway at {page.gateway_at}: {working} working, {page.waiting} "
-                       "waiting.")
-    return format_words([Cell(f"{page.fleet.name}:", "bold"), verdict, Cell(traffic), following],
+    if is_served:
+        working = sum(place.running for place in sight.said.models)
+        traffic = f"Gateway at {gateway_url(sight.fleet.gateway)}: idle."
+        if working or sight.said.waiting:
+            traffic = traffic.replace("idle", f"{working} working, {sight.said.waiting} waiting")
+    return format_words([Cell(f"{sight.fleet.name}:", "bold"), verdict, Cell(traffic), following],
                         look, indent="  ")
 
 
-def _format_loaded(page: StatusPage, look: Look) -> str:
+def _format_loaded(sight: Sight, look: Look) -> str:
     """Return a table of the models in memory; what is not known of any has no column."""
     rows = []
-    for state in page.states.values():
+    for state in sight.states.values():
         for loaded in state.loaded:
             row = {"Node": state.name, "Loaded": loaded.name, "Context": "-", "On GPU": "-",
-                   "Slots": "-", "tok/s": "-", "Unloads": format_expiry(loaded.expires, page.now)}
+                   "Slots": "-", "tok/s": "-", "Unloads": format_expiry(loaded.expires, sight.now)}
             if loaded.context:
                 row["Context"] = f"{loaded.context:,}"
             if loaded.gpu_percent is not None:
                 row["On GPU"] = f"{loaded.gpu_percent} %"
-            for name, place in page.places.items():
-                model = page.fleet.models[name]
+            for name, place in sight.places.items():
+                model = sight.fleet.models[name]
                 if model.node == state.name and find_models([loaded], model.ollama_model):
                     row["Slots"] = f"{place.running} / {place.slots}"
-            measured = page.find_measured(state.name, loaded.name)
+            measured = sight.find_measured(state.name, loaded.name)
             if measured and measured.answer_rate:
                 row["tok/s"] = f"{measured.answer_rate:,.1f}"
             rows.append(row)
@@ -22864,11 +22872,11 @@ def _format_loaded(page: StatusPage, look: Look) -> str:
                                spare=("Unloads", "tok/s", "On GPU"))
 
 
-def _route_cell(page: StatusPage, agent: Agent, look: Look) -> Cell:
+def _route_cell(sight: Sight, agent: Agent, look: Look) -> Cell:
     """Return how ready an agent's model is, and who answers instead."""
-    model = page.fleet.models[agent.model]
-    route = page.routes[model.name]
-    place = page.places.get(model.name, ModelSlots(model.name, 0, 0))
+    model = sight.fleet.models[agent.model]
+    route = sight.routes[model.name]
+    place = sight.places.get(model.name, ModelSlots(model.name, 0, 0))
     words = format_route_state(route)
     role = "ok"
     if route.state == "cold" or route.fallback:
@@ -22880,7 +22888,7 @@ def _route_cell(page: StatusPage, agent: Agent, look: Look) -> Cell:
     elif place.running:
         words += f", {place.running} working"
 
-    known = page.find_measured(model.node, model.ollama_model)
+    known = sight.find_measured(model.node, model.ollama_model)
     if agent.tools != () and known and known.instead:
         words += f"; in `bench` it {known.instead}"
         role = "warn" if role == "ok" else role
@@ -22890,40 +22898,24 @@ def _route_cell(page: StatusPage, agent: Agent, look: Look) -> Cell:
 def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "") -> bool:
     """Print what is so now; tell whether every route is ready."""
     workspace = open_workspace(options, world)
-    measured = read_measurements(workspace)
     seen = dict(run_together(world, plan_asking(workspace, fleet, options.timeout)))
-    states, view = seen["states"], seen["view"]
-    gateway = check_gateway(fleet, view.holder)
-    said, left_house = FleetPage(fleet.name), {}
-    if view.page and view.holder == OUR_GATEWAY:
-        said = view.page
-        left_house = {name: said.left_house.get(name, 0) for name in TOTALS[:3]}
-    places = {model.name: model for model in said.models}
-    tasks = [row for row in find_task_rows(world, fleet, options)
+    tasks = [{"name": row.name, "state": row.state}
+             for row in find_task_rows(world, fleet, options)
              if row.state in ("waiting", *ACTIVE_STATES)]
-
-    routes = plan_route_states(fleet, states)
-    ready = all(route.state == "ready" for route in routes.values())
-    sentence = plan_next_step(fleet, states, routes, gateway)
-    following = as_typed(sentence, world.typing)
-
+    sight = replace(plan_sight(fleet, seen["states"], seen["view"], world.now(), world.typing),
+                    tasks=tasks, measured=read_measurements(workspace))
+    ready = all(route.state == "ready" for route in sight.routes.values())
     if options.json:
         print_report(world, "status", {
-            "fleet": fleet.name, "ready": ready, "next": following,
-            "gateway": retype(gateway, world), "work": places,
-            "waiting": said.waiting, "left_house": left_house,
-            "tasks": [{"name": row.name, "state": row.state} for row in tasks],
-            "nodes": list(states.values()),
-            "loads": [report_load(load) for load in list_loads(fleet, states)],
-            **report_status(fleet, routes, measured)})
-        return ready
-
-    is_served = gateway.level == "ok"
-    page = StatusPage(fleet, states, routes, following, world.now(),
-                      places=places, waiting=said.waiting, left_house=left_house, tasks=tasks,
-                      gateway_at=gateway_url(fleet.gateway) if is_served else "",
-                      is_served=is_served, measured=measured)
-    world.out(clear + format_status(page, look_of(world)))
+            "fleet": fleet.name, "ready": ready,
+            "next": as_typed(sight.following, world.typing),
+            "gateway": retype(sight.gateway, world), "work": sight.places,
+            "waiting": sight.said.waiting, "left_house": sight.said.left_house, "tasks": tasks,
+            "nodes": list(sight.states.values()),
+            "loads": [report_load(load) for load in list_loads(fleet, sight.states)],
+            **report_status(sight)})
+    else:
+        world.out(clear + format_status(sight, look_of(world)))
     return ready
 
 
@@ -22944,16 +22936,15 @@ def known_key(workspace: Workspace, fleet: Fleet) -> str:
         return ""
 
 
-def report_status(fleet: Fleet, routes: dict[str, RouteState],
-                  measured: Sequence[Measurement]) -> dict[str, list[Any]]:
+def report_status(sight: Sight) -> dict[str, list[Any]]:
     """Return what `--json` says of each model, and again of it for each agent."""
+    fleet = sight.fleet
     models = {}
     for name, model in fleet.models.items():
-        known = find_measurement(measured, fleet.nodes[model.node].endpoint, model.ollama_model)
         models[name] = {"name": name, "node": model.node, "ollama_model": model.ollama_model,
                         "alias": model.alias, "context": model.context,
-                        "cloud": is_cloud(fleet, model), **vars(routes[name]),
-                        "measured": known}
+                        "cloud": is_cloud(fleet, model), **vars(sight.routes[name]),
+                        "measured": sight.find_measured(model.node, model.ollama_model)}
     agents = [{"agent": agent.name, "model": agent.model, **models[agent.model]}
               for agent in fleet.agents.values()]
     return {"models": list(models.values()), "routes": agents}
@@ -23027,14 +23018,12 @@ class Lookout:
 
     def _show(self) -> None:
         """Show what is so now."""
-        view, world = self._seen["view"], self._world
+        world = self._world
         tasks = self._find_tasks()
-        picture = plan_picture(Sight(
-            self._fleet, self._seen["states"], check_gateway(self._fleet, view.holder),
-            world.now(), world.typing, is_followed=self._is_followed,
-            findings=self._seen.get("findings", ()), tasks=tasks,
-            kept={model.name: model.warm.conversations
-                  for model in (view.page.models if view.page else ())}))
+        sight = plan_sight(self._fleet, self._seen["states"], self._seen["view"], world.now(),
+                           world.typing)
+        picture = plan_picture(replace(sight, tasks=tasks, is_followed=self._is_followed,
+                                       findings=self._seen.get("findings", ())))
         self._dashboard.show({**picture, **self._name_askers(tasks),
                               "warmup": read_warmup(self._workspace),
                               "log": parse_log(self._read_log())})
@@ -23090,7 +23079,8 @@ def report_task(row: TaskRow, state: TaskState, typing: Typing) -> dict[str, Any
         answers = "\n".join(f"{label}: {fix[:-1]} {number}`"
                             for number, label in enumerate(questions[0][1], 1))
     return {"name": row.name, "state": row.state, "mark": TASK_MARKS[level], "level": level,
-            "agent": row.agent, "where": row.where, "session": row.session, "now": row.now,
+            "agent": row.agent, "where": row.where, "session": row.session,
+            "now": row.now.replace(f"; {row.fix}", ""),  # the page has it beside
             "seconds": row.total, "diff": f"+{row.plus} -{row.minus}" if row.files else "",
             "over": state.is_over and level not in ("warn", "bad"), "fix": fix,
             "answers": answers}
@@ -27303,7 +27293,7 @@ _PAGE_BODY = r"""</style></head><body><header>
 <ul id="lanes"></ul><p class="axis" id="axis" aria-hidden="true"></p></div>
 <ul class="legend"><li><i class="wait"></i>waits</li>
 <li><i class="read mx"></i>reads the prompt</li><li><i class="write mx"></i>writes</li>
-<li><i class="mark">×</i>fell back</li></ul>
+<li><i class="mark">×</i>failed there</li></ul>
 <ul class="legend" id="legend" aria-label="Colours of the machines"></ul><p id="told"></p></div>
 </section></div>
 <section id="tasks" aria-labelledby="of-tasks" hidden><h2 id="of-tasks">Tasks</h2>
@@ -27451,8 +27441,9 @@ function say(element, words, hasCode = false) {
   if (element.said === words) return;
   element.said = words;
   const pieces = hasCode ? words.split("`") : [words];
-  element.replaceChildren(...pieces.map((each, index) => index % 2
-    ? make("button.copy", {type: "button", title: "copy"}, make("code", each)) : each));
+  element.replaceChildren(...pieces.map((each, index) => index % 2 === 0 ? each
+    : /^\w+:( |$)/.test(each) ? make("code", each)  // of a file: nobody types it
+    : make("button.copy", {type: "button", title: "copy"}, make("code", each))));
 }
 // Make the children of an element those of [key, value] rows; keep what is there.
 function keep(parent, rows, create, fill = () => {}) {
@@ -27739,6 +27730,8 @@ function drawBar(item, bar, request, {from, wanted}) {
     ({...each, name, until: request.steps[name + 1]?.at ?? end}))
     .filter((each) => each.node || each.until - each.at > .1);
   const marks = request.marks.map((mark) => ({name: mark, what: "mark", at: mark.time}));
+  if (!marks.length && !["ok", "left", "stopped"].includes(request.receipt?.outcome ?? "ok"))
+    marks.push({name: "end", what: "mark", at: end});
   keep(bar, named([...steps, ...marks]), () => make("i"), (part, each) => {
     part.className = `${each.what} ${colourOf(each.node)}`;
     part.style.left = `${share(each.at)}%`;

@@ -190,13 +190,14 @@ def sight(**more):
     states = {"a": sf.NodeState("a", "http://127.0.0.1:1", version="0.32.15", latency_ms=1.5,
                                 models=(sf.NodeModel("tiny"),), loaded=(loaded,)),
               "b": sf.NodeState("b", "http://127.0.0.1:1", reason="refused")}
-    known = {"fleet": FLEET, "states": states, "gateway": sf.check_gateway(FLEET, ""), "now": 0.0,
-             "typing": sf.Typing(), **more}
-    return sf.Sight(**known)
+    view = sf.GatewayView(more.pop("holder", ""), more.pop("page", None))
+    seen = sf.plan_sight(FLEET, more.pop("states", states), view, 0.0, sf.Typing())
+    return replace(seen, **more)
 
 
 def test_a_picture_says_what_is_known_of_a_fleet():
-    picture = sf.plan_picture(sight(kept={"big": 2}))
+    page = sf.FleetPage("test", models=(sf.ModelSlots("big", 0, 2, warm=sf.KeptWarm(2, 9000)),))
+    picture = sf.plan_picture(replace(sight(), said=page))
     assert json.loads(sf.render_json(picture)) == picture
     assert [(model["warm"], model["kept"]) for model in picture["models"]] == [
         (None, 2), (None, 0), (None, 0)]  # how many could be, and are now
@@ -221,10 +222,11 @@ LOADED = tuple(sf.LoadedModel(model.ollama_model, model.context or 65536, 100, 1
 ALL_WELL = {"states": {name: sf.NodeState(name, "http://127.0.0.1:1", version="1", loaded=LOADED,
                                           models=tuple(sf.NodeModel(each.name) for each in LOADED))
                        for name in ("a", "b")},
-            "gateway": sf.check_gateway(FLEET, sf.OUR_GATEWAY)}
+            "holder": sf.OUR_GATEWAY}
 TASK = {"name": "docs", "state": "running", "level": "work", "now": "Edit", "fix": "", "answers": ""}
 ASKS = {**TASK, "state": "asking", "level": "ask", "now": "Which one?", "answers": "a: `x 1`"}
 PARKED = {**TASK, "name": "scope", "state": "parked", "level": "warn", "fix": "git diff"}
+REVIEW = {**ASKS, "state": "review"}
 FAILED = {**TASK, "name": "noop", "state": "failed", "level": "bad", "fix": "subagent-fleet tasks"}
 
 
@@ -239,7 +241,8 @@ def finding(level, what="it is wrong", slug="x"):
     ({"findings": [finding("warning"), finding("error")]}, "bad", "Needs you: 1 problem."),
     ({"tasks": [ASKS]}, "ask", "Needs you: 1 question."),
     ({"tasks": [PARKED, FAILED, ASKS]}, "bad", "Needs you: 1 question, 1 parked task, 1 problem."),
-    ({"gateway": sf.check_gateway(FLEET, "python3")}, "bad", "Needs you: 1 problem.")])
+    ({"tasks": [REVIEW, {**REVIEW, "name": "b"}, PARKED]}, "ask", "Needs you: 2 reviews, 1 parked task."),
+    ({"holder": "python3"}, "bad", "Needs you: 1 problem.")])
 def test_the_headline_is_the_worst_of_what_stands_below(more, level, sentence):
     picture = sf.plan_picture(sight(**{**ALL_WELL, **more}))
     assert (picture["level"], picture["sentence"]) == (level, sentence)
@@ -254,6 +257,18 @@ def test_what_needs_a_person_comes_first_with_what_to_type():
         ("warn", "scope is parked: Edit", "`git diff`"),
         ("bad", "1 task failed: noop", "`subagent-fleet tasks`"),
         ("bad", "a is too old", "`npm install it`"), ("bad", "b is too old", "`npm install it`")]
+    two = [{**FAILED, "name": name, "fix": f"`subagent-fleet task log {name}`"} for name in ("a", "b")]
+    assert sf.plan_picture(sight(**{**ALL_WELL, "tasks": two}))["needs"] == [
+        {"level": "bad", "what": "2 tasks failed: a, b",
+         "fix": "`subagent-fleet task log a`\n`subagent-fleet task log b`"}]
+
+
+def test_what_to_type_for_a_task_is_said_once():
+    state = sf.TaskState("t", sf.TaskSpec("t", prompt="x"), 0, state="parked", cause="setup-failed",
+                         reason="setup failed (exit 7); subagent-fleet task log t setup")
+    (row,) = sf.plan_task_rows(sf.TaskSight({"t": state}, {}, 100.0))
+    shown = sf.report_task(row, state, sf.Typing())
+    assert (shown["now"], shown["fix"]) == ("setup failed (exit 7)", "`subagent-fleet task log t setup`")
 
 
 def test_a_machine_without_another_for_its_work_is_a_need():

@@ -219,8 +219,10 @@ def test_what_left_the_house_is_in_receipts_and_status(hybrid):
     assert receipts[0]["input_tokens"] == 8512
     shown = json.loads(served.get("/fleet")[2])
     assert shown["left_house"] == {"requests": 1, "input_tokens": 8512, "output_tokens": 30}
-    page = sf.StatusPage(served.server.fleet, {}, {}, "", 0, left_house=shown["left_house"])
-    assert sf.format_away(page) == ("Leaves the house: what is asked of big (127.0.0.1). So far "
+    fleet = served.server.fleet
+    view = sf.GatewayView(sf.OUR_GATEWAY, sf.FleetPage(fleet.name, left_house=shown["left_house"]))
+    states = {name: sf.NodeState(name, node.endpoint, "refused") for name, node in fleet.nodes.items()}
+    assert sf.format_away(sf.plan_sight(fleet, states, view, 0, sf.Typing())) == ("Leaves the house: what is asked of big (127.0.0.1). So far "
                                     "1 request, 8,512 tokens in, 30 out.")
 
 

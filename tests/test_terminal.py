@@ -331,7 +331,7 @@ NOW = 1795003200.0  # 2026-11-18T12:00:00Z
 
 
 def page_of(**names):
-    """A status page of three machines: one ready, one cold, one offline."""
+    """What is seen of three machines: one ready, one cold, one offline."""
     text = FLEET
     for name, other in names.items():
         text = text.replace(name, other)
@@ -348,10 +348,13 @@ def page_of(**names):
         mini: sf.NodeState(mini, "http://192.168.1.50:11434", version="0.32.15", latency_ms=2.0,
                            models=(sf.NodeModel(heavy.ollama_model, 18 * 10**9),)),
         gpu: sf.NodeState(gpu, "http://192.168.1.51:11434", "refused", "nothing listens there")}
-    routes = {name: sf.plan_route_state(fleet, states, model)
-              for name, model in fleet.models.items()}
-    following = sf.plan_next_step(fleet, states, routes, sf.check_gateway(fleet, sf.OUR_GATEWAY))
-    return sf.StatusPage(fleet, states, routes, following, NOW)
+    return sf.plan_sight(fleet, states, sf.GatewayView(""), NOW, sf.Typing())
+
+
+def served(page, *models, waiting=0):
+    """The same with a gateway, which says this of its models."""
+    said = sf.FleetPage(page.fleet.name, models=tuple(sf.ModelSlots(*each) for each in models), waiting=waiting)
+    return replace(page, gateway=sf.check_gateway(page.fleet, sf.OUR_GATEWAY), said=said)
 
 
 def test_status_is_what_the_specification_shows():
@@ -375,20 +378,19 @@ planner -> laptop -> qwen3:8b -> haiku-local: ready
 implementer -> mini -> qwen3-coder:30b -> sonnet-local: cold
 reviewer -> gpu -> devstral:24b -> opus-local: node offline \u2192 fallback heavy
 
-local-dev: 1 of 3 models ready. Next: `subagent-fleet warmup`
+local-dev: 1 of 3 models ready. No gateway runs at http://127.0.0.1:4000. Next: `subagent-fleet warmup`
 """
-    assert sf.format_status(page_of()) == sf.format_status(page_of(), sf.Look(columns=80)) == wanted
+    assert sf.format_status(page_of()) == wanted
+    assert sf.format_status(page_of(), sf.Look(columns=80)).replace("Next:\n  `", "Next: `") == wanted
     marked = sf.format_status(page_of(), sf.Look(marks=True, columns=80))
     assert re.sub("[\u2713!\u2717] ", "", marked).split() == wanted.replace(
         "-----------", "-------------", 1).split()
 
 
 def test_status_with_a_gateway_counts_its_slots():
-    page = replace(page_of(), gateway_at="http://127.0.0.1:4000", waiting=2, places={
-        "small": sf.ModelSlots("small", 1, 2), "heavy": sf.ModelSlots("heavy", 0, 1, 4.0), "other": sf.ModelSlots("other", 0, 1)})
+    page = served(page_of(), ("small", 1, 2), ("heavy", 0, 1, 4.0), ("other", 0, 1), waiting=2)
     text = sf.format_status(page, sf.Look(columns=100))
-    assert ("\nlocal-dev: 1 of 3 models ready. Gateway at http://127.0.0.1:4000: 1 working, 2 waiting. "
-            "Next:\n") in text
+    assert "\nlocal-dev: 1 of 3 models ready. Gateway at http://127.0.0.1:4000: 1 working, 2 waiting." in text
     assert re.search(r"Slots +Unloads$", text, re.M) and re.search(r" 100 %  1 / 2  never$", text, re.M)
     assert re.search(r"^mini +skipped ", text, re.M)
     assert "haiku-local: ready, 1 working\n" in text
@@ -407,22 +409,21 @@ def test_status_marks_by_what_is_left_of_a_route():
 
 def test_slots_are_those_of_the_model_on_that_machine():
     page = page_of(**{'"qwen3-coder:30b"': '"qwen3:8b"'})
-    places = {"small": sf.ModelSlots("small", 1, 2), "heavy": sf.ModelSlots("heavy", 3, 4)}
-    text = sf.format_status(replace(page, places=places), sf.Look(columns=100))
+    text = sf.format_status(served(page, ("small", 1, 2), ("heavy", 3, 4)), sf.Look(columns=100))
     assert re.search("^laptop .* 1 / 2 ", text, re.M) and "3 / 4" not in text
 
 
 def test_status_of_a_ready_fleet_says_so_and_no_more():
     page = page_of()
     ready = {name: sf.RouteState("ready") for name in page.routes}
-    text = sf.format_status(replace(page, routes=ready, following="Ready: x."), sf.Look(columns=80))
-    assert text.endswith("\n\nlocal-dev: ready.\n") and "x." not in text
+    text = sf.format_status(replace(served(page), routes=ready, following="Ready: x."), sf.Look(columns=80))
+    assert text.endswith("\n\nlocal-dev: ready. Gateway at http://127.0.0.1:4000: idle.\n")
 
 
 def test_status_of_a_fleet_without_its_gateway_says_so_once():
     page = page_of()
     ready = {name: sf.RouteState("ready") for name in page.routes}
-    text = sf.format_status(replace(page, routes=ready, is_served=False,
+    text = sf.format_status(replace(page, routes=ready,
                                     following="Ready, but no gateway runs: `subagent-fleet up`."),
                             sf.Look(colour=True, columns=80))
     assert text.endswith("\n\n\x1b[1mlocal-dev:\x1b[0m \x1b[33mready,\x1b[0m but no gateway runs: "
@@ -498,13 +499,12 @@ def hostile_outputs(rng, look):
     yield "warmth", sf.format_warmth(warmth, (pick(), pick()), (9, 9), look)
     page = page_of(**{"qwen3:8b": rng.choice(["m" * 120, "two words", "\u65e5" * 50]),
                       "planner": "p" * rng.randrange(1, 64), "laptop": "l" * rng.randrange(1, 64)})
-    yield "status", sf.format_status(replace(page, following=pick(), places={
-        "small": sf.ModelSlots("small", 1, 2)}, gateway_at=pick()), look)
+    yield "status", sf.format_status(replace(served(page, ("small", 1, 2)), following=pick()), look)
     report = {"ollama": list(states.values())[0], "addresses": [{"address": pick(), "kind": pick(),
               "open": True}] * 2, "findings": [finding], "setup": "", "fleet": {},
               "servers": []}
     yield "worker", sf.format_worker(report, look)
-    served = sf.Served(pick(), rng.choice(["laptop", pick()]), rng.choice([
+    did = sf.Served(pick(), rng.choice(["laptop", pick()]), rng.choice([
         "yes", "fallback", "no", "left", "unknown"]), pick(), 1.0, 2, 0.5, 70.0, 12.0, 999999, 7)
     transcript = sf.Transcript(pick())
     transcript.prompt, transcript.torn = pick() + "\n" + pick(), [3]
@@ -514,7 +514,7 @@ def hostile_outputs(rng, look):
     traced = sf.SessionReport(
         sf.SessionTrace(pick(), tuple(agents), (pick(),)), sf.TraceFacts(fleet_of(), 0.0),
         tuple(sf.AgentReport(agent, rng.choice(["done", "at work"]), (),
-                             (served,) * rng.randrange(3), (verdict,) * 5) for agent in agents))
+                             (did,) * rng.randrange(3), (verdict,) * 5) for agent in agents))
     yield "trace", sf.format_trace(traced, look, prompts=True)
     yield "audit", sf.format_audit(traced, look)
     yield "sessions", sf.format_sessions([(pick(), pick(), 2, 3, pick())], look)

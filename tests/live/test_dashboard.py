@@ -472,6 +472,17 @@ def test_hostile_names_are_text_and_break_nothing(browser, board):
     opened.shot(PICTURES / "dashboard-hostile.png")
 
 
+def test_a_request_that_nobody_took_has_a_mark_and_only_what_is_typed_can_be_copied(browser, board):
+    opened = browser.open(board.invite(), context=browser.context())
+    shown = hostile_picture("n")
+    board.show({**shown, "needs": [{"level": "bad", "what": "no", "fix": "`port: 4001` or `git status`"}]})
+    board.log.put(sf.plan_row(sf.Receipt(
+        time.time(), "req_1", "s", "", "x", None, None, None, (), 0.0, None, 0.01, 0, 0, "overloaded_error")))
+    opened.wait("document.querySelectorAll('.track .mark').length === 1")
+    assert opened.run("document.querySelector('#needs p').textContent").endswith("port: 4001 or git status")
+    assert opened.run("[...document.querySelectorAll('#needs .copy')].map((each) => each.textContent)") == ["git status"]
+
+
 def eight_hours(put):
     """Publish what five agents do in eight hours: 14,000 requests, some of which move on."""
     receipt = sf.Receipt(0.0, "", "s", "", "claude-sonnet-local", "coder", "mini", 65536, (), 0.1, 1.0,
