@@ -3873,18 +3873,12 @@ def is_lean(fleet: Fleet) -> bool:
     return fleet.models[plan_tiers(fleet)["main"]].context <= LEAN_LIMIT_TOKENS
 
 
-def plan_denied_tools(fleet: Fleet, own: Mapping[str, Any], words: Sequence[str]
-                      ) -> tuple[str, ...]:
-    """Return the tools that are off in a session, beside a person's own settings and words.
-
-    Those that an agent of the fleet, their `allow` or their command line names stay; where they
-    have a `deny` of their own, that one holds alone.
-    """
-    permissions = own.get("permissions", {})
-    if not is_lean(fleet) or "deny" in permissions:
+def plan_denied_tools(fleet: Fleet, words: Sequence[str]) -> tuple[str, ...]:
+    """Return the tools that are off in a session; those that an agent or the words name stay."""
+    if not is_lean(fleet):
         return ()
 
-    wanted = [rule for kind in ("allow", "ask") for rule in permissions.get(kind) or ()]
+    wanted: list[str] = []
     for agent in fleet.agents.values():
         wanted += agent.tools or ()
         if agent.frontmatter.get("skills"):
@@ -3896,34 +3890,20 @@ def plan_denied_tools(fleet: Fleet, own: Mapping[str, Any], words: Sequence[str]
     return tuple(tool for tool in SPARE_TOOLS if tool not in names)
 
 
-def plan_settings(fleet: Fleet, environ: Mapping[str, str], own: Mapping[str, Any],
-                  words: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the settings of a session: a person's own, and what leads it to the fleet.
+def plan_settings(fleet: Fleet, environ: Mapping[str, str], permissions: Mapping[str, Any],
+                  ) -> dict[str, Any]:
+    """Return the settings of a session, which lead it to the fleet.
 
     Those that Claude Code is started with beat a project's and a person's usual ones (2.1.327
     and 2.1.197). An empty word there counts as unset, and nothing else unsets what a project sets.
     """
-    wanted: dict[str, Any] = {}
-    leading: dict[str, str] = {}  # addresses and keys
-    for variable in plan_environment(fleet):
-        name = variable.name
-        if name == fleet.gateway.master_key_env:
-            continue
-        value = environ.get(name, "")
-        wanted[name] = value
-        if variable.is_unset or variable.holds_key or variable.is_added or name in ADDRESSES:
-            leading[name] = value
-
+    wanted = {variable.name: environ.get(variable.name, "")
+              for variable in plan_environment(fleet)
+              if variable.name != fleet.gateway.master_key_env}
     if is_lean(fleet):
         wanted["CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT"] = "1"
-
     # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
-    permissions: dict[str, Any] = {"disableAutoMode": "disable"}
-    denied = plan_denied_tools(fleet, own, words)
-    if denied:
-        permissions["deny"] = list(denied)
-    permissions.update(own.get("permissions", {}))
-    return {**own, "env": {**wanted, **own.get("env", {}), **leading}, "permissions": permissions}
+    return {"env": wanted, "permissions": {"disableAutoMode": "disable", **permissions}}
 
 
 class Window(Record):
@@ -17589,7 +17569,7 @@ def plan_task_session(task: TaskSpec, environ: Mapping[str, str], fleet: Fleet |
     settings = plan_permissions(task)
     if fleet:
         environ = merge_environment(environ, fleet, key)
-        settings = plan_settings(fleet, environ, settings)
+        settings.update(plan_settings(fleet, environ, settings["permissions"]))
         settings["env"].update(TASK_VARIABLES)
     return {**environ, **TASK_VARIABLES}, settings
 
@@ -20389,49 +20369,6 @@ def find_settings(world: World, paths: Iterable[str]) -> dict[str, dict[str, obj
 def line_of(content: bytes, word: str) -> int:
     """Return the number of the line that a quoted word stands on, the first where it is none."""
     return content.partition(f'"{word}"'.encode())[0].count(b"\n") + 1
-
-
-class OwnSettings(Record):
-    """What a person hands to Claude Code as `--settings`, and the words beside it."""
-
-    words: tuple[str, ...]
-    source: str = ""  # a path
-    content: bytes = b"{}"
-
-    def read(self) -> dict[str, Any]:
-        """Return the settings, or refuse what Claude Code could not read either."""
-        try:
-            settings = parse_json(self.content)
-        except ValueError:
-            settings = None
-        if not isinstance(settings, dict) or not all(
-                isinstance(settings.get(name, {}), dict) for name in ("env", "permissions")):
-            raise FleetError("bad-settings", f"{self.source} does not hold settings of Claude Code",
-                             where=self.source, fix="write a JSON object, `env` and "
-                             "`permissions` in it objects, too")
-        return settings
-
-
-def take_settings(world: World, words: Sequence[str]) -> OwnSettings:
-    """Take a person's own `--settings`, a file or JSON, out of Claude Code's words."""
-    kept = []
-    value = None
-    left = list(words)
-    while left and left[0] != "--":
-        word = left.pop(0)
-        if word == "--settings" and left:
-            value = left.pop(0)
-        elif word.startswith("--settings="):
-            value = word.partition("=")[2]
-        else:
-            kept.append(word)
-
-    words = (*kept, *left)
-    if value is None:
-        return OwnSettings(words)
-    if value.lstrip().startswith("{"):
-        return OwnSettings(words, "--settings", value.encode("utf-8", "surrogateescape"))
-    return OwnSettings(words, value, world.read_bytes(value))
 
 
 def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
@@ -24650,9 +24587,12 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
 
     managed = find_settings(world, managed_settings(world))  # ours beat all the others
     refuse_managed(fleet, managed, options, world)
-    own = take_settings(world, options.passed)
-    settings = own.read()
-    refuse_other_address(fleet, settings, own)
+    words = options.passed
+    own = words[:words.index("--")] if "--" in words else words
+    if any(word.split("=")[0] == "--settings" for word in own):
+        raise FleetError("own-settings", "a `--settings` of your own would take the place of the "
+                         "fleet's", fix="put yours into .claude/settings.local.json",
+                         status=EXIT_REFUSED)
     facts = observe_files(workspace, fleet, Facts(settings=managed))
     findings = list(lint_key(fleet, world.environ))
     for _, finding in plan_doctor(fleet, facts, topics=("Claude Code", "Files")):
@@ -24662,15 +24602,15 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
 
     find_gateway(world, fleet, key, needed=True)
     environ = merge_environment(world.environ, fleet, key)
-    denied = plan_denied_tools(fleet, settings, own.words)
+    denied = plan_denied_tools(fleet, words)
     if denied and tells_lean:
         world.err(format_lean(denied, look_of(world, "stderr")))
     if tells_lean:
         tell(world, "Claude Code calls your models by their aliases, and may say of one "
              "`unrecognized_model`; that is harmless. `subagent-fleet trace` names the models.\n")
-    planned = plan_settings(fleet, environ, settings, own.words)
-    with claude_settings(world, planned) as words:
-        return world.run([program, *words, *own.words], environ)
+    planned = plan_settings(fleet, environ, {"deny": denied} if denied else {})
+    with claude_settings(world, planned) as settings:
+        return world.run([program, *settings, *words], environ)
 
 
 @_with(lambda: contextlib.contextmanager)
@@ -24700,17 +24640,6 @@ def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]], op
         raise FleetError("settings-managed", f"{names[0]} under `env` of managed settings beats "
                          "the fleet's: prompts or the key would go elsewhere", where=where,
                          fix=fix, status=EXIT_REFUSED)
-
-
-def refuse_other_address(fleet: Fleet, settings: Mapping[str, Any], own: OwnSettings) -> None:
-    """Refuse a person's own settings that name another gateway: what is meant is not known."""
-    for name in ADDRESSES:
-        url = settings.get("env", {}).get(name)
-        if url is not None and url != gateway_url(fleet.gateway):
-            raise FleetError("settings-elsewhere", f"{name} under `env` names another gateway "
-                             "than the fleet's", where=f"{own.source}:{line_of(own.content, name)}",
-                             fix=f"remove it from {own.source}, or run `claude` alone",
-                             status=EXIT_REFUSED)
 
 
 def tell_session(workspace: Workspace, began: float, command: str) -> None:
@@ -28129,10 +28058,9 @@ without `mac` it says how to find it.
 Claude Code's first request is 10,000 to 18,000 tokens, most of it tools that a local model does
 not use; at 300 tokens a second that is a minute before the first word. `up` and `launch` start it
 without them where the main session's `context` is at most 131,072 (`up` says so in a line). The
-tools that an agent of the fleet names stay, and so do those of your own `--settings` (`allow`, or
-a `deny` of yours in place of ours) and `--allowedTools`. `lean: false` under `project.claude`
-brings all back. Measured under an alias with `sonnet` in it, bytes ÷ 4: 5,600 tokens instead of
-11,700 with Claude Code 2.1.327, 4,200 instead of 19,100 with 2.1.197.
+tools that an agent of the fleet names stay, and so do those of `--allowedTools`. `lean: false`
+under `project.claude` brings all back. Measured under an alias with `sonnet` in it, bytes ÷ 4:
+5,600 tokens instead of 11,700 with Claude Code 2.1.327, 4,200 instead of 19,100 with 2.1.197.
 """
 
 MODELS_PAGE = """\
@@ -28576,8 +28504,8 @@ SECURITY_PAGE = """\
   cannot be told). A key that git tracks, that others may read or that is in another user's file
   is not used.
 - `up` and `launch` hand the fleet's settings to Claude Code in a private file (`--settings`),
-  which beats a project's `.claude/settings.json`; your own `--settings` are merged with it. Where
-  an administrator's settings lead elsewhere, they refuse. LiteLLM gets a private config, too.
+  which beats a project's `.claude/settings.json`; they refuse a second `--settings`, and where an
+  administrator's settings lead elsewhere. LiteLLM gets a private config, too.
 - Model names ending in `:cloud` or `-cloud` leave your house through Ollama; they are an error
   unless the model says `cloud: true`.
 - The file has no dependencies; everything it does to disk, network and processes is in its

@@ -577,42 +577,13 @@ def test_launch_gives_the_environment_and_returns_the_exit_code(generated, run_c
     assert settings["env"]["CLAUDE_CODE_USE_BEDROCK"] == settings["env"]["ANTHROPIC_API_KEY"] == ""
 
 
-OWN = {"model": "y", "env": {"EDITOR": "vi", "ANTHROPIC_MODEL": "mine", "NO_PROXY": "theirs",
-                             "ANTHROPIC_AUTH_TOKEN": "theirs", "CLAUDE_CODE_USE_BEDROCK": "1"},
-       "permissions": {"deny": ["Bash"]}}
-
-
-@pytest.mark.parametrize("given", [["--settings", "x.json"], ["--settings=x.json"],
-                                   ["--settings", "nowhere", "--settings", json.dumps(OWN)]])
-def test_launch_merges_your_own_settings(generated, run_cli, fake_claude, given):
-    (generated / "x.json").write_text(json.dumps(OWN))
-    environ = fake_claude('cp "$2" seen; shift 2; echo "$@"\n')
-    done = run_cli("launch", "claude", "--", "-c", *given, "-p", "--", "--settings", env=environ)
-    assert done.stdout == "-c -p -- --settings\n"
-    settings = json.loads((generated / "seen").read_text())
-    assert settings["permissions"] == {"deny": ["Bash"], "disableAutoMode": "disable"}  # and no more
-    assert settings["model"] == "y"
-    environment = settings["env"]
-    assert (environment["EDITOR"], environment["ANTHROPIC_MODEL"]) == ("vi", "mine")
-    assert environment["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{PORT}"
-    assert environment["ANTHROPIC_AUTH_TOKEN"] in keys_near(generated)
-    assert environment["CLAUDE_CODE_USE_BEDROCK"] == "" and "theirs" not in environment["NO_PROXY"]
-
-
-@pytest.mark.parametrize("text, slug, told", [
-    ('{"env": {\n "ANTHROPIC_BASE_URL": "http://other"}}', "settings-elsewhere",
-     "x.json:2: ANTHROPIC_BASE_URL under `env` names another gateway"),
-    ("[]", "bad-settings", "x.json does not hold settings"), ("{", "bad-settings", "x.json does not hold"),
-    ('{"env": []}', "bad-settings", "x.json does not hold"),
-    ('{"permissions": 1}', "bad-settings", "x.json does not hold"),
-    (None, "unreadable", "x.json")])
-def test_launch_refuses_settings_that_lead_elsewhere(generated, quick, fake_claude, text, slug, told):
-    if text is not None:
-        (generated / "x.json").write_text(text)
-    done = quick("launch", "claude", "--trust", "--", "--settings", "x.json",
-                 env=fake_claude("touch ran\n"))
-    assert done.returncode == (3 if slug == "settings-elsewhere" else 1)
-    assert told in done.stderr and "fix: " in done.stderr and not (generated / "ran").exists()
+@pytest.mark.parametrize("words, status", [
+    (["--settings", "x.json"], 3), (["-c", "--settings={}"], 3), (["-p", "--", "--settings"], 0)])
+def test_launch_refuses_settings_in_place_of_the_fleets(generated, quick, fake_claude, words, status):
+    done = quick("launch", "claude", "--", *words, env=fake_claude("touch ran\n"))
+    assert done.returncode == status and (generated / "ran").exists() == (status == 0)
+    if status:  # slug "own-settings"
+        assert "fix: put yours into .claude/settings.local.json" in done.stderr
 
 
 @pytest.mark.parametrize("name, words, status", [

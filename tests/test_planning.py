@@ -362,9 +362,9 @@ def test_worker_block_prefers_models_that_call_tools():
 
 # -- the lean start --
 
-def denied(fleet, own=None, words=()):
+def denied(fleet, words=()):
     """The tools that a session starts without."""
-    return sf.plan_settings(fleet, {}, own or {}, words)["permissions"].get("deny", [])
+    return list(sf.plan_denied_tools(fleet, words))
 
 
 def claude_fleet(**claude):
@@ -394,24 +394,14 @@ def test_the_tools_that_an_agent_names_stay(agent, kept):
     assert set(sf.SPARE_TOOLS) - set(denied(fleet)) == kept
 
 
-@pytest.mark.parametrize("own, words, kept", [
-    ({"permissions": {"allow": ["WebSearch"], "ask": ["WebFetch(domain:x)"]}}, (),
-     {"WebSearch", "WebFetch"}),
-    ({}, ("--allowedTools", "Skill", "Bash(git Monitor:*)", "-p", "say"), {"Skill", "Monitor"}),
-    ({}, ("--tools=Read,WebFetch",), {"WebFetch"}), ({}, ("-p", "Skill"), set())])
-def test_the_tools_that_a_person_names_stay(own, words, kept):
-    assert set(sf.SPARE_TOOLS) - set(denied(fleet_of(), own, words)) == kept
-
-
-@pytest.mark.parametrize("deny", [[], ["Bash"]])
-def test_a_persons_own_deny_holds_alone(deny):
-    own = {"permissions": {"deny": deny, "defaultMode": "plan"}}
-    assert sf.plan_settings(fleet_of(), {}, own)["permissions"] == {
-        "disableAutoMode": "disable", "defaultMode": "plan", "deny": deny}
-    assert sf.plan_denied_tools(fleet_of(), own, ()) == ()  # so nothing is said to be off
+@pytest.mark.parametrize("words, kept", [
+    (("--allowedTools", "Skill", "Bash(git Monitor:*)", "-p", "say"), {"Skill", "Monitor"}),
+    (("--tools=Read,WebFetch",), {"WebFetch"}), (("-p", "Skill"), set())])
+def test_the_tools_that_a_person_names_stay(words, kept):
+    assert set(sf.SPARE_TOOLS) - set(denied(fleet_of(), words)) == kept
 
 
 def test_what_is_off_and_how_it_comes_back_is_one_sentence():
-    assert sf.format_lean(sf.plan_denied_tools(fleet_of(), {}, ())) == (
+    assert sf.format_lean(sf.plan_denied_tools(fleet_of(), ())) == (
         "Started with 22 rarely used tools off (Workflow, ScheduleWakeup, ListAgents and 19 more) "
         "for a faster first answer. To get them back: `lean: false` under `project.claude`.\n")
