@@ -12204,25 +12204,23 @@ def _compare_calls(calls: Sequence[Call], wanted: Sequence[tuple[str, dict[str, 
     """Return what is wrong with the first call that is none of those wanted."""
     left = list(wanted)
     for call in calls:
-        flaws = {_flaw_of(call, want): want for want in left}
+        flaws = {_flaw_of(call, *want): want for want in left}
         if "" not in flaws:  # of its namesake, if there is one
-            return next((flaw for flaw in flaws if " with " in flaw), next(iter(flaws)))
+            return max(flaws, key=lambda flaw: " with " in flaw)
         left.remove(flaws[""])
     return ""
 
 
-def _flaw_of(call: Call, wanted: tuple[str, dict[str, Any]]) -> str:
+def _flaw_of(call: Call, name: str, wanted: dict[str, Any]) -> str:
     """Return what is wrong with a call."""
-    name, arguments = wanted
     if call.name != name:
         return f"called `{call.name[:64]}` instead of `{name}`"
-    for key, value in arguments.items():
-        if _plain(call.arguments.get(key)) != _plain(value):
-            return f"called `{name}` with a wrong `{key}`"
-
-    for key, value in call.arguments.items():
-        if key not in arguments and value:  # an empty one says nothing, so it is no mistake
+    for key in {**wanted, **call.arguments}:
+        value = call.arguments.get(key)
+        if key not in wanted and value:  # an empty one says nothing, so it is no mistake
             return f"called `{name}` with an unknown `{key[:64]}`"
+        if key in wanted and _plain(value) != _plain(wanted[key]):
+            return f"called `{name}` with a wrong `{key}`"
     return ""
 
 
@@ -12377,23 +12375,22 @@ TRIALS = (*SPEED_TRIALS, *TOOL_TRIALS, *CONTEXT_TRIALS, *CLAIM_TRIALS)
 UNLOAD_SECONDS = 20.0
 
 
-class Course:
+class Course(Warmth):
     """One model on its node on its way through the trials; one thread moves it, others look."""
 
     def __init__(self, node: Node, subject: Subject) -> None:
-        self.node = node
-        self.model = subject.model
+        super().__init__(node, subject.model)
         self.measurement = Measurement(node.name, node.endpoint, subject.model.ollama_model,
                                        tokens=subject.model.context)
-        self.stage = "load"  # which trial is under way
-        self.is_done = False
         self._subject = subject
         self._flaws: dict[str, list[str]] = {}  # by topic, "" where an answer was right
 
     def run(self, world: World) -> None:
         """Ask everything, one after the other; a node that dies ends it."""
-        if self.is_done:  # its node does not answer
+        if self.stage == "done":  # its node does not answer
             return
+        self.began = world.clock()
+        self.stage = "loading"
         try:
             self._load_anew(world)
             for trial in TRIALS:
@@ -12404,8 +12401,8 @@ class Course:
                 if trial is SPEED_TRIALS[0]:
                     self._subject = replace(self._subject, loaded=self._see_loaded(world))
         except NodeFailure as failure:
-            self.fail(explain_failure(failure, backend_of(self.node)).what)
-        self.is_done = True
+            self.give_up(explain_failure(failure, backend_of(self.node)).what)
+        self.stage = "done"
 
     def _load_anew(self, world: World) -> None:
         """Unload the model; load it, where a question does not do that as its route does."""
@@ -12462,9 +12459,10 @@ class Course:
         """Note what was measured; who looks meanwhile sees all of the old or of the new."""
         self.measurement = replace(self.measurement, **fields)
 
-    def fail(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
         """Note why it goes no further."""
         self.note(failure=why[:256])
+        self.stage = "done"
 
     def _ask(self, world: World, trial: Trial, question: Question) -> Answer:
         """Return the answer; a node that fails and still lives gave none."""
@@ -13799,11 +13797,10 @@ class Ledger:
             if receipt.node is None:
                 return
             total = self.totals[receipt.node]
-            for sums in (total, self.left_house) if receipt.cloud else (total,):
-                sums["requests"] += 1
-                sums["input_tokens"] += receipt.input_tokens
-                sums["output_tokens"] += receipt.output_tokens
             total["waited_seconds"] = round(total["waited_seconds"] + (receipt.waited or 0.0), 3)
+            for sums in (total, self.left_house)[:1 + receipt.cloud]:
+                for name, more in zip(TOTALS, (1, receipt.input_tokens, receipt.output_tokens)):
+                    sums[name] += more
 
 
 class Aside:
@@ -18979,12 +18976,12 @@ FIX_LINES, FIX_FILES = 200, 10  # of a small fix, its tests aside
 PROOF_SECONDS = 300.0  # for a check; longer ones make no question
 EXAM_DEADLINE_SECONDS = 1800  # of a question, where tasks.yaml has no other
 FAILING_TESTS = 20  # that are named to a model
-# What a project is usually checked with, by a file at its top.
+# What a project is usually checked with, by a file at its top; the first that is there counts.
 USUAL_CHECKS = {
     "package.json": "npm test", "Cargo.toml": "cargo test", "go.mod": "go test ./...",
     "pyproject.toml": "python3 -m pytest -q", "setup.py": "python3 -m pytest -q",
     "tox.ini": "python3 -m pytest -q", "pom.xml": "mvn -q test", "build.gradle": "gradle test",
-    "mix.exs": "mix test", "Makefile": "make test"}
+    "mix.exs": "mix test", "Makefile": "make test", r"test.*\.py": "python3 -m unittest"}
 _TEST_PATH = _Pattern(
     r"(^|/)(tests?|specs?|__tests__|testdata)/|(^|/)(test_[^/]*|conftest)\.py$"
     r"|[._-](test|tests|spec)\.\w+$|[a-z]Tests?\.\w+$")
@@ -23978,22 +23975,18 @@ def format_warmth(warmth: Warmth, row: Sequence[str], widths: Sequence[int], loo
     return format_entry(row, widths, [outcome, said], look, margin="  ") + fix
 
 
-def tell_progress(groups: Mapping[str, Mapping[Any, Warmth]], now: float) -> str:
+def tell_progress(works: Iterable[Warmth], now: float) -> str:
     """Return one line about what is going on."""
     parts = []
-    for group in groups.values():
-        for warmth in group.values():
-            if warmth.stage in ("waiting", "done"):
-                continue
-            amount = ""
-            if warmth.stage == "pulling" and warmth.size:
-                percent = 100 * warmth.pulled // warmth.size
-                amount = f"{percent} % of {warmth.size / 1e9:.1f} GB, "
-            seconds = now - warmth.began
-            stage = warmth.stage
-            if stage == "busy":
-                stage = f"waits for {some_of(warmth.rivals, 1)}"
-            parts.append(f"{warmth.model.name} {stage} {amount}{show_span(round(seconds))}")
+    for work in works:
+        stage = work.stage
+        if stage in ("waiting", "done"):
+            continue
+        if stage == "pulling" and work.size:
+            stage += f" {100 * work.pulled // work.size} % of {work.size / 1e9:.1f} GB,"
+        elif stage == "busy":
+            stage = f"waits for {some_of(work.rivals, 1)}"
+        parts.append(f"{work.model.name} {stage} {show_span(round(now - work.began))}")
     return " | ".join(parts)
 
 
@@ -24001,9 +23994,9 @@ def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, say: Callable[
                busy_seconds: float = WarmUp.busy_seconds) -> dict[str, Warmth]:
     """Load models as their routes will ask for them; say of each how it ended, when it does."""
     warmths = plan_warmths(fleet, options)
-    groups: dict[str, dict[str, Warmth]] = {}
-    for warmth in warmths.values():
-        groups.setdefault(warmth.node.name, {})[warmth.model.name] = warmth
+    groups: dict[str, list[Warmth]] = {}
+    for warmth in dict.fromkeys(warmths.values()):
+        groups.setdefault(warmth.node.name, []).append(warmth)
 
     heading = "Unloading models:"
     if not options.unload:
@@ -24022,8 +24015,7 @@ def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, say: Callable[
     kept_at = 0.0
     try:
         with LiveLine(world) as line:
-            for _ in warm_nodes(world, {name: list(group.values())
-                                        for name, group in groups.items()}, how):
+            for _ in warm_nodes(world, groups, how):
                 if world.clock() >= kept_at + 1.0:
                     keep_warmths(workspace, warmths)
                     kept_at = world.clock()
@@ -24033,7 +24025,7 @@ def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, say: Callable[
                         said[name] = state
                         line.clear()
                         say(format_warmth(warmth, rows[name], widths, look))
-                line.show(tell_progress(groups, world.clock()))
+                line.show(tell_progress(dict.fromkeys(warmths.values()), world.clock()))
     finally:
         keep_warmths(workspace, warmths)
     return warmths
@@ -24125,7 +24117,7 @@ EXAM_WORDS = (
 
 @command("bench", "measure what each model can do: speed, tool calls, context", CONFIG, OUT,
          Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
-         Flag("--quick", "ask each model ten questions, with prompts that it reads in seconds"),
+         Flag("--quick", "ask fewer questions, none longer than a model reads in 5 seconds"),
          Flag("--exam", "let each model redo fixes from this repository's history"),
          *EXAM_WORDS, TRUST, JSON,
          group=LOOK, examples=("bench", "bench --quick --model heavy-coder",
@@ -24207,16 +24199,16 @@ def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
     usual = load_tasks(world, path, fleet).file.defaults if path else TaskSpec("")
     if usual.deadline == TaskSpec("").deadline:
         usual = replace(usual, deadline=EXAM_DEADLINE_SECONDS)
-    top = folder.repository.top
-    usual_check, origin = next(((check, name) for name, check in USUAL_CHECKS.items()
-                                if world.kind_of(world.path(top, name)) == "file"), ("", ""))
+    names = world.names_in(folder.repository.top)
+    usual_check, origin = next(((check, name) for pattern, check in USUAL_CHECKS.items()
+                                for name in names if re.fullmatch(pattern, name)), ("", ""))
     for check, source in ((options.task_check, "typed"), (usual.check, world.split(path)[1]),
                           (usual_check, f"usual with {origin}")):
         if check:
             return ExamPlan(check, source, usual, options.questions or 10, options.times or 1,
                             options.since)
     raise FleetError("no-check", "no command is known that runs this project's tests",
-                     status=EXIT_USAGE, fix="add --check 'COMMAND'")
+                     status=EXIT_USAGE, fix="add it, such as --check 'make test'")
 
 
 def find_examinees(fleet: Fleet, options: Namespace, world: World) -> list[Examinee]:
@@ -24374,8 +24366,7 @@ def plan_courses(fleet: Fleet, options: Namespace, world: World) -> list[Course]
         course.note(date=f"{date:%Y-%m-%dT%H:%M:%SZ}", digest=held.digest,
                     versions={"subagent-fleet": __version__, node.provider: state.version})
         if not state.online:
-            course.fail(state.why)
-            course.is_done = True
+            course.give_up(state.why)
         courses.append(course)
     return courses
 
@@ -24389,37 +24380,25 @@ def run_courses(workspace: Workspace, courses: Sequence[Course]) -> None:
         groups.setdefault(course.node.name, []).append(course)
     jobs = {name: lambda group=group: [course.run(world) for course in group]
             for name, group in groups.items()}
+
+    def save() -> None:
+        measured = [course.measurement for course in courses]
+        if measured != saved and any(known.is_worth_keeping for known in measured):
+            saved[:] = measured
+            keep_measurements(workspace, measured)
+
     try:
         with LiveLine(world) as line:
             for _ in run_together(world, jobs):
-                save_courses(workspace, courses, saved)
-                line.show(name_active(groups.values()))
-    except BaseException:
-        for course in courses:
-            if not course.is_done:
-                course.fail("interrupted")
-        save_courses(workspace, courses, saved)
-        if saved:
-            world.err(f"what was measured is kept in {BENCH_FILE}\n")
-        raise
+                save()
+                line.show(tell_progress(courses, world.clock()))
     finally:
-        save_courses(workspace, courses, saved)
-
-
-def name_active(groups: Iterable[Sequence[Course]]) -> str:
-    """Return what each node is asked now."""
-    active = (next((course for course in group if not course.is_done), None) for group in groups)
-    return " | ".join(f"{course.node.name}: {course.model.ollama_model}, {course.stage}"
-                      for course in active if course)
-
-
-def save_courses(workspace: Workspace, courses: Sequence[Course],
-                 saved: list[Measurement]) -> None:
-    """Keep what was measured, where that is more than was saved before."""
-    measured = [course.measurement for course in courses]
-    if measured != saved and any(known.is_worth_keeping for known in measured):
-        saved[:] = measured
-        keep_measurements(workspace, measured)
+        cut_off = [course for course in courses if course.stage != "done"]
+        for course in cut_off:
+            course.give_up("interrupted")
+        save()
+        if cut_off and saved:
+            world.err(f"what was measured is kept in {BENCH_FILE}\n")
 
 
 def keep_measurements(workspace: Workspace, measured: Sequence[Measurement]) -> None:

@@ -210,6 +210,7 @@ def test_words_of_the_exam_without_it_are_refused(run_cli, tmp_path, words, said
     ("no-check", {}, True, "no command is known that runs this project's tests"),
     ("no-models", {"Makefile": "test:\n"}, False, "no model of this fleet can be asked now"),
     ("unasked-check", {"go.mod": "\n"}, True, "would run `go test ./...`, which you did not type"),
+    ("unasked-check", {"test_calc.py": "\n"}, True, "would run `python3 -m unittest`, which you did"),
 ])
 def test_an_exam_that_cannot_begin_says_why(run_cli, fake_node, tmp_path, slug, files, online, said):
     node = fake_node({"able:1b": {}})
