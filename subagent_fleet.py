@@ -2862,23 +2862,22 @@ def rate_model(model: NodeModel, calls_tools: bool | None = None) -> Rating:
     if not can_chat(model):
         return Rating(0, "cannot chat")
 
-    is_measured = calls_tools is not None
     flaw = ""  # an agent that cannot act is worse than one that compacts early: said first
-    if not is_measured:
+    if calls_tools is None:
         calls_tools = "tools" in (model.capabilities or ()) and not prints_calls(name)
-    if not calls_tools:
-        if is_measured:
-            flaw = "did not call tools when `bench` tried"
-        elif prints_calls(name):
+        if prints_calls(name):
             flaw = "prints tool calls as text"
-        elif model.capabilities:  # empty: an Ollama that does not say
+        elif model.capabilities and not calls_tools:  # empty: an Ollama that does not say
             flaw = "cannot call tools"
+    elif not calls_tools:
+        flaw = "did not call tools when `bench` tried"
 
     score = 3 if calls_tools else 1
-    if not model.trained_context or model.trained_context >= MAIN_CONTEXT_TOKENS:
+    context = model.trained_context or MAIN_CONTEXT_TOKENS
+    if context >= MAIN_CONTEXT_TOKENS:
         return Rating(score + 1, flaw)
-    return Rating(score, flaw or f"holds {model.trained_context} tokens; Claude Code's own prompt "
-                  "takes 10,000 to 18,000")
+    return Rating(score, flaw or f"holds {context} tokens; Claude Code's own prompt takes 10,000 "
+                  "to 18,000")
 
 
 def prints_calls(ollama_model: str) -> bool:
@@ -3280,9 +3279,8 @@ def _weight_bytes(model: NodeModel) -> float:
 def parameters_of(model: NodeModel) -> float:
     """Return a model's parameters in billions, as its node or else its name tells; 0: unknown."""
     match = _PARAMETERS.fullmatch(model.parameters)
-    if match:
-        return min(float(match[1]) * _PARAMETER_UNITS[match[2]], 1_000_000)
-    return min(billions(model.name), 1_000_000)
+    told = float(match[1]) * _PARAMETER_UNITS[match[2]] if match else billions(model.name)
+    return min(told, 1_000_000)
 
 
 def _prompt_bytes(model: NodeModel, tokens: int) -> float:
@@ -3361,15 +3359,6 @@ def plan_used_models(fleet: Fleet) -> set[str]:
             pending += fleet.models[name].fallback
             pending += [twin.name for twin in twins.pop(fleet.models[name].alias, ())]
     return used
-
-
-def plan_main_fallbacks(fleet: Fleet) -> list[Model]:
-    """Return the models that could answer for the main session's, the strongest first."""
-    main = plan_tiers(fleet)["main"]
-    able = [model for model in fleet.models.values()
-            if model.name != main and model.context >= MAIN_CONTEXT_TOKENS
-            and not model.cloud and not lacks_tools(model.ollama_model)]
-    return sorted(able, key=lambda model: (-billions(model.ollama_model), model.name))
 
 
 def plan_fallbacks(fleet: Fleet) -> dict[str, list[str]]:
@@ -4328,13 +4317,12 @@ def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement]
 
     placements = _plan_placements(seating)
     names = {_place_of_model(load.model): load.model.name for load in placements}
-    jobs = [job for job in JOBS if job in seating.doing]
     counted = [describe_load(load, seating.memory.get(load.model.node)) for load in placements
                if load.warm is not None or load.model.node in seating.memory]
     return Assignment(
         placements,
-        jobs={job: names[seating.doing[job].place] for job in jobs},
-        why={job: seating.why[job] for job in jobs},
+        jobs={job: names[candidate.place] for job, candidate in seating.doing.items()},
+        why=seating.why,
         idle={node: _explain_idle(seating, node) for node in seating.idle_nodes()},
         flaw=_plan_flaw(seating),
         flaws={candidate.place: candidate.rating.flaw for candidate in seating.candidates},
@@ -4343,9 +4331,8 @@ def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement]
 
 def _plan_placements(seating: Seating) -> tuple[Load, ...]:
     """Return the models to write: those with jobs in the jobs' order, then twins and spares."""
-    doing = [seating.doing[job] for job in JOBS if job in seating.doing]
     loads: dict[tuple[str, str], Load] = {}
-    for candidate in doing + seating.running:
+    for candidate in (*seating.doing.values(), *seating.running):
         if candidate.place not in loads:
             others = [load.model for load in loads.values()]
             loads[candidate.place] = _plan_placement(seating, candidate, others)
@@ -4358,25 +4345,24 @@ def _plan_placement(seating: Seating, candidate: Candidate, others: Collection[M
     """Return a model as it is to be; one model with one context has one alias everywhere."""
     node, full_name = candidate.place
     context = seating.contexts[candidate.place]
-    jobs = tuple(job for job in JOBS if seating.doing.get(job) is candidate)
+    jobs = tuple(job for job, one in seating.doing.items() if one is candidate)
     why = "; ".join(dict.fromkeys(seating.why[job] for job in jobs))
     machine = _make_name(node, "node")
     twins = [other for other in others
              if (_place_of_model(other)[1], other.context) == (full_name, context)]
     if twins:
-        name = f"{twins[0].name}-{machine}"
-        alias = twins[0].alias
+        model = replace(twins[0], name=f"{twins[0].name}-{machine}"[:64], node=node)
         why = why or f"the same model as {twins[0].name}: they share its work"
     else:
-        name = SEAT_NAMES[jobs[0]] if jobs else f"spare-{machine}"
-        tiers = [SEAT_ALIASES[job] for job in jobs if job in SEAT_ALIASES]
-        alias = tiers[0] if tiers else _plan_alias(candidate.model, machine, others)
-    name = _free_name(name[:64], machine, taken={other.name for other in others})
-    is_heavy = MAIN_JOB in jobs or context > MAIN_CONTEXT_TOKENS
-    alike = [*twins, STARTER_MODELS["heavy" if is_heavy else "small"]]
-    model = Model(name, node, candidate.model.name, alias, context, alike[0].timeout)
-    return Load(model, candidate.model, jobs, seating.caches[node],
-                why or "answers when another machine does not")
+        is_heavy = MAIN_JOB in jobs or context > MAIN_CONTEXT_TOKENS
+        usual = STARTER_MODELS["heavy" if is_heavy else "small"]
+        name = SEAT_NAMES[jobs[0]] if jobs else f"spare-{machine}"[:64]
+        aliases = [SEAT_ALIASES[job] for job in jobs if job in SEAT_ALIASES]
+        aliases.append(_plan_alias(candidate.model, machine, others))
+        model = Model(name, node, candidate.model.name, aliases[0], context, usual.timeout)
+    name = _free_name(model.name, machine, taken={other.name for other in others})
+    return Load(replace(model, name=name, ollama_model=candidate.model.name), candidate.model, jobs,
+                seating.caches[node], why or "answers when another machine does not")
 
 
 def _plan_alias(model: NodeModel, node: str, others: Iterable[Model]) -> str:
@@ -4420,7 +4406,7 @@ def _explain_idle(seating: Seating, node: str) -> str:
         return "it has no model"
     if not any(candidate.rating.score for candidate in candidates):
         return "none of its models can chat there"
-    if not any(candidate.calls_tools for candidate in candidates):
+    if seating.able[MAIN_JOB][0].calls_tools and not any(one.calls_tools for one in candidates):
         return "none of its models is known to call tools"
     if not any(candidate in seating.able[MAIN_JOB] for candidate in candidates):
         return "the contexts of its models are too small"
@@ -4535,9 +4521,7 @@ def parse_peers(text: str) -> list[Peer] | None:
 
 def _parse_peer(entry: TailscalePeer) -> Peer | None:
     """Return a machine that could serve models, by its address in the tailnet."""
-    inside = [address for address in entry.TailscaleIPs
-              if re.fullmatch(r"100(\.\d{1,3}){3}", address)
-              and address_kind(address) == "Tailscale"]
+    inside = [address for address in entry.TailscaleIPs if address_kind(address) == "Tailscale"]
     is_foreign = entry.Expired or entry.ShareeNode or entry.Location
     if not inside or not entry.Online or is_foreign or entry.OS.lower() in _PEER_PHONES:
         return None
@@ -4907,12 +4891,10 @@ def _free_name(name: str, more: str, *, taken: set[str]) -> str:
     number = 1
     free = name
     while free in taken:
-        behind = f"-{more}"
+        behind = f"-{more[:40]}"
         if number > 1:
-            behind = f"-{more}-{number}"
+            behind += f"-{number}"
         free = f"{name[:64 - len(behind)]}{behind}"
-        if len(behind) >= 64:  # a node's name may be as long as ours may get
-            free = f"{name[:50]}-{number}"
         number += 1
     return free
 
@@ -5237,9 +5219,12 @@ def _lint_main_fallback(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     if main.cloud or any(helper.node != main.node for helper in helpers):
         return
 
-    heirs = [model.name for model in plan_main_fallbacks(fleet) if model.node != main.node]
-    if heirs:
-        names = [*main.fallback, heirs[0]]
+    able = [model for model in fleet.models.values()
+            if model.node != main.node and model.context >= MAIN_CONTEXT_TOKENS
+            and not model.cloud and not lacks_tools(model.ollama_model)]
+    if able:
+        heir = min(able, key=lambda model: (-billions(model.ollama_model), model.name))
+        names = [*main.fallback, heir.name]
         yield warn(fleet, "no-fallback", ("models", main.name),
                    what=f"it serves the main session, which ends when {main.node} sleeps",
                    fix=f"write `fallback: [{', '.join(map(quote_yaml, names))}]`")
@@ -5428,7 +5413,7 @@ def _check_memory(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         loads = plan_loads(fleet, state)
         for load in loads:
             if load.gigabytes > memory:
-                yield _name_large_model(fleet, load, state)
+                yield _name_large_model(fleet, load)
 
         fitting = [load for load in loads if load.gigabytes <= memory]
         need = sum(load.gigabytes for load in fitting)
@@ -5440,7 +5425,7 @@ def _check_memory(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                        fix=FIND_ROOM)
 
 
-def _name_large_model(fleet: Fleet, load: Load, state: NodeState) -> Finding:
+def _name_large_model(fleet: Fleet, load: Load) -> Finding:
     """Return the Finding on a model that does not fit its machine, even alone."""
     model = load.model
     memory = fleet.nodes[model.node].memory_gb or 0
@@ -5450,15 +5435,10 @@ def _name_large_model(fleet: Fleet, load: Load, state: NodeState) -> Finding:
     if load.held:
         key = "context"
         what = f"{model.ollama_model} with a context of {model.context:,} needs"
-        # What keeps the model comes first: less context, then another that is there.
         least = MAIN_CONTEXT_TOKENS if _plan_prompts(fleet)[model.name] else SMALL_CONTEXT_TOKENS
         context = plan_fitting_context(load.held, memory, model.max_parallel)
-        others = [other.model.name for other in rank_models(state)
-                  if plan_gigabytes(other.model, model.context) <= memory]
         if context >= least:
             fix = f"write `context: {context}`"
-        elif others:
-            fix = f"write `{model.name_key}: {quote_yaml(others[0])}` in models.{model.name}"
     return warn(fleet, "model-too-large", ("models", model.name, key),
                 what=f"{what} about {load.gigabytes:.0f} GB; {model.node} has {memory:g}", fix=fix)
 
@@ -5468,13 +5448,15 @@ def _name_large_model(fleet: Fleet, load: Load, state: NodeState) -> Finding:
 @check("Routes", "nodes")
 def _check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Say of each model that its node serves it as it is asked, or what is in the way."""
-    users = _tool_users(fleet)
+    prompts = _plan_prompts(fleet)
     for model in fleet.models.values():
+        users = [agent.name for agent in fleet.agents.values()
+                 if agent.model == model.name and agent.tools != ()] + prompts[model.name]
         state = facts.states[model.node]
         if not state.online:
             continue  # said of the node
         flaws = [*_presence_flaws(fleet, model, state),
-                 *_ability_flaws(fleet, model, facts, users[model.name]),
+                 *_ability_flaws(fleet, model, facts, users),
                  *_context_flaws(fleet, model, state)]
         yield from flaws
         if not flaws:
@@ -5486,12 +5468,10 @@ def _check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 def _check_needs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Say which aliases have nobody for images, and whose stand-ins hold shorter prompts."""
     chains = plan_fallbacks(fleet)
-    used = plan_used_models(fleet)
     sharing = models_by_alias(fleet)
-    for alias, own in sharing.items():
+    for alias in sharing:
         models = [model for link in (alias, *chains.get(alias, ())) for model in sharing[link]]
-        is_used = any(model.name in used for model in own)
-        if not is_used or len({model.ollama_model for model in models}) == 1:
+        if len({model.ollama_model for model in models}) == 1:
             continue  # there is nothing to choose
         if all(_is_blind(model, facts) for model in models):
             yield Finding("no-images", "info", f"`{alias}`: images are dropped: no model behind it "
@@ -5510,17 +5490,6 @@ def _is_blind(model: Model, facts: Facts) -> bool:
     """Tell whether a model's node says what it can, and images are not of it."""
     capabilities = _held_model(model, facts.states[model.node]).capabilities
     return capabilities is not None and "vision" not in capabilities
-
-
-def _tool_users(fleet: Fleet) -> dict[str, list[str]]:
-    """Return {model: the agents and tiers that will ask it to call tools}."""
-    users: dict[str, list[str]] = {name: [] for name in fleet.models}
-    for agent in fleet.agents.values():
-        if agent.tools != ():
-            users[agent.model].append(agent.name)
-    for tier, name in plan_tiers(fleet).items():
-        users[name].append(tier)
-    return users
 
 
 def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:

@@ -146,7 +146,6 @@ def test_one_model_on_two_machines_has_one_alias():
     assert {m.alias for m in fleet.models.values()} == {"claude-sonnet-local"}
     assert {m.context for m in fleet.models.values()} == {65536}
     assert list(fleet.models) == ["heavy-coder", "heavy-coder-mac2"]
-    assert sf.plan_main_fallbacks(fleet)[0].name == "heavy-coder-mac2"
 
 
 def test_a_machine_that_would_idle_gets_a_job_or_stands_in():
@@ -167,6 +166,12 @@ def test_a_machine_that_would_idle_gets_a_job_or_stands_in():
     (node("x", model("m:8b", context=4096)), "the contexts of its models are too small")])
 def test_why_a_machine_idles_is_said(state, why):
     assert sf.plan_assignment([node("a", CODER), state]).idle == {"x": why}
+
+
+def test_a_machine_does_not_idle_for_what_the_main_model_lacks_as_well():
+    short = model("m:8b", capabilities=("completion",), context=4096)
+    assert sf.plan_assignment([node("a", LIAR), node("x", short)]).idle == {
+        "x": "the contexts of its models are too small"}
 
 
 def test_memory_is_kept_to_by_a_smaller_context_or_another_model():

@@ -381,9 +381,7 @@ def test_a_model_that_is_too_large_gets_the_context_that_fits():
     assert found(fleet, GOOD_FACTS) == {}
 
 
-def test_a_model_that_is_too_large_gives_way_to_one_that_is_there():
-    tiny = replace(GOOD_MODEL, name="qwen3:1.7b", size=10**9, parameters="1.7B")
-    assert too_large(4, models=[tiny]).fix == "write `ollama_model: qwen3:1.7b` in models.small"
+def test_what_fits_instead_of_a_model_that_is_too_large_is_for_recommend_to_say():
     assert too_large(4).fix == sf.FIND_ROOM
 
 
