@@ -3161,12 +3161,12 @@ class Metadata:
 
     def widths(self, behind: str = "") -> int:
         """Return the values that a head keeps of a token, its key and its value."""
-        key = self.number(f"attention.key_length{behind}") or self.number("attention.key_length")
-        value = (self.number(f"attention.value_length{behind}")
-                 or self.number("attention.value_length"))
-        if not key + value and self.number("attention.head_count"):  # they share the embedding
-            return self.number("embedding_length") // self.number("attention.head_count") * 2
-        return key + value
+        widths = sum(self.number(f"attention.{name}{behind}") or self.number(f"attention.{name}")
+                     for name in ("key_length", "value_length"))
+        heads = self.number("attention.head_count")
+        if not widths and heads:  # they share the embedding
+            return self.number("embedding_length") // heads * 2
+        return widths
 
     def state_bytes(self) -> int:
         """Return what a layer without keys keeps: of 32 bits, as Mamba and its kin do."""
@@ -3308,6 +3308,11 @@ def show_machines(model: Model, models: Iterable[Model]) -> str:
     """Return where a model's work is done: on any of the machines that share its alias."""
     nodes = list(dict.fromkeys(other.node for other in models if other.alias == model.alias))
     return model.node if len(nodes) == 1 else f"{join_words(nodes, 'or')} (shared)"
+
+
+def plan_jobs(fleet: Fleet) -> dict[str, Model]:
+    """Return {what is done: its Model}: the main session, then all agents."""
+    return {MAIN_JOB: fleet.models[plan_tiers(fleet)["main"]], **plan_routes(fleet)}
 
 
 def agents_by_alias(fleet: Fleet) -> dict[str, list[str]]:
@@ -3503,7 +3508,7 @@ class Load(Record):
 
 def plan_loads(fleet: Fleet, state: NodeState) -> list[Load]:
     """Return what a node will hold, each of its models once; what is not there takes nothing."""
-    jobs = {MAIN_JOB: fleet.models[plan_tiers(fleet)["main"]], **plan_routes(fleet)}
+    jobs = plan_jobs(fleet)
     cache_gb = plan_prompt_cache(state, fleet.nodes[state.name].cache_gb)
     loads: dict[str, Load] = {}
     for model in fleet.models.values():
@@ -4763,7 +4768,7 @@ def _keep_home(fleet: Fleet, state: NodeState) -> NodeState:
 
 def _advise_jobs(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
     """Yield who does each job and who would."""
-    jobs = {**plan_routes(fleet), MAIN_JOB: fleet.models[plan_tiers(fleet)["main"]]}
+    jobs = plan_jobs(fleet)
     for job in plan.jobs:
         now = jobs.get(job)
         if now is None or now.cloud:
@@ -22159,19 +22164,21 @@ def cmd_recommend(options: Namespace, world: World) -> int:
     memory = {name: node.memory_gb or 0.0 for name, node in fleet.nodes.items()}
     text += format_flaw(advised.starter.flaw, states.values(), "subagent-fleet recommend", look,
                         memory)
-    text += "\n"
-    if written or not advised.changes:
-        text += tell_written(written)
-    else:
-        text += tell_recommendation(world, path, advised, look)
-    world.out(text)
+    following = "Nothing would change.\n"
+    if written:
+        following = "".join(clean_line(line) + "\n" for line in written)
+        following += "Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
+    elif advised.changes:
+        following = tell_recommendation(world, path, advised, look)
+    world.out(f"{text}\n{following}")
     return EXIT_OK
 
 
-def plan_block(fleet: Fleet, starter: Starter) -> dict[str, Any]:
+def plan_block(advised: Recommendation) -> dict[str, Any]:
     """Return the lines to put into a fleet file: its models, and the model of each agent."""
-    models = starter.tree["models"]
-    jobs = starter.assignment.jobs
+    fleet = advised.fleet
+    models = advised.starter.tree["models"]
+    jobs = advised.starter.assignment.jobs
     agents = {}
     for name, agent in fleet.agents.items():
         model = jobs.get(name, agent.model)
@@ -22181,14 +22188,6 @@ def plan_block(fleet: Fleet, starter: Starter) -> dict[str, Any]:
             model = jobs[MAIN_JOB]
         agents[name] = {"model": model}
     return {"models": models, "agents": agents}
-
-
-def tell_written(written: Sequence[str]) -> str:
-    """Return what was done with a recommendation."""
-    if not written:
-        return "Nothing would change.\n"
-    lines = "".join(clean_line(line) + "\n" for line in written)
-    return f"{lines}Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
 
 
 def find_objection(world: World, path: str, advised: Recommendation) -> FleetError | None:
@@ -22217,7 +22216,7 @@ def tell_recommendation(world: World, path: str, advised: Recommendation, look: 
         first = f"First: {objection.fix}. " if objection.slug == "node-silent" else ""
         what = re.sub("^you ", "You ", objection.what)
         sentence = f"{what}. {first}To apply this, put this into {path}:"
-    block = show_block(path, plan_block(advised.fleet, advised.starter))
+    block = show_block(path, plan_block(advised))
     return wrap_text(clean_line(sentence), look) + "\n\n" + block
 
 
@@ -22235,23 +22234,18 @@ def write_recommendation(world: World, path: str, advised: Recommendation) -> li
 
 def report_recommendation(advised: Recommendation, written: Sequence[str]) -> dict[str, Any]:
     """Return what `recommend --json` says."""
-    fleet = advised.fleet
-    roles = []
-    for advice in advised.advices:
-        now = planned = None
-        if advice.now:
-            model = advice.now
-            now = {"name": model.name, "node": model.node, "model": model.ollama_model}
-        if advice.planned:
-            model = advice.planned
-            planned = {"name": model.name, "node": model.node, "model": model.ollama_model,
-                       "context": model.context, "fallback": model.fallback}
-        roles.append({"role": advice.job or None, "changes": advice.is_change, "why": advice.why,
-                      "settings": advice.settings, "now": now, "planned": planned})
-    return {"fleet": fleet.name, "roles": roles, "measured": advised.measured,
+    def report_model(model: Model | None) -> dict[str, Any] | None:
+        if model is None:
+            return None
+        return {"name": model.name, "node": model.node, "model": model.ollama_model,
+                "context": model.context, "fallback": model.fallback}
+
+    roles = [{"role": advice.job or None, "changes": advice.is_change, "why": advice.why,
+              "settings": advice.settings, "now": report_model(advice.now),
+              "planned": report_model(advice.planned)} for advice in advised.advices]
+    return {"fleet": advised.fleet.name, "roles": roles, "measured": advised.measured,
             "unknown": advised.unknown, "counted": advised.starter.assignment.counted,
-            "block": dump_yaml(plan_block(fleet, advised.starter)),
-            "written": bool(written)}
+            "block": dump_yaml(plan_block(advised)), "written": bool(written)}
 
 
 @command("generate", "write the files for Claude Code, LiteLLM, your shell and others", CONFIG, OUT,
@@ -22488,13 +22482,10 @@ def find_task_file_near(world: World, source: str) -> str:
 
 def refuse_config(error: FleetError, options: Namespace, world: World) -> int:
     """Print what `validate --json` says of an invalid config; of one that cannot be read, raise."""
-    report = {"file": error.where or options.config, "valid": False}
+    error.report = {"file": error.where or options.config, "valid": False}
     if not error.findings:
-        unread = FleetError(error.slug, error.what, where=error.where, fix=error.fix,
-                            status=error.status)
-        unread.report = report
-        raise unread
-    print_report(world, "validate", {**report, "findings": error.findings})
+        raise error
+    print_report(world, "validate", {**error.report, "findings": error.findings})
     return EXIT_PROBLEM
 
 
