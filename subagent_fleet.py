@@ -17081,7 +17081,7 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
     if odd:
         raise FleetError("odd-file", f"{clean_line(odd[0])} is not a file, directory or link, so "
                          "it cannot be kept", fix="remove it")
-    settings = ["-c", "core.sparseCheckout=false", "-c", "core.ignoreStat=false"]
+    settings = ["-c", "core.sparseCheckout=false"]
     if not runs_filters:  # nor when git looks again at a file as new as our index, as it writes it
         settings += no_filters(git)
     index = world.path(git.git, f"{OTHER_INDEX}-{world.token(4)}")
@@ -17602,6 +17602,20 @@ class AgentProcess:
             return self._child.exit_code() is None
         return (self._talks or self.exit_code() is None) and self._world.is_held(self._alive)
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether it has; what it was told in its last turn may begin one of its own."""
+        settled_for = self._world.clock() - self.heard.since
+        return self.heard.is_settled and (
+            self.told_at < self.heard.turn_at or settled_for > TURN_SECONDS)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended without an answer, or has no session to go on with."""
+        if self.heard.is_settled:
+            return self.heard.turn_at < 0 and is_unknown_session(self.heard.result or {})
+        return self.exit_code() is None
+
     def exit_code(self) -> int | None:
         """Return with what a coder that only ends has ended; None: it has not, or was killed."""
         content = self._world.read_part(self._code, 0, 16).strip()
@@ -17952,8 +17966,6 @@ class TaskWork:
     def _start(self) -> None:
         """Start an agent and hand it what it is told."""
         state = self.state
-        if state.wanted:
-            raise Wanted
         hold = self._hold_alive()
         session = state.session
         if not state.spoken:
@@ -18079,22 +18091,16 @@ class TaskWork:
         """Listen until the agent has answered, or has ended otherwise: then how."""
         agent = self._agent
         assert agent
-        heard, pause = agent.heard, 0.01
+        pause = 0.01
         self._looked_at = self._world.clock()
         while True:
             pause = 0.01 if agent.listen() else min(pause * 1.5, 0.25)
-            if heard.is_settled:
-                if is_unknown_session(heard.result or {}) and heard.turn_at < 0:
-                    return LOST
-                # What was said meanwhile may begin a turn of its own.
-                settled_for = self._world.clock() - heard.since
-                if agent.told_at < heard.turn_at or settled_for > TURN_SECONDS:
-                    return None
-            elif not agent.lives():
-                agent.listen()
-                if not heard.is_settled:
-                    return LOST if agent.exit_code() is None else None
-            elif self._hear_requests(agent):
+            if agent.has_answered:
+                return LOST if agent.is_lost else None
+            if not agent.lives():
+                agent.listen()  # what it has said last
+                return LOST if agent.is_lost else None
+            if self._hear_requests(agent):
                 pause = 0.01
             else:
                 ending = self._look_at_clock(agent)
@@ -18344,8 +18350,6 @@ class TaskWork:
             saved = f", work saved in {work.ref}" if work.changed else ""
             ruling = replace(ruling, reason=f"{count_of(count, 'process')} ended in "
                              f"{seconds:.1f} s{saved}")
-        if work.outside and ended in ("stalled", "deadline"):
-            ruling = rule_out(state.task, work)
 
         receipt = self._write_receipt(state, ruling, ended, work)
         self._write(ruling.to, **self._after(state, ruling, ended), reason=ruling.reason,
@@ -18662,7 +18666,7 @@ class Supervisor:
     def waits_for_time(self) -> bool:
         """Whether a task waits for nothing but its time, or for a machine that rests."""
         return self._takes_new and any(
-            state.state == "waiting" and self._means(state.name)
+            state.state == "waiting" and self._may_begin(state.name)
             and not blockers_of(state, self.tasks) for state in self.tasks.values())
 
     def _is_due(self, what: str, seconds: float) -> bool:
@@ -18673,9 +18677,9 @@ class Supervisor:
         self._looked[what] = now
         return True
 
-    def _means(self, name: str) -> bool:
-        """Tell whether this supervisor works on a task."""
-        return self._only is None or name in self._only
+    def _may_begin(self, name: str) -> bool:
+        """Tell whether a task is one that is meant, and nothing is at work on it."""
+        return (self._only is None or name in self._only) and name not in self._threads
 
     def _begin(self, name: str) -> None:
         """Start the thread of a task."""
@@ -18696,8 +18700,8 @@ class Supervisor:
     def _start_ready(self) -> bool:
         """Begin with the tasks that can start, and say once what the others wait for."""
         states = {name: state for name, state in self.tasks.items()
-                  if state.state != "waiting" or self._means(name) and name not in self._threads}
-        waiting = [name for name, state in states.items() if state.state == "waiting"]
+                  if state.state != "waiting" or self._may_begin(name)}
+        waiting = [state for state in states.values() if state.state == "waiting"]
         if not self._takes_new or not waiting:
             return False
         limits = find_limits(self._world, self.backing, self._look_at_gateway())
@@ -18709,11 +18713,12 @@ class Supervisor:
             self.remember(name, state="preparing")
             self._begin(name)
         limits = replace(limits, busy=count_busy(self.tasks, aliases))
-        for name in waiting[:20]:
-            if name not in {*starts, *self._told} and states[name].until <= now:
+        for state in waiting[:20]:
+            name = state.name
+            if name not in {*starts, *self._told} and state.until <= now:
                 self._told.add(name)
-                self.tell(name, "waits", explain_wait(
-                    states[name], self.tasks, aliases[name], limits, now))
+                why = explain_wait(state, self.tasks, aliases[name], limits, now)
+                self.tell(name, "waits", why)
         return bool(starts)
 
     def alias_of(self, name: str) -> str:
