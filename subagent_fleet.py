@@ -10594,10 +10594,10 @@ class World:
 
     # -- disk: writing --
 
-    def make_directory(self, path: str, *, is_owners: bool = False) -> None:
-        """Make a directory and those above it; one that `is_owners` only its owner enters."""
+    def make_directory(self, path: str, *, is_private: bool = False) -> None:
+        """Make a directory and those above it; one that `is_private` only its owner enters."""
         with Trying("make", path), Directory(path, makes=True, is_whole=True) as directory:
-            if is_owners:
+            if is_private:
                 directory.close_to_others()
 
     def replace_files(self, files: Sequence[tuple[str, bytes, int]], *,
@@ -11013,7 +11013,7 @@ class World:
         version = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
         path = self.path(place, f"{hashlib.sha256(source).hexdigest()}.{version}")
         try:
-            self.make_directory(place, is_owners=True)
+            self.make_directory(place, is_private=True)
             if self.belongs_to_other(place):
                 return ""
             if self.kind_of(path, follow=False) != "file":
@@ -16765,8 +16765,8 @@ class Folder:
 
         It is kept for this user, too: a folder that came with a copy or an archive is not ours.
         """
-        self.world.make_directory(self.place("inbox"), is_owners=True)
-        self.world.make_directory(self.place(), is_owners=True)
+        self.world.make_directory(self.place("inbox"), is_private=True)
+        self.world.make_directory(self.place(), is_private=True)
         run = self.run
         if not run or renews:
             with self.world.hold_soon(self.place("made"), 10.0):
@@ -16986,7 +16986,7 @@ def add_worktree(git: Git, state: TaskState, *, for_check: bool = False) -> str:
         "-b", state.branch, path, state.base]
     words = ["-c", "core.sparseCheckout=false", "worktree", "add", "--quiet", "--lock", "--reason",
              f"subagent-fleet task {state.name}"]
-    world.make_directory(world.parent(path), is_owners=True)
+    world.make_directory(world.parent(path), is_private=True)
     if world.kind_of(path, follow=False) != "absent" or git.run(*words, *place).code:
         if _make_way(git, path, state, for_check=for_check):
             place = [path, state.branch]
@@ -19156,7 +19156,7 @@ class Room:
     """A repository in a private directory: it holds what was put into it, and nothing else."""
 
     def __init__(self, world: World, place: str) -> None:
-        world.make_directory(place, is_owners=True)
+        world.make_directory(place, is_private=True)
         world.run_git(["init", "-q", "--template="], place)
         self.git = Git(world, world.path(place, ".git"), place)
 
@@ -19276,7 +19276,7 @@ class Exam:
                 return words
         self._names[self._key_of(fix)] = find_failed_tests(output)
         content = json.dumps(self._names).encode("ascii")
-        self._world.make_directory(self._world.parent(self._names_place), is_owners=True)
+        self._world.make_directory(self._world.parent(self._names_place), is_private=True)
         self._world.replace_files([(self._names_place, content, 0o600)])
         return ""
 
