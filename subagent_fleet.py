@@ -15364,7 +15364,9 @@ RULES.update({
     "coder": Rule(
         {"anyOf": [{"enum": [CLAUDE, *CODERS]}, _COMMAND_LIST]},
         some_of([f"`{name}`" for name in (CLAUDE, *CODERS)]) + ", or a command as a list", CLAUDE,
-        _normal_coder, slips=lambda text: difflib.get_close_matches(text, (CLAUDE, *CODERS))),
+        _normal_coder, slips=lambda text: [
+            *difflib.get_close_matches(text, (CLAUDE, *CODERS)),
+            re.split("[ ,]+", text.strip("[]"))]),
     "notice": Rule(
         {"anyOf": [{"type": "string", "pattern": _PARAGRAPH}, _COMMAND_LIST]},
         "a command, as text or as a list", ["notify-send"], _normal_coder),
@@ -15515,8 +15517,9 @@ def _plan_tasks(check: _Checker, fleet: Fleet | None, others: Collection[str]) -
         # Who names an agent wants no default model, and the other way round.
         replaced = {"agent", "model"} if own.keys() & {"agent", "model"} else set()
         taken = shared.keys() - own.keys() - replaced
-        where = {word: check.document.locate(("defaults", word))[0] for word in taken}
-        where.update({word: check.document.locate(("tasks", name, word))[0] for word in own})
+        places = {**{word: ("defaults", word) for word in taken},
+                  **{word: ("tasks", name, word) for word in own}}
+        where = {word: check.document.locate(place)[0] for word, place in places.items()}
         merged = replace(task, **{word: getattr(file.defaults, word) for word in taken})
         for twin in twins_of(merged):
             if twin.name in plan.tasks or (twin.name != name and twin.name in file.tasks):
@@ -15559,7 +15562,7 @@ def _check_task(check: _Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | 
     known = dict.fromkeys([*plan.tasks, *(one.group for one in plan.tasks.values()), *others])
     for place, other in enumerate(task.after):
         check.reference((*path, "after", place), other, known, "task")
-    if fleet and task.talks:
+    if fleet:
         word = "agent" if task.agent else "model"
         records = fleet.agents if task.agent else _models_by_name(fleet)
         # Where it was said: by the task, or once for all.
@@ -15752,6 +15755,7 @@ class Heard:
     turn_at = -1  # the offset behind the line that began its last turn
     has_background = False
     worked = 0  # calls that changed something, or may have
+    has_tested = False
     tool_errors = turns = questions = context = repeats = 0
     said = _last_call = ""
 
@@ -15762,7 +15766,6 @@ class Heard:
         self.tools: dict[str, int] = {}
         self.denied: list[dict[str, str]] = []
         self.written: list[str] = []
-        self.commands: list[str] = []
         self.subagents: dict[str, dict[str, int]] = {}
 
     @property
@@ -15867,9 +15870,8 @@ class Heard:
         summary = " ".join(summary.split())[:SUMMARY_CHARACTERS]
         self.calls[str(block["id"])] = OpenCall(tool, summary, now, path_in(given))
         self.tools[tool] = self.tools.get(tool, 0) + 1
-        if tool == "Bash":
-            self.commands.append(str(given.get("command"))[:400])
-
+        if _TEST_COMMAND.search(str(given.get("command"))):
+            self.has_tested = True
         call = digest(json.dumps([tool, given], sort_keys=True).encode("utf-8", "replace"))
         self.repeats = self.repeats + 1 if call == self._last_call else 1
         self._last_call = call
@@ -16076,6 +16078,7 @@ class TaskState(Record):
     prompt: str = ""  # what it is told beside the task, until it has answered
     # What a person wants of it.
     says: tuple[str, ...] = ()  # not yet handed on
+    told: tuple[str, ...] = ()  # handed on: who has no memory gets it each time
     question: dict[str, Any] = {}  # {"id": …, "request": …}
     answer: dict[str, Any] = {}  # not yet handed on
     asleep: bool = False  # it asks, and its process was ended
@@ -16184,12 +16187,11 @@ def can_accept(state: TaskState) -> bool:
 
 def plan_fresh(state: TaskState) -> TaskState:
     """Return a task that begins anew, with another worktree, branch and session."""
+    kept = {name: getattr(state, name) for name in (
+        "name", "task", "order", "origin", "newer", "at", "orders", "base", "tried")}
     place = "\n".join((state.branch, state.worktree, state.git, state.check_git))
-    return TaskState(
-        state.name, state.task, state.order, state.origin, state.newer, at=state.at,
-        orders=state.orders, base=state.base, tried=state.tried,
-        fresh=state.fresh + 1, spent=state.total_at(state.at),
-        old=(*state.old, place) if state.git else state.old)
+    return TaskState(**kept, fresh=state.fresh + 1, spent=state.total_at(state.at),
+                     old=(*state.old, place) if state.git else state.old)
 
 
 def disown_task(state: TaskState) -> TaskState:
@@ -16206,7 +16208,9 @@ def plan_first_words(state: TaskState) -> str:
     """
     if state.spoken and state.task.talks:
         return state.prompt or CONTINUE_PROMPT
-    notes = [] if state.prompt in ("", CONTINUE_PROMPT) else [state.prompt]
+    notes = [note for note in state.told if note not in state.prompt]
+    if state.prompt not in ("", CONTINUE_PROMPT):
+        notes.append(state.prompt)
     return "\n\n".join([state.task.prompt or "", *notes])
 
 
@@ -16218,36 +16222,33 @@ class Limits(Record):
     slots: Mapping[str, int]  # by alias; an alias that is not there has no limit
     most: int
     resting: Mapping[str, str] = {}  # by alias: why
-    busy: Mapping[str, int] = {}  # places that are taken, by alias
+    aliases: Mapping[str, str] = {}  # by task
 
 
-def count_busy(states: Mapping[str, TaskState], aliases: Mapping[str, str]) -> dict[str, int]:
+def count_busy(states: Mapping[str, TaskState], limits: Limits) -> dict[str, int]:
     """Return how many places are taken, by alias."""
     busy: dict[str, int] = {}
     for state in states.values():
         if state.is_at_work:
-            alias = aliases.get(state.name, "")
+            alias = limits.aliases.get(state.name, "")
             busy[alias] = busy.get(alias, 0) + 1
     return busy
 
 
-def plan_starts(states: Mapping[str, TaskState], aliases: Mapping[str, str], limits: Limits,
-                now: float) -> list[str]:
+def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float) -> list[str]:
     """Return the waiting tasks that start now: those of high priority first, then the oldest."""
-    busy = count_busy(states, aliases)
+    busy = count_busy(states, limits)
     room = limits.most - sum(busy.values())
     ready = [state for state in states.values() if state.state == "waiting" and state.until <= now]
     ready.sort(key=lambda state: (-state.task.priority, state.at if state.spoken else 0.0,
                                   state.order))
     starts: list[str] = []
     for state in ready:
-        alias = aliases.get(state.name, "")
-        if len(starts) >= room:
-            break
-        if busy.get(alias, 0) >= limits.slots.get(alias, limits.most) or alias in limits.resting:
-            continue
-        if not blockers_of(state, states):
-            busy[alias] = busy.get(alias, 0) + 1
+        alias = limits.aliases.get(state.name, "")
+        taken = busy.get(alias, 0)
+        if len(starts) < room and taken < limits.slots.get(alias, limits.most) \
+                and alias not in limits.resting and not blockers_of(state, states):
+            busy[alias] = taken + 1
             starts.append(state.name)
     return starts
 
@@ -16263,27 +16264,29 @@ def dependencies_of(task: TaskSpec, states: Mapping[str, TaskState]) -> tuple[st
     return expand_names(task.after, {name: state.task for name, state in states.items()})
 
 
-def explain_wait(state: TaskState, states: Mapping[str, TaskState], alias: str, limits: Limits,
+def explain_wait(state: TaskState, states: Mapping[str, TaskState], limits: Limits,
                  now: float) -> str:
     """Return what a waiting task waits for."""
-    blockers = blockers_of(state, states)
+    blockers = [states.get(name, name) for name in blockers_of(state, states)]
     if blockers:
         return "for " + some_of([
-            f"{name} ({states[name].state})" if name in states and states[name].is_over else name
-            for name in blockers], 3)
+            one if isinstance(one, str) else f"{one.name} ({one.state})" if one.is_over else
+            one.name for one in blockers], 3)
     if state.until > now:
         return f"for its next try in {state.until - now:.0f} s" \
             + (f": {state.reason}" if state.reason else "")
+    alias = limits.aliases.get(state.name, "")
     if alias in limits.resting:
         return f"{alias}: {limits.resting[alias]}"
+    busy = count_busy(states, limits)
     slots = limits.slots.get(alias, limits.most)
-    if slots <= limits.most and limits.busy.get(alias, 0) >= slots:
+    if slots <= limits.most and busy.get(alias, 0) >= slots:
         asking = [f"; {one.name} asks: subagent-fleet task answer {one.name}"
                   for one in states.values() if one.state == "asking" and one.is_at_work
-                  and (one.task.agent, one.task.model) == (state.task.agent, state.task.model)]
+                  and limits.aliases.get(one.name, "") == alias]
         return f"for a slot of {alias or 'its coder'} ({slots} of {slots} in use)" \
             + "".join(asking[:1])
-    if sum(limits.busy.values()) >= limits.most:
+    if sum(busy.values()) >= limits.most:
         return f"for one of {limits.most} places"
     return "to start"
 
@@ -16396,7 +16399,7 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
 def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str) -> Ruling:
     """Return what is wrong with work, and what its agent is told; without a cause, nothing is."""
     if task.check and code != 0:
-        tail = "\n".join(output.splitlines()[-FEEDBACK_LINES:])
+        tail = "\n".join(output.splitlines()[-FEEDBACK_LINES:]) or "It printed nothing."
         return Ruling("", f"check failed (exit {code})", (
             f"The check of this task failed (exit {code}): {task.check}\n\n{tail}\n\n"
             "Fix that. The check runs again when you end."), "check")
@@ -16443,8 +16446,7 @@ def find_flags(heard: Heard, work: WorkDone, *, is_checked: bool = False) -> lis
     flags = []
     if _SUCCESS.search(said) and not heard.worked:
         flags.append("says it is done, but made no call that changes anything")
-    if _TESTED.search(said) and not is_checked and not any(map(_TEST_COMMAND.search,
-                                                               heard.commands)):
+    if _TESTED.search(said) and not is_checked and not heard.has_tested:
         flags.append("says tests pass, but ran no test command")
     changed = tuple(f"/{path}" for path, _, _ in work.files)
     absent = [path for path in dict.fromkeys(heard.written) if not f"/{path}".endswith(changed)]
@@ -16464,8 +16466,8 @@ def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
         "schema": "subagent-fleet/receipt/1", "task": state.name, "try": state.tried,
         "session": state.session, "agent": state.task.agent or "", "alias": alias,
         "base": state.base, "head": work.head, "snapshot": work.ref, "ended": ended,
-        "turns": heard.turns, "tools": heard.tools, "tool_errors": heard.tool_errors,
-        "denied": heard.denied, "questions": heard.questions, "subagents": heard.subagents,
+        **{name: getattr(heard, name) for name in (
+            "turns", "tools", "tool_errors", "denied", "questions", "subagents")},
         "commits": work.commits, "files": [list(one) for one in work.files],
         "outside": list(work.outside),
         "check": {"command": state.task.check or "", "in": state.task.check_in,
@@ -16526,7 +16528,6 @@ class TaskSight(Record):
     heard: Mapping[str, Heard]  # what agents at work have said
     now: float
     limits: Limits = Limits({}, 1)
-    aliases: Mapping[str, str] = {}  # by task
     windows: Mapping[str, int] = {}  # tokens, by alias
     served: Mapping[str, Receipt] = {}  # by session: the last
     loads: Mapping[str, Sequence[tuple[int, float]]] = {}
@@ -16537,44 +16538,39 @@ class TaskSight(Record):
 def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
     """Return a row for each task in the order of the file; twins by their verdict and size."""
     shown = [state for state in sight.tasks.values() if not state.forgotten]
-    firsts: dict[str, int] = {}
-    for state in shown:
-        firsts.setdefault(state.task.group, state.order)
+    firsts = {state.task.group: state.order for state in reversed(shown)}
     ranks = {"done": 0, "review": 1}
-
-    def place(row: TaskRow) -> tuple[int, int, int]:
-        if row.group == row.name:
-            return firsts[row.group], 0, 0
-        return firsts[row.group], ranks.get(row.state, 2), row.plus + row.minus
-    return sorted((_task_row(state, sight) for state in shown), key=place)
+    return sorted((plan_task_row(state, sight) for state in shown), key=lambda row: (
+        firsts[row.group], ranks.get(row.state, 2), row.plus + row.minus))
 
 
-def _task_row(state: TaskState, sight: TaskSight) -> TaskRow:
+def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     """Return what is shown of one task."""
     heard = sight.heard.get(state.name, Heard())
-    alias = sight.aliases.get(state.name, "")
-    served = sight.served.get(state.session) if state.session else None
+    alias = sight.limits.aliases.get(state.name, "")
+    served = sight.served.get(state.session)
     is_live = state.state in LIVE_STATES and not state.asleep
-    context = None
-    window = sight.windows.get(alias)
-    tokens = (served.input_tokens if served else 0) or heard.context
-    if window and tokens and not state.is_over:
-        context = min(round(100 * tokens / window), 999)
-
     place = ""
     if is_live:
         place = served.node if served and served.node else alias
+    context = None
+    window = sight.windows.get(alias)
+    tokens = served.input_tokens if served else heard.context
+    if window and tokens and not state.is_over:
+        context = min(round(100 * tokens / window), 999)
+
     loads = sight.loads.get(state.name, ())
-    tries = state.task.tries
-    number = min(state.failures + 1, tries) if state.tried else 0
+    # A person's retry gives it all of them again.
+    tries = state.tried + state.task.tries - state.failures
+    if state.open or state.tried and state.is_over:
+        tries -= 1
     return TaskRow(
-        state.name, state.task.group, state.state, f"{number}/{tries}", sight.now - state.at,
+        state.name, state.task.group, state.state, f"{state.tried}/{tries}", sight.now - state.at,
         state.total_at(sight.now) if state.tried else 0.0,
         sight.now - heard.last if is_live and heard.last else None,
         _describe_task(state, heard, sight), context,
         int(state.diff.get("files", 0)), int(state.diff.get("plus", 0)),
-        int(state.diff.get("minus", 0)),
-        place,
+        int(state.diff.get("minus", 0)), place,
         sum(load[0] for load in loads), round(sum(load[1] for load in loads), 1), len(loads),
         suggest_task_step(state), state.session, state.branch,
         state.worktree if state.git else "", state.task.agent or "", alias, state.reason,
@@ -16586,8 +16582,7 @@ def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
     if state.state == "waiting":
         if not blockers_of(state, sight.tasks) and not sight.holder:
             return "for `run`"
-        alias = sight.aliases.get(state.name, "")
-        return explain_wait(state, sight.tasks, alias, sight.limits, sight.now)
+        return explain_wait(state, sight.tasks, sight.limits, sight.now)
     if state.state == "asking":
         return question_of(state.question.get("request", {}))
     if state.state == "running":
@@ -16609,22 +16604,21 @@ def suggest_look(states: Mapping[str, TaskState]) -> str:
 
 def suggest_retry(states: Mapping[str, TaskState]) -> str:
     """Return what to type for tasks that hold themselves or others up, a line each; or nothing."""
-    stuck = [name for state in states.values() if state.state == "waiting"
-             for name in blockers_of(state, states)]
-    reviews = []
-    names = []
+    stuck = {name for state in states.values() if state.state == "waiting"
+             for name in blockers_of(state, states)}
+    lines: dict[str, str] = {}
     for state in states.values():
-        if state.state == "review" and not state.forgotten:
-            reviews.append(state.name)
-        elif not state.forgotten and (state.state in ("failed", "parked")
-                                      or state.state == "stopped" and state.name in stuck):
-            names.append(state.name)
-    lines = []
-    if reviews:
-        lines.append(f"Accept: subagent-fleet task accept {' '.join(reviews)}")
-    if names:
-        lines.append(f"Try again: subagent-fleet task retry {' '.join(names)}")
-    return "\n".join(lines)
+        word = {"review": "Accept: subagent-fleet task accept"}.get(state.state, "")
+        if state.state in ("failed", "parked") or state.state == "stopped" and state.name in stuck:
+            word = "Try again: subagent-fleet task retry"
+        if word and not state.forgotten:
+            lines[word] = f"{lines.get(word, word)} {state.name}"
+    return "\n".join(sorted(lines.values()))
+
+
+# By its cause: the log that says why a task was parked. Of the others nothing was started.
+LOGGED = {"check": " check", "setup-failed": " setup", "lost": " stderr", "coder": " stderr",
+          "api": ""}
 
 
 def suggest_task_step(state: TaskState) -> str:
@@ -16634,11 +16628,9 @@ def suggest_task_step(state: TaskState) -> str:
         return f"subagent-fleet task answer {name}"
     if state.state == "review" or state.cause == "scope":
         return f"subagent-fleet task diff {name}"
-    if state.state in ("failed", "parked"):
-        part = {"check": " check", "setup-failed": " setup", "lost": " stderr",
-                "coder": " stderr"}.get(state.cause, "")
-        return f"subagent-fleet task log {name}{part}"
-    return ""
+    if state.state == "failed" or state.state == "parked" and state.cause in LOGGED:
+        return f"subagent-fleet task log {name}{LOGGED.get(state.cause, '')}"
+    return f"subagent-fleet tasks {name}" if state.state == "parked" else ""
 
 
 # == 20. Supervisor ===========================================================
@@ -16708,7 +16700,7 @@ def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
     return f"{write_ignored(ignore)} && {first}git add -A && git commit -m start"
 
 
-def find_commit(world: World, repository: Repository, revision: str) -> str:
+def find_commit(world: World, repository: Repository, revision: str, where: str = "") -> str:
     """Return the commit that a revision names, or refuse."""
     seen = world.run_git(["rev-parse", "--quiet", "--verify", "--end-of-options",
                           f"{revision}^{{commit}}"], repository.top)
@@ -16720,7 +16712,7 @@ def find_commit(world: World, repository: Repository, revision: str) -> str:
             ignore = quote_shell(world.path(repository.top, ignore))
         raise FleetError("no-commit", "the repository has no commits yet; make one first",
                          fix=suggest_commit(world, repository.top, ignore))
-    raise FleetError("bad-base", f"`{revision}` is not a commit of this repository",
+    raise FleetError("bad-base", f"`{revision}` is not a commit of this repository", where=where,
                      fix="name a branch, tag or commit: `git log --oneline`")
 
 
@@ -17078,6 +17070,11 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
     """
     world = git.world
     nested, odd = world.find_odd(git.tree)
+    if world.kind_of(world.path(git.git, "info/sparse-checkout")) != "absent" \
+            and git.run("config", "core.sparseCheckout").text == "true":
+        # What is not there may be deleted, or not: that only the agent knows.
+        raise FleetError("sparse-checkout", f"the checkout {clean_line(git.tree)} was made sparse, "
+                         "so it cannot be kept whole", fix="`git sparse-checkout disable` in it")
     if odd:
         raise FleetError("odd-file", f"{clean_line(odd[0])} is not a file, directory or link, so "
                          "it cannot be kept", fix="remove it")
@@ -17090,7 +17087,6 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
     try:
         own.out("read-tree", head)
         hidden = _refuse_nested(own, nested)
-        _skip_what_is_sparse(git, own)
         own.out("add", "-A")
         tree = own.out("write-tree")
         # A new file that the main checkout ignores stays out of the branch, and so do a copy and
@@ -17124,16 +17120,6 @@ def _store_fresh(own: Git, tree: str, copies: Collection[str], fresh: Iterable[s
     own.out("--literal-pathspecs", "add", "-f", "--pathspec-from-file=-", "--pathspec-file-nul",
             given=_join_names(kept))
     return own.out("write-tree")
-
-
-def _skip_what_is_sparse(git: Git, own: Git) -> None:
-    """Keep what is not there only because an agent made its checkout sparse: nobody deleted it."""
-    world = git.world
-    if world.kind_of(world.path(git.git, "info/sparse-checkout")) == "absent":
-        return
-    absent = [line[2:] for line in git.names("ls-files", "-t", "-z") if line.startswith("S ") and
-              world.kind_of(world.path(git.tree, line[2:]), follow=False) == "absent"]
-    own.out("update-index", "-z", "--skip-worktree", "--stdin", given=_join_names(absent))
 
 
 def _join_names(names: Iterable[str]) -> bytes:
@@ -17194,7 +17180,7 @@ def no_filters(git: Git) -> list[str]:
 
 
 def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
-                  known: Mapping[str, str]) -> tuple[WorkDone, Stored]:
+                  known: Mapping[str, str] | None) -> tuple[WorkDone, Stored]:
     """Keep a worktree: a commit for the branch, and all of it in a ref no git command removes."""
     stored = store_tree(git, main, state.copies, known)
     tip = main.commit_of(f"refs/heads/{state.branch}")
@@ -17431,10 +17417,12 @@ def baseline_of(state: TaskState) -> str:
     return f"baseline{state.fresh or ''}.json"
 
 
-def read_baseline(folder: Folder, state: TaskState) -> dict[str, str]:
-    """Return the ignored files that a worktree had before its agent came."""
+def read_baseline(folder: Folder, state: TaskState) -> dict[str, str] | None:
+    """Return the ignored files that a worktree had before its agent came; None: none ever came."""
     content = folder.world.read_part(folder.of_task(state.name, baseline_of(state)), 0,
                                      STATE_LIMIT_BYTES * 8)
+    if not content and not state.prepared:  # setup has failed
+        return None
     listed = (parse_object(content) or {}).get("ignored")
     if not isinstance(listed, dict):
         raise FleetError("no-baseline", "the list of what was there before the agent is gone",
@@ -17818,8 +17806,12 @@ class TaskWork:
             "branch": plan_branch(state),
             "worktree": state.worktree or self._world.path(place, self.name + suffix)}
         depends = dependencies_of(state.task, self._supervisor.tasks)
-        if not state.start and len(depends) == 1 and state.task.base in (None, "after"):
-            changes["base"] = self._supervisor.tasks[depends[0]].kept or state.base
+        if not state.start and depends and state.task.base in (None, "after"):
+            if len(depends) == 1:
+                changes["base"] = self._supervisor.tasks[depends[0]].kept or state.base
+            else:
+                self._tell("note", f"starts from HEAD, without the work of {some_of(depends, 3)}: "
+                           "only a single task in `after:` is built on")
         if not state.open:
             changes.update(open=True, tried=state.tried + 1, round=0, stalls=0, checks=(),
                            worked=0.0, began=self._world.now(),
@@ -17973,7 +17965,8 @@ class TaskWork:
         size = self._world.size_of(self._file("out.jsonl"))
         told = filter(None, [state.prompt, *state.says])
         state = self._hand_on(state.says, "starting", session=session, start_at=size,
-                              heard_from=size, prompt="\n\n".join(told))
+                              heard_from=size, prompt="\n\n".join(told),
+                              told=(*state.told, *state.says))
         words = plan_first_words(state)
         if state.task.talks:
             self._world.make_pipe(self._file("in"))
@@ -18248,7 +18241,7 @@ class TaskWork:
         code, output = self._check(work) if state.task.check else (None, "")
         return judge(self.state, work, code, output), work
 
-    def _keep(self, state: TaskState, known: Mapping[str, str]) -> WorkDone:
+    def _keep(self, state: TaskState, known: Mapping[str, str] | None) -> WorkDone:
         """Keep the worktree in a ref, and look at what was done in it."""
         work, _ = take_snapshot(self._git(), self._main, state, str(state.tried), known)
         self._remember(kept=work.commit, tip=work.tip)
@@ -18385,11 +18378,7 @@ class TaskWork:
         if not state.git or self._world.kind_of(state.worktree) != "directory":
             return WorkDone()
         try:
-            if state.prepared:
-                return self._keep(state, read_baseline(self._folder, state))
-            # Setup has failed: what was copied is not the agent's, and stays out.
-            copies = tuple(find_copies(self._folder, state.task))
-            return self._keep(replace(state, copies=copies), {})
+            return self._keep(state, read_baseline(self._folder, state))
         except FleetError as error:
             self._tell("note", f"its work is only in {state.worktree}: {error.what}")
             return WorkDone()
@@ -18495,7 +18484,8 @@ WISHES: dict[str, Callable[[TaskState, Mapping[str, Any]], dict[str, Any]]] = {
     "attach": lambda state, order: {"wanted": "" if state.state == "attached" else "attach"},
     "forget": lambda state, order: {"forgotten": state.is_over}}
 
-def find_limits(world: World, backing: Backing, page: Mapping[str, Any]) -> Limits:
+def find_limits(world: World, backing: Backing, tasks: Mapping[str, TaskState],
+                page: Mapping[str, Any]) -> Limits:
     """Return how much may happen at the same time; the gateway's page says who rests."""
     slots = plan_slots(backing.fleet)
     most = backing.most
@@ -18507,7 +18497,8 @@ def find_limits(world: World, backing: Backing, page: Mapping[str, Any]) -> Limi
         rests.setdefault(str(model.get("alias")), []).append(model.get("rests_seconds") or 0)
     return Limits(slots, most, {
         alias: f"no machine answers, next try in {min(seconds):.0f} s"
-        for alias, seconds in rests.items() if all(seconds)})
+        for alias, seconds in rests.items() if all(seconds)},
+        {name: plan_alias(state.task, backing.fleet) for name, state in tasks.items()})
 
 
 class Supervisor:
@@ -18704,21 +18695,18 @@ class Supervisor:
         waiting = [state for state in states.values() if state.state == "waiting"]
         if not self._takes_new or not waiting:
             return False
-        limits = find_limits(self._world, self.backing, self._look_at_gateway())
+        limits = find_limits(self._world, self.backing, self.tasks, self._look_at_gateway())
         now = self._world.now()
-        aliases = {name: self.alias_of(name) for name in self.tasks}
-        starts = plan_starts(states, aliases, limits, now)
+        starts = plan_starts(states, limits, now)
         for name in starts:
             self._told.discard(name)
             self.remember(name, state="preparing")
             self._begin(name)
-        limits = replace(limits, busy=count_busy(self.tasks, aliases))
         for state in waiting[:20]:
             name = state.name
             if name not in {*starts, *self._told} and state.until <= now:
                 self._told.add(name)
-                why = explain_wait(state, self.tasks, aliases[name], limits, now)
-                self.tell(name, "waits", why)
+                self.tell(name, "waits", explain_wait(state, self.tasks, limits, now))
         return bool(starts)
 
     def alias_of(self, name: str) -> str:
@@ -18839,17 +18827,17 @@ class Supervisor:
         if not state.is_over:
             return
         task = thaw_task(order.get("spec")) or state.newer or state.task
-        notes = [str(order.get("say") or "")]
-        if task.prompt != state.task.prompt and state.spoken:
-            notes.insert(0, CHANGED_PROMPT.format(prompt=task.prompt))
-        elif state.state != "done" and state.reason and state.cause not in ("", "lost"):
-            notes.insert(0, f"The last try ended: {state.reason}. Try again.")
+        prompt = ""
         if order.get("fresh"):
             state = plan_fresh(state)
-            notes = notes[-1:]
+        elif task.prompt != state.task.prompt and state.spoken:
+            prompt = CHANGED_PROMPT.format(prompt=task.prompt)
+        elif state.state != "done" and state.reason and state.cause not in ("", "lost"):
+            prompt = f"The last try ended: {state.reason}. Try again."
+        says = (*state.says, *filter(None, [str(order.get("say") or "")]))
         self.tasks[state.name] = replace(state, task=task, newer=None)
         self.write(state.name, "waiting", open=False, failures=0, lost=0, api_errors=0, wanted="",
-                   prompt="\n\n".join(filter(None, notes)) or CONTINUE_PROMPT)
+                   prompt=prompt, says=says)
 
     def _order_accept(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if not can_accept(state):
@@ -18872,10 +18860,10 @@ class Supervisor:
                 place for place in state.old if place.split("\n")[2] != order.get("git")))
 
 
-def base_of(task: TaskSpec, folder: Folder) -> str:
-    """Return the commit that a task starts from."""
+def base_of(task: TaskSpec, folder: Folder, where: str = "") -> str:
+    """Return the commit that a task starts from; `where` says so in its file."""
     base = "HEAD" if task.base in (None, "after") else task.base
-    return find_commit(folder.world, folder.repository, base or "HEAD")
+    return find_commit(folder.world, folder.repository, base or "HEAD", where)
 
 
 def find_merged(folder: Folder, tasks: Mapping[str, TaskState]) -> list[str]:
@@ -18888,34 +18876,40 @@ def find_merged(folder: Folder, tasks: Mapping[str, TaskState]) -> list[str]:
 
 # -- what can be seen without the lock --
 
-def see_states(folder: Folder) -> tuple[dict[str, TaskState], int]:
-    """Return every task as it is, whoever supervises, and how many files could not be read."""
+def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
+               ) -> tuple[dict[str, TaskState], int]:
+    """Return every task as it is, whoever supervises, and how many files could not be read.
+
+    What was ordered, and what more is about to be, counts as if it was taken up.
+    """
     now = folder.world.now()
     tasks, unreadable = folder.read_states()
-    for _, order in folder.read_orders():
+    for order in [*(order for _, order in folder.read_orders()), *more]:
         task = thaw_task(order.get("spec")) if order.get("do") == "add" else None
-        if task and (task.name not in tasks or tasks[task.name].forgotten):  # not taken up yet
-            tasks[task.name] = TaskState(task.name, task, len(tasks), at=now,
-                                         base=str(order.get("base")))
+        if task:
+            new = TaskState(task.name, task, len(tasks), at=now,
+                            base=str(order.get("base")))
+            tasks[task.name] = revise_task(tasks.get(task.name, new), task,
+                                           str(order.get("origin")))
     for name in find_merged(folder, tasks):
         tasks[name] = replace(tasks[name], state="done", reason="merged")
     return tasks, unreadable
 
 
-def see_tasks(folder: Folder, backing: Backing) -> TaskSight:
+def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]] = ()
+              ) -> TaskSight:
     """Return what is so of the tasks of a repository: what agents say, and what they take."""
     fleet = backing.fleet
-    tasks, unreadable = see_states(folder)
+    tasks, unreadable = see_states(folder, more)
     live = [state for state in tasks.values() if state.state in LIVE_STATES]
     # The session's own, not a subagent's.
-    served = {one.session: one for one in backing.receipts() if not one.agent} if live else {}
-    aliases = {name: plan_alias(state.task, fleet) for name, state in tasks.items()}
-    limits = replace(find_limits(folder.world, backing, {}), busy=count_busy(tasks, aliases))
+    served = {one.session: one for one in backing.receipts() if one.session and not one.agent} \
+        if live else {}
+    limits = find_limits(folder.world, backing, tasks, {})
     windows = {model.alias: model.context for model in fleet.models.values()} if fleet else {}
     return TaskSight(
         tasks, {state.name: listen_to_tail(folder, state) for state in live}, folder.world.now(),
-        limits, aliases, windows, served, measure_agents(folder, live), unreadable,
-        folder.holder())
+        limits, windows, served, measure_agents(folder, live), unreadable, folder.holder())
 
 
 def measure_agents(folder: Folder, live: Sequence[TaskState]) -> dict[str, list[tuple[int, float]]]:
@@ -24760,6 +24754,8 @@ def typed_keys(options: Namespace) -> dict[str, Any]:
     """Return the keys of new tasks that were typed as flags."""
     typed = {word: getattr(options, word) for word in (
         "agent", "model", "coder", "base", "check", "changes", "touch", "setup", "after", "times")}
+    if str(options.coder).startswith("["):
+        typed["coder"] = Document(options.coder, "--coder").value
     return {word: value for word, value in typed.items() if value}
 
 
@@ -24816,10 +24812,11 @@ def free_name(text: str, taken: Collection[str]) -> str:
     return name
 
 
-def order_of(task: TaskSpec, folder: Folder, origin: str = "typed") -> dict[str, Any]:
+def order_of(task: TaskSpec, folder: Folder, origin: str = "typed", where: str = ""
+             ) -> dict[str, Any]:
     """Return a task as it is handed to a supervisor: with the commit it starts from."""
     return {"do": "add", "task": task.name, "spec": freeze(task), "origin": origin,
-            "base": base_of(task, folder)}
+            "base": base_of(task, folder, where)}
 
 
 # -- what serves the agents --
@@ -24828,9 +24825,10 @@ def load_fleet_for_tasks(options: Namespace, world: World, folder: Folder) -> Fl
     """Return the fleet near a repository; None where there is none and none was typed."""
     if options.config or world.environ.get(CONFIG_VARIABLE):
         return load_config(world, options.config).fleet
-    for directory in (world.directory, folder.repository.main):
+    here = [] if options.everywhere else [world.directory]
+    for directory in (*here, folder.repository.main):
         path = search_config(world, directory, shown=directory)
-        if path and (not options.everywhere or directory == folder.repository.main):
+        if path:
             return load_config(world, path).fleet
     return None
 
@@ -25010,7 +25008,7 @@ def prepare_runs(folders: Iterable[Folder], options: Namespace, world: World
     is_whole = True
     for folder in folders:
         try:
-            jobs.append(prepare_run(folder, options, world))
+            jobs.append(RunJob(folder, options))
         except FleetError as error:
             if not options.everywhere:
                 raise
@@ -25031,15 +25029,34 @@ def tell_trouble(folder: Folder, error: FleetError) -> None:
 class RunJob:
     """A repository whose tasks are worked on."""
 
-    def __init__(self, folder: Folder, orders: list[dict[str, Any]], only: set[str],
-                 typed: set[str], over: dict[str, float]) -> None:
-        self.folder, self.orders = folder, orders
-        self.only = only  # that are meant; none: all
-        self.typed = typed  # new tasks that were typed
-        self.over = over  # when those ended that had ended before
-        self.backing = Backing()
+    def __init__(self, folder: Folder, options: Namespace) -> None:
+        """Read what shall be done, and refuse what cannot be before anything begins."""
+        self.folder = folder
         self.lock: Hold | None = None
         self.supervisor: Any = None  # from `begin` on
+        open_tasks(folder, trust=options.trust)
+        known = know_tasks(folder, options)
+        prompts, only = split_words(options, known)
+        typed = plan_typed_tasks(prompts, options, known) if prompts else []
+        self.typed = {task.name for task in typed}
+        new = typed or list(known.plan.tasks.values())
+        self.orders = [order_of(task, folder, "typed" if typed else "file",
+                                known.plan.origins.get(task.name, {}).get("base", ""))
+                       for task in new]
+        tasks = {name: state.task for name, state in known.states.items() if not state.is_over}
+        tasks.update({task.name: task for task in new})
+        if not tasks and not known.names and not options.keep_going:
+            raise FleetError("no-tasks", "there are no tasks: no tasks.yaml here or above, and "
+                             "none was added", fix=ADD_A_TASK)
+        refuse_bypass(tasks, folder.world)
+        self.only = {*expand_names(only, tasks), *self.typed}  # that are meant; none: all
+        # When those ended that had ended before.
+        self.over = {name: state.at for name, state in known.states.items() if state.is_over}
+        self.backing = back_run(folder, known, tasks, options)
+        if options.dry_run:
+            show_plan(self)
+        elif self.orders and not folder.holder():
+            tell_dirty(folder)
 
     def take_lock(self) -> bool:
         """Become the supervisor; False: somebody is.
@@ -25061,12 +25078,13 @@ class RunJob:
         """Leave the tasks where any supervisor finds them; return the names of the orders."""
         return {self.folder.ask({**order, **more}) for order in self.orders}
 
-    def find_meant(self) -> dict[str, TaskState]:
-        """Return the tasks that were named, else those that have changed; if none has, all."""
+    def find_meant(self) -> tuple[dict[str, TaskState], bool]:
+        """Return the tasks that were named or else have changed; all, and True, if none has."""
         tasks = {name: state for name, state in self.folder.read_states()[0].items()
                  if not state.forgotten and (not self.only or name in self.only)}
         changed = {name: state for name, state in tasks.items() if self.over.get(name) != state.at}
-        return tasks if self.only else changed or tasks
+        is_idle = not changed and not self.only
+        return tasks if self.only or is_idle else changed, is_idle
 
     def begin(self, changed: threading.Condition) -> None:
         """Take up what is there, and accept what is new."""
@@ -25081,27 +25099,6 @@ class RunJob:
         if self.supervisor:
             self.supervisor.leave()
         end_serving(self.folder)
-
-
-def prepare_run(folder: Folder, options: Namespace, world: World) -> RunJob:
-    """Read what shall be done, and refuse what cannot be before anything begins."""
-    open_tasks(folder, trust=options.trust)
-    known = know_tasks(folder, options)
-    prompts, only = split_words(options, known)
-    typed = plan_typed_tasks(prompts, options, known) if prompts else []
-    new = typed or list(known.plan.tasks.values())
-    orders = [order_of(task, folder, "typed" if typed else "file") for task in new]
-    tasks = {name: state.task for name, state in known.states.items() if not state.is_over}
-    tasks.update({task.name: task for task in new})
-    if not tasks and not known.names and not options.keep_going:
-        raise FleetError("no-tasks", "there are no tasks: no tasks.yaml here or above, and none "
-                         "was added", fix=ADD_A_TASK)
-    refuse_bypass(tasks, world)
-    names = {task.name for task in typed}
-    over = {name: state.at for name, state in known.states.items() if state.is_over}
-    job = RunJob(folder, orders, {*expand_names(only, tasks), *names}, names, over)
-    back_run(job, known, tasks, options)
-    return job
 
 
 def split_words(options: Namespace, known: KnownTasks) -> tuple[list[str], list[str]]:
@@ -25123,26 +25120,24 @@ def split_words(options: Namespace, known: KnownTasks) -> tuple[list[str], list[
     return prompts, only
 
 
-def back_run(job: RunJob, known: KnownTasks, tasks: Mapping[str, TaskSpec],
-             options: Namespace) -> None:
-    """Add what serves the agents of a run, and tell what a person should know before it."""
-    folder, world, fleet, file = job.folder, job.folder.world, known.fleet, known.plan.file
-    job.backing = replace(
+def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
+             options: Namespace) -> Backing:
+    """Return what serves the agents of a run, after what a person has to agree to or know."""
+    world, fleet, file = folder.world, known.fleet, known.plan.file
+    backing = replace(
         plan_backing(fleet, options, folder), most=options.most or file.max or 0,
         notify=file.notify, worktrees=file.worktrees or "",
         tell=tell_events(folder, {*known.states, *tasks}, options),
         reload=watch_tasks(world, known.path, fleet, options))
     if options.dry_run:
-        return show_plan(job)
+        return backing
     if fleet and any(isinstance(task.coder, str) for task in tasks.values()):
         ask_trust(fleet, options, world)
-        key = need_key(workspace_of(fleet, options, world), fleet)
-        job.backing = replace(job.backing, key=key)
-        job.backing.serve()
+        backing = replace(backing, key=need_key(workspace_of(fleet, options, world), fleet))
+        backing.serve()
     elif any(task.talks for task in tasks.values()) and folder.is_news("no fleet"):
         tell(world, "No fleet.yaml here: agents use their own login and model.\n")
-    if job.orders and not folder.holder():
-        tell_dirty(folder)
+    return backing
 
 
 def tell_dirty(folder: Folder) -> None:
@@ -25201,28 +25196,32 @@ def watch_tasks(world: World, path: str, fleet: Fleet | None,
 
 def show_plan(job: RunJob) -> None:
     """Print what would start now, and what each other task waits for."""
-    world, sight = job.folder.world, see_tasks(job.folder, job.backing)
-    states = dict(sight.tasks)
-    for order in job.orders:
-        task = thaw_task(order["spec"]) or TaskSpec("")
-        usual = TaskState(task.name, task, len(states))
-        states[task.name] = revise_task(states.get(task.name, usual), task, order["origin"])
-    states = {name: state for name, state in states.items() if not state.forgotten}
-    aliases = {name: plan_alias(state.task, job.backing.fleet) for name, state in states.items()}
-    starts = plan_starts(states, aliases, sight.limits, sight.now)
-    begun = {**states, **{one: replace(states[one], state="running") for one in starts}}
-    limits = replace(sight.limits, busy=count_busy(begun, aliases))
+    sight = see_tasks(job.folder, job.backing, job.orders)
+    starts = plan_starts(sight.tasks, sight.limits, sight.now)
+    begun = {**sight.tasks, **{one: replace(sight.tasks[one], state="running") for one in starts}}
+    branches: set[str] = set()
     for name, state in begun.items():
         word, text = state.state, state.reason
         if name in starts:
-            word, text = "would start", f"branch {plan_branch(state)}"
-            try:
-                refuse_missing(job.folder, state)
-            except FleetError as error:
-                word, text = "would park", f"{error.what}; {error.fix}"
+            word, text = foresee_start(job.folder, state, branches)
         elif state.state == "waiting":
-            word, text = "waits", explain_wait(state, begun, aliases[name], limits, sight.now)
-        tell_task(world, name, word, text)
+            word, text = "waits", explain_wait(state, begun, sight.limits, sight.now)
+        if not state.forgotten:
+            tell_task(job.folder.world, name, word, text)
+
+
+def foresee_start(folder: Folder, state: TaskState, branches: set[str]) -> tuple[str, str]:
+    """Return in a word and a text whether a task would start, beside those with such branches."""
+    branch = plan_branch(state)
+    tip = git_of(folder).commit_of(f"refs/heads/{branch}")
+    if branch in branches or not state.start and tip not in ("", state.base):
+        return "would park", f"the branch `{branch}` already exists"
+    branches.add(branch)
+    try:
+        refuse_missing(folder, state)
+    except FleetError as error:
+        return "would park", f"{error.what}; {error.fix}"
+    return "would start", f"branch {branch}"
 
 
 def hand_over(job: RunJob, options: Namespace, world: World) -> int:
@@ -25304,22 +25303,25 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
     """Say what has become of the tasks, and what to type next; return the exit status."""
     shown: list[TaskState] = []
     advice = []
+    is_idle = not stops
     for job in jobs:
-        tasks = job.find_meant()
+        tasks, is_same = job.find_meant()
+        is_idle = is_idle and is_same
         shown += tasks.values()
         advice += [suggest_look(tasks), suggest_retry(tasks)]
         if len(jobs) == 1:  # else it is not said in which directory
             advice.append(suggest_merge(job.folder, tasks))
     words = ["in review" if state.state == "review" else state.state for state in shown]
-    counts = [f"{words.count(word)} {word}" for word in dict.fromkeys(words)]
-    text = f"{', '.join(counts) or 'No tasks'}.\n"
+    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    prefix = "Nothing to do: " if is_idle else ""
+    lines = [f"{prefix}{counts}." if counts else "No tasks."]
     if not stops:
-        text += "".join(f"{line}\n" for line in filter(None, advice))
+        lines += advice
     elif any(state.is_active for job in jobs for state in job.folder.read_states()[0].values()):
-        text += "Agents keep running, but nothing checks them or starts the next task. " \
-                "`subagent-fleet run` to watch them again, " \
-                "`subagent-fleet task stop '*'` to end them.\n"
-    world.out(wrap_text(text, look_of(world)))
+        lines.append("Agents keep running, but nothing checks them or starts the next task. "
+                     "`subagent-fleet run` to watch them again, "
+                     "`subagent-fleet task stop '*'` to end them.")
+    world.out(wrap_text("".join(f"{line}\n" for line in lines if line), look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
     good = all(state.state in ("done", "review") for state in shown)
@@ -25398,46 +25400,46 @@ def cmd_tasks(options: Namespace, world: World) -> int:
     if options.config:
         load_config(world, options.config)
     folders = find_folders(options, world, set())
-    while True:
+
+    def show(clear: str) -> bool:
+        world.out(clear)
         if options.task:
             held = [folder for folder in folders if options.task in folder.read_states()[0]]
             show_task((held or folders or [open_folder(world)])[0], options.task, options)
         else:
             show_tasks(folders, options, world)
-        if not options.watch:
-            return EXIT_OK
-        world.sleep(options.watch)
-        if world.is_terminal():
-            world.out("\x1b[H\x1b[2J")
+        return True
+    watch(world, options.watch, show)
+    return EXIT_OK
 
 
 def show_tasks(folders: Sequence[Folder], options: Namespace, world: World) -> None:
     """Print the tasks of repositories."""
-    sights = [see_folder(folder, options) for folder in folders]
+    sights = {folder: see_folder(folder, options) for folder in folders}
     if options.json:
         reports = [{"repository": folder.repository.main, "supervisor": sight.holder,
                     "unreadable_files": sight.unreadable,
                     "tasks": [vars(row) for row in plan_task_rows(sight)]}
-                   for folder, sight in zip(folders, sights)]
+                   for folder, sight in sights.items()]
         print_report(world, "tasks", {"repositories": reports} if options.everywhere
                                 else reports[0])
         return
-    look = look_of(world)
     if not sights:
         world.err(f"There are no tasks in any repository yet. Start one: {ADD_A_TASK}\n")
-    for folder, sight in zip(folders, sights):
+    for folder, sight in sights.items():
         if options.everywhere:
             world.out(f"{clean_line(folder.repository.main)}\n")
-        if sight.unreadable:
-            world.err(f"{count_of(sight.unreadable, 'state file')} could not be read.\n")
-        rows = plan_task_rows(sight)
-        world.out(format_tasks(rows, look) if rows else f"No tasks. Start one: {ADD_A_TASK}\n")
-        advice = suggest_retry(sight.tasks)
-        works = [row.state for row in rows if row.state in ("waiting", *ACTIVE_STATES)]
-        if works and not sight.holder:
-            advice += "\n" + suggest_run(works)
-        if advice:
-            world.err(wrap_text(f"{advice.strip()}\n", look))
+        show_sight(sight, world)
+
+
+def show_sight(sight: TaskSight, world: World) -> None:
+    """Print the tasks of a repository, and what to type next."""
+    look, rows = look_of(world), plan_task_rows(sight)
+    if sight.unreadable:
+        world.err(f"{count_of(sight.unreadable, 'state file')} could not be read.\n")
+    world.out(format_tasks(rows, look) if rows else f"No tasks. Start one: {ADD_A_TASK}\n")
+    advice = [suggest_retry(sight.tasks), "" if sight.holder else suggest_run(sight.tasks)]
+    world.err(wrap_text("".join(f"{line}\n" for line in advice if line), look))
 
 
 def see_folder(folder: Folder, options: Namespace) -> TaskSight:
@@ -25457,10 +25459,9 @@ def see_folder(folder: Folder, options: Namespace) -> TaskSight:
 def find_task_rows(world: World, fleet: Fleet | None, options: Namespace) -> list[TaskRow]:
     """Return what is shown of the tasks of this repository; nothing where it is none."""
     with contextlib.suppress(FleetError):
-        if world.can_supervise():
-            folder = Folder(world, find_repository(world, world.directory))
-            if folder.run:
-                return plan_task_rows(see_tasks(folder, plan_backing(fleet, options, folder)))
+        folder = open_folder(world)
+        if folder.run:
+            return plan_task_rows(see_tasks(folder, plan_backing(fleet, options, folder)))
     return []
 
 
@@ -25482,23 +25483,12 @@ def show_task(folder: Folder, name: str, options: Namespace) -> None:
     find_task(folder, name, "tasks")
     sight = see_folder(folder, options)
     state = sight.tasks[name]
-    row = next(row for row in plan_task_rows(sight) if row.name == name)
-    origins = {}
-    with contextlib.suppress(FleetError):
-        origins = know_tasks(folder, options, needs_fleet=False).plan.origins.get(name, {})
-    usual = TaskSpec("")
-    keys = []
-    for word in FILE_KEYS["task"]:
-        value = getattr(state.task, word)
-        origin = origins.get(word, "when it was added")
-        if value == getattr(usual, word):
-            origin = "default"
-        if value not in (None, ()) and word != "prompt_file":
-            keys.append((word, value, origin))
-    tries = [parse_object(world.read_part(folder.of_try(state, "receipt.json", number), 0,
-                                          OUTPUT_PART_BYTES)) or {}
-             for number in range(1, state.tried + 1)]
-    tries = [receipt for receipt in tries if receipt]
+    row = plan_task_row(state, sight)
+    keys = list_keys(folder, state, options)
+    tries = [receipt for receipt in (
+        parse_object(world.read_part(folder.of_try(state, "receipt.json", number), 0,
+                                     OUTPUT_PART_BYTES))
+        for number in range(1, state.tried + 1)) if receipt]
     if options.json:
         print_report(world, "tasks", {**vars(row), "tries": tries, "keys": [
             {"key": word, "value": value if isinstance(value, str) else json.dumps(value),
@@ -25507,6 +25497,17 @@ def show_task(folder: Folder, name: str, options: Namespace) -> None:
     world.out(format_task_details(row, keys, tries, look_of(world)))
     if state.newer:
         world.out(f"The task file has changed: `subagent-fleet task retry {name}` takes it.\n")
+
+
+def list_keys(folder: Folder, state: TaskState, options: Namespace) -> list[tuple[str, Any, str]]:
+    """Return (key, value, where that was said) of what holds for a task."""
+    origins = dict.fromkeys(freeze(state.task), "when it was added")
+    with contextlib.suppress(FleetError):
+        origins.update(know_tasks(folder, options, needs_fleet=False).plan.origins.get(
+            state.name, {}))
+    keys = [(word, getattr(state.task, word), origins.get(word, "default"))
+            for word in FILE_KEYS["task"] if word != "prompt_file"]
+    return [each for each in keys if each[1] not in (None, ())]
 
 
 def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
@@ -25523,19 +25524,26 @@ def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
     text += format_pairs([(word, f"{clean_line(show_key(word, value))}  ({origin})")
                           for word, value, origin in keys], look)
     if tries:
-        text += "\nTries:\n"
-    for receipt in tries:
-        rounds = (receipt.get("check") or {}).get("rounds")
-        reason = f": {receipt['reason']}" if receipt.get("reason") else ""
-        words = [f"{receipt.get('verdict')}{reason}", f"ended by {receipt.get('ended')}",
-                 count_of(int(receipt.get("turns") or 0), "turn")]
-        if rounds:
-            words.append(f"check exit {', '.join(map(str, rounds))}")
-        words += [f"{served.get('requests')} requests on {served.get('node')}"
-                  for served in receipt.get("served") or []]
-        words += [f"note: {flag}" for flag in receipt.get("flags") or []]
-        text += format_pairs([(f"try {receipt.get('try')}", clean_line(", ".join(words)))], look)
+        text += "\nTries:\n" + format_pairs([
+            (f"try {receipt.get('try')}", clean_line(describe_try(receipt)))
+            for receipt in tries], look)
     return text
+
+
+def describe_try(receipt: Mapping[str, Any]) -> str:
+    """Return in one line what a try came to."""
+    words = [f"{receipt.get('verdict')}: {receipt.get('reason')}".removesuffix(": "),
+             f"ended by {receipt.get('ended')}"]
+    code, rounds = receipt.get("exit_code"), (receipt.get("check") or {}).get("rounds")
+    if code is not None:
+        words.append(f"exit code {code}")
+    else:
+        words.append(count_of(int(receipt.get("turns") or 0), "turn"))
+    if rounds:
+        words.append(f"check exit {', '.join(map(str, rounds))}")
+    words += [f"{count_of(int(served.get('requests') or 0), 'request')} on {served.get('node')}"
+              for served in receipt.get("served") or []]
+    return ", ".join([*words, *(f"note: {flag}" for flag in receipt.get("flags") or [])])
 
 
 def show_key(word: str, value: object) -> str:
@@ -25555,17 +25563,18 @@ def cmd_task_add(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world), trust=options.trust)
     tasks = plan_typed_tasks(options.texts, options, know_tasks(folder, options))
     is_live = bool(folder.holder())
-    leave_orders(folder, [{**order_of(task, folder), "handed": is_live} for task in tasks],
-                 options)
+    carry_out(folder, [{**order_of(task, folder), "handed": is_live} for task in tasks], options)
     tell_outcomes([(task.name, "added", shorten(task.prompt or "")) for task in tasks], folder)
     return EXIT_OK
 
 
-def suggest_run(states: Iterable[str]) -> str:
-    """Return what to type where nothing supervises tasks in such states."""
-    if any(state in ACTIVE_STATES for state in states):
+def suggest_run(tasks: Mapping[str, TaskState]) -> str:
+    """Return what to type where nothing supervises tasks that could go on; or nothing."""
+    if any(state.is_active for state in tasks.values()):
         return "Agents work on, but nothing watches them. Continue: subagent-fleet run"
-    return "Nothing is running. Start: subagent-fleet run"
+    if any(state.state == "waiting" for state in tasks.values()):
+        return "Nothing is running. Start: subagent-fleet run"
+    return ""
 
 
 # -- what is asked of tasks --
@@ -25588,25 +25597,31 @@ def match_tasks(folder: Folder, options: Namespace, command: str) -> list[TaskSt
     return [state for name, state in tasks.items() if name in matched]
 
 
-def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Namespace,
-              is_done: Callable[[Mapping[str, TaskState]], bool] = bool) -> dict[str, TaskState]:
-    """Hand orders to whoever supervises, and wait until they are obeyed; else do that here."""
+def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Namespace
+              ) -> Mapping[str, TaskState]:
+    """Hand orders of one kind to whoever supervises, and wait until they are obeyed.
+
+    Where nobody does, that is done here; but what an agent needs to hear is left for who comes.
+    """
     world = folder.world
     asked = {folder.ask(order) for order in orders}
+    kind = str(orders[0]["do"]) if orders else "add"
+    if kind in ("add", "say") and not folder.holder():
+        return {}
+    # Of the others no agent starts or goes on: they need no fleet.
+    load = load_fleet_for_tasks if kind in ("add", "say", "answer", "attach", "detach") \
+        else load_fleet_if_valid
     names = {str(order["task"]) for order in orders}
-    # Of these no agent starts or goes on: they need no fleet.
-    is_end = {order["do"] for order in orders} <= {"stop", "accept", "forget", "retry", "gone"}
-    load = load_fleet_if_valid if is_end else load_fleet_for_tasks
     until = world.clock() + STOP_WAIT_SECONDS
     supervisor = None
     try:
-        while orders and world.clock() < until:
+        while world.clock() < until:
             if supervisor:
                 supervisor.step()
             left = asked & {identity for identity, _ in folder.read_orders()}
             tasks = folder.read_states()[0]
-            if not left and is_done(tasks):
-                return tasks
+            if not left and all(is_carried_out(kind, tasks[name]) for name in names & {*tasks}):
+                break
             lock = None if supervisor else world.hold(folder.place("lock"))
             if lock:
                 backing = plan_backing(load(options, world, folder), options, folder)
@@ -25619,15 +25634,15 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Name
     return folder.read_states()[0]
 
 
-def leave_orders(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Namespace,
-                 is_done: Callable[[Mapping[str, TaskState]], bool] = bool
-                 ) -> Mapping[str, TaskState]:
-    """Have orders obeyed where somebody supervises; else whoever does next reads them."""
-    if folder.holder():
-        return carry_out(folder, orders, options, is_done)
-    for order in orders:
-        folder.ask(order)
-    return {}
+def is_carried_out(kind: str, state: TaskState) -> bool:
+    """Tell whether an order that was written down has come to what it is for."""
+    if kind == "say":
+        return not (state.says and state.state == "running" and state.task.talks)
+    if kind == "stop":
+        return state.is_over
+    if kind == "answer":
+        return state.state != "asking"
+    return kind not in ("attach", "detach") or (state.state == "attached") == (kind == "attach")
 
 
 def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, *,
@@ -25636,18 +25651,17 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, *,
     width = max((width_of(name) for name, _, _ in rows), default=8)
     for row in rows:
         tell_task(folder.world, *row, width)
-    if starts and not folder.holder():
-        states = folder.read_states()[0].values()
-        folder.world.err(suggest_run(state.state for state in states if not state.asleep) + "\n")
+    advice = suggest_run(see_states(folder)[0]) if starts and not folder.holder() else ""
+    if advice:
+        folder.world.err(f"{advice}\n")
 
 
 @command("task say", "tell an agent something: now, or when it starts",
-         NAMED_TASK, Flag("words", "in your words", "TEXT", {"nargs": "+", "default": []}),
+         replace(TASK_PATTERNS, more={"nargs": 1}),
+         Flag("words", "in your words", "TEXT", {"nargs": "+", "default": []}),
          group=WORK, examples=("task say parser 'use the stdlib only'",))
 def cmd_task_say(options: Namespace, world: World) -> int:
-    options.patterns = [options.task]
-    order_tasks(options, world, "say", lambda state: True,
-                lambda folder, state: {"text": " ".join(options.words)})
+    order_tasks("say", options, world, lambda folder, state: {"text": " ".join(options.words)})
     if not open_folder(world).holder():
         world.err("It will be delivered at the next `subagent-fleet run`.\n")
     return EXIT_OK
@@ -25679,8 +25693,7 @@ def cmd_task_answer(options: Namespace, world: World) -> int:
             what = f"`{options.words[0]}` is not one of the {len(asked[0][1])} choices"
         raise FleetError("bad-answer", f"task answer: {what}", status=EXIT_USAGE,
                          fix=f"subagent-fleet task answer {name}")
-    carry_out(folder, [{"do": "answer", "task": name, "answers": answers}], options,
-              lambda tasks: tasks[name].state != "asking")
+    carry_out(folder, [{"do": "answer", "task": name, "answers": answers}], options)
     tell_outcomes([(name, "answered", ", ".join(answers.values()))], folder)
     return EXIT_OK
 
@@ -25707,56 +25720,61 @@ def show_questions(states: Sequence[TaskState], options: Namespace, world: World
     return EXIT_OK
 
 
-def order_tasks(options: Namespace, world: World, command: str, takes: Callable[[TaskState], bool],
-                words: Callable[[Folder, TaskState], Mapping[str, Any]] | None = None) -> int:
+def order_tasks(command: str, options: Namespace, world: World,
+                words: Callable[[Folder, TaskState], Mapping[str, Any]] = lambda *_: {}) -> int:
     """Ask something of the tasks that were named, and say what has become of each.
 
-    `takes` says of a state whether the order means anything to it; `words` is what else it says.
+    `words` is what else the order says.
     """
     folder = open_tasks(open_folder(world))
     states = match_tasks(folder, options, f"task {command}")
-    names = [state.name for state in states if takes(state)]
-    orders = [{"do": command, "task": state.name, **(words(folder, state) if words else {})}
-              for state in states if state.name in names]
-
-    def is_done(tasks: Mapping[str, TaskState]) -> bool:
-        if command == "say":
-            return not any(tasks[name].says and tasks[name].state == "running"
-                           and tasks[name].task.talks for name in names)
-        return command != "stop" or all(tasks[name].is_over for name in names)
-
-    obey = leave_orders if command == "say" else carry_out
-    tasks = obey(folder, orders, options, is_done)
-    outcomes = [describe_outcome(command, state, tasks.get(state.name, state),
-                                 is_taken=state.name in names and state.name in tasks)
-                for state in states]
-    said = shorten(" ".join(options.words or ()))
-    tell_outcomes([(state.name, word, text or said)
-                   for state, (word, text, _) in zip(states, outcomes)],
-                  folder, starts=command == "retry")
-    return EXIT_OK if all(is_good for _, _, is_good in outcomes) else EXIT_PROBLEM
+    refused = {state.name: explain_refusal(command, state) for state in states}
+    orders = {state.name: {"do": command, "task": state.name, **words(folder, state)}
+              for state in states if not refused[state.name]}
+    tasks = carry_out(folder, list(orders.values()), options)
+    rows = []
+    status = EXIT_OK
+    for state in states:
+        word, text, is_good = state.state, refused[state.name], command in ("stop", "retry")
+        if not text:
+            word, text, is_good = describe_outcome(
+                orders[state.name], state, tasks.get(state.name, state))
+        rows.append((state.name, word, text))
+        if not is_good:
+            status = EXIT_PROBLEM
+    tell_outcomes(rows, folder, starts=command == "retry")
+    return status
 
 
-def explain_refusal(state: TaskState) -> str:
-    """Return why a person cannot call a task done, and what to type."""
+def explain_refusal(command: str, state: TaskState) -> str:
+    """Return why an order means nothing to a task, and what to type; "" where it does."""
+    name = state.name
+    if command == "say":
+        return ""
+    if command == "stop":
+        return "already over" if state.is_over else ""
     if not state.is_over:
-        return f"not over yet; see how it goes: subagent-fleet tasks {state.name}"
+        step = "first: subagent-fleet task stop" if command == "forget" else \
+            "see how it goes: subagent-fleet tasks"
+        return f"not over yet; {step} {name}"
+    if command != "accept" or can_accept(state):
+        return ""
     if state.state != "parked" and (state.state == "done" or not state.diff.get("files")):
         return "nothing to accept"
     return "only work that waits for a review can be accepted; try again: " \
-           f"subagent-fleet task retry {state.name}"
+           f"subagent-fleet task retry {name}"
 
 
-def describe_outcome(command: str, state: TaskState, now: TaskState, *,
-                     is_taken: bool) -> tuple[str, str, bool]:
+def describe_outcome(order: Mapping[str, Any], state: TaskState, now: TaskState
+                     ) -> tuple[str, str, bool]:
     """Return in a word and a text what an order came to, and whether that is good."""
+    command = order["do"]
     if command == "say":
-        is_told = is_taken and state.state in LIVE_STATES and state.task.talks and not now.says
-        return "told" if is_told else "saved", "", True
-    if not is_taken:
-        why = {"stop": "already over", "accept": explain_refusal(state), "retry": "not over yet"
-               }.get(command, f"not over yet; first: subagent-fleet task stop {state.name}")
-        return state.state, why, command in ("stop", "retry")
+        text, is_live = shorten(order["text"]), state.state in LIVE_STATES
+        if is_live and not state.task.talks:
+            text += f" ({state.task.program} can't be told while it runs: its next try gets this)"
+        is_told = is_live and state.task.talks and now is not state and not now.says
+        return "told" if is_told else "saved", text, True
     if command == "retry":
         return "waits", "for its next try", True
     if command == "forget":
@@ -25773,7 +25791,7 @@ def describe_outcome(command: str, state: TaskState, now: TaskState, *,
 @command("task stop", "end the agents of tasks, and all that they have started",
          TASK_PATTERNS, group=WORK, examples=("task stop parser", "task stop 'jwt-*'"))
 def cmd_task_stop(options: Namespace, world: World) -> int:
-    status = order_tasks(options, world, "stop", lambda state: not state.is_over)
+    status = order_tasks("stop", options, world)
     folder = open_folder(world)
     if not folder.holder() and end_serving(folder):
         world.err("Stopped the gateway that was started for them.\n")
@@ -25792,19 +25810,19 @@ def cmd_task_retry(options: Namespace, world: World) -> int:
             known = know_tasks(folder, options, needs_fleet=False)
             spec = known.plan.tasks.get(state.name)
         return {"fresh": options.fresh, "say": options.say, "spec": freeze(spec)}
-    return order_tasks(options, world, "retry", lambda state: state.is_over, words)
+    return order_tasks("retry", options, world, words)
 
 
 @command("task accept", "call tasks done: what they changed is put on their branches",
          TASK_PATTERNS, group=WORK, examples=("task accept parser",))
 def cmd_task_accept(options: Namespace, world: World) -> int:
-    return order_tasks(options, world, "accept", can_accept)
+    return order_tasks("accept", options, world)
 
 
 @command("task forget", "drop finished tasks from every list; their branches and refs stay",
          TASK_PATTERNS, group=WORK, examples=("task forget 'jwt-*'",))
 def cmd_task_forget(options: Namespace, world: World) -> int:
-    return order_tasks(options, world, "forget", lambda state: state.is_over)
+    return order_tasks("forget", options, world)
 
 
 @command("task attach", "open a task's session in this terminal; it continues when you exit",
@@ -25834,8 +25852,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
     if hold is None:
         raise FleetError("attached", f"{name} is open in another terminal", status=EXIT_REFUSED)
     try:
-        state = carry_out(folder, [{"do": "attach", "task": name}], options,
-                          lambda tasks: tasks[name].state == "attached")[name]
+        state = carry_out(folder, [{"do": "attach", "task": name}], options)[name]
         if state.state != "attached":
             raise FleetError("not-attached", f"{name} is {state.state}; it could not be ended in "
                              "time", fix=f"subagent-fleet task stop {name}")
@@ -25849,8 +25866,8 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
                 return world.run(words, environ, directory=state.worktree)
         finally:
             changed = store_tree(git, main, state.copies, None) != before
-            now = carry_out(folder, [{"do": "detach", "task": name, "changed": changed}], options,
-                            lambda tasks: tasks[name].state != "attached")[name].state
+            now = carry_out(folder, [{"do": "detach", "task": name, "changed": changed}],
+                            options)[name].state
             if now == "waiting":
                 world.err(f"{name} continues by itself.\n")
                 tell_outcomes([], folder)
@@ -25870,20 +25887,26 @@ LOG_FILES = {"setup": "setup.log", "check": "check-0.log", "stderr": "err", "raw
 @command("task log", "show what a task's agent said and did; without a name, the run's own log",
          Flag("task", "a task's name", "NAME", {"nargs": "?", "default": ""}),
          Flag("kinds", "other kinds of log: setup, check, stderr, raw", "KIND",
-              {"nargs": "?", "choices": ("", *LOG_FILES), "default": ""}),
+              {"nargs": "?", "choices": [*LOG_FILES], "default": None}),
+         Flag("--try", "of an earlier try; default: of the last", "N",
+              {"type": parse_count, "default": 0, "dest": "number"}),
          Flag("--lines", "how many", "N", {"type": parse_count, "default": 40}, short="-n"),
          Flag("--follow", "go on as it comes, until Ctrl-C", short="-f"),
-         group=WORK, examples=("task log", "task log parser", "task log parser check"))
+         group=WORK, examples=("task log", "task log parser", "task log parser check --try 1"))
 def cmd_task_log(options: Namespace, world: World) -> int:
     folder = open_folder(world)
-    path, show = find_log(folder, options)
+    path, show = folder.place("events.jsonl"), format_run_event
+    if options.task:
+        state = find_task(folder, options.task, "task log")
+        if options.number:
+            state = replace(state, tried=options.number, checks=(), reason="")
+        path = find_log(folder, state, options.kinds or "raw")
+        show = format_plain_line if options.kinds or not state.task.talks else format_agent_line
+    if not world.size_of(path):
+        hint = explain_log(folder, state, options.kinds or "raw") if options.task else ""
+        world.err(f"{clean_line(path)} is empty.{hint}\n")
     log = Tail(world, path)
     most = options.lines
-    if not world.size_of(path):
-        hint = ""
-        if options.task and not options.kinds:
-            hint = f" See also: subagent-fleet task log {options.task} stderr"
-        world.err(f"{clean_line(path)} is empty.{hint}\n")
     while True:
         lines = [clean_line(text) for line in log.lines() for text in show(line)]
         if log.rest and not options.follow:
@@ -25895,24 +25918,34 @@ def cmd_task_log(options: Namespace, world: World) -> int:
         world.sleep(TICK_SECONDS)
 
 
-def find_log(folder: Folder, options: Namespace) -> tuple[str, Callable[[bytes], list[str]]]:
-    """Return the log that was asked for, and which lines are shown for a line of it."""
-    def show_plain(line: bytes) -> list[str]:
-        return [line.decode("utf-8", "replace")]
-
-    if not options.task:
-        return folder.place("events.jsonl"), lambda line: format_run_event(parse_object(line) or {})
-    state = find_task(folder, options.task, "task log")
-    if not options.kinds and state.task.talks:
-        return folder.of_try(state, "out.jsonl"), \
-            lambda line: format_agent_line(parse_object(line) or {})
-    name = LOG_FILES[options.kinds or "raw"]
+def find_log(folder: Folder, state: TaskState, kind: str) -> str:
+    """Return the log of a try, the last one of that kind."""
+    name = LOG_FILES[kind]
     later = folder.world.paths_below(folder.of_try(state, ""), name.replace("0", "[0-9]*"))
-    return max([folder.of_try(state, name), *later], key=lambda path: (len(path), path)), show_plain
+    return max([folder.of_try(state, name), *later], key=lambda path: (len(path), path))
 
 
-def format_run_event(event: Mapping[str, Any]) -> list[str]:
+def explain_log(folder: Folder, state: TaskState, kind: str) -> str:
+    """Return what a log that is empty does not say, and which one has something."""
+    text = ""
+    if kind == "check" and state.checks:
+        text = f" `{clean_line(state.task.check or '')}` printed nothing (exit {state.checks[-1]})."
+    elif state.reason:
+        text = f" {state.name} is {state.state}: {clean_line(state.reason)}."
+    others = [name for name in LOG_FILES if folder.world.size_of(find_log(folder, state, name))]
+    if others:
+        text += f" See also: subagent-fleet task log {state.name} {others[0]}"
+    return text
+
+
+def format_plain_line(line: bytes) -> list[str]:
+    """Return a line of a log that is any program's."""
+    return [line.decode("utf-8", "replace")]
+
+
+def format_run_event(line: bytes) -> list[str]:
     """Return the lines for one event of the run's own log."""
+    event = parse_object(line)
     if not event:
         return []
     at = event.get("at")
@@ -25922,8 +25955,9 @@ def format_run_event(event: Mapping[str, Any]) -> list[str]:
     return [f"{when:%m-%d %H:%M:%S}  {shown[0]}", *shown[1:]]
 
 
-def format_agent_line(event: Mapping[str, Any]) -> list[str]:
+def format_agent_line(line: bytes) -> list[str]:
     """Return lines of what an agent has said or done; none for what is not worth it."""
+    event = parse_object(line) or {}
     kind = event.get("type")
     lines = []
     if kind == "result":
@@ -25970,7 +26004,8 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
         git = git_in(folder, state.worktree, state.git)
         after = store_tree(git, git_of(folder), state.copies, None, runs_filters=False).tree
     if not after:
-        raise FleetError("no-diff", f"{state.name} has changed nothing yet (it is {state.state})",
+        why = f": {state.reason}" if state.is_over else ""
+        raise FleetError("no-diff", f"{state.name} has no work to show (it is {state.state}{why})",
                          fix=f"subagent-fleet tasks {state.name}")
     words = ["diff", "--no-ext-diff", "--no-textconv", "-O/dev/null"]
     if options.stat:
@@ -26043,7 +26078,7 @@ def older_of(state: TaskState) -> list[TaskState]:
     for number, entry in enumerate(state.old):
         branch, path, git, check = entry.split("\n")
         older.append(replace(state, branch=branch, worktree=path, git=git, check_git=check,
-                             fresh=number, kept=""))
+                             fresh=number, kept="", prepared=False))
     return older
 
 

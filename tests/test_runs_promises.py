@@ -180,10 +180,16 @@ def test_a_sparse_checkout_is_kept_as_it_is(shop):
     assert changed == {"in/x.txt", "out/new.txt"}
 
 
-def test_a_worktree_that_its_agent_made_sparse_loses_nothing(shop):
+def test_a_worktree_that_its_agent_made_sparse_is_parked_until_it_is_whole(shop):
     shop.commit(**{"in/x.txt": "x\n", "out/y.txt": "y\n"})
     coder = shell("git sparse-checkout set in", "mkdir -p out", "echo new > out/new.txt", "echo more >> in/x.txt")
-    assert shop.work(coder=coder, check="test -s in/x.txt") == "done", shop.said
+    assert shop.work(coder=coder, check="test -s in/x.txt") == "parked", shop.said
+    assert "git sparse-checkout disable" in shop.type("tasks", "t").out
+    assert "skipped" in shop.type("task", "tidy").out
+    shop.git("sparse-checkout", "disable", cwd=shop.worktree("t"))
+    shop.tasks({"t": {"prompt": "x", "coder": ["true"], "check": "test -s in/x.txt", "tries": 1}})
+    shop.type("task", "retry", "t")
+    assert shop.run().code == 0
     changed = set(shop.git("diff", "--name-only", shop.start, "run/t").split())
     assert changed == {"in/x.txt", "out/new.txt"}
 
@@ -1325,7 +1331,7 @@ def test_a_retry_of_a_task_that_a_run_was_not_asked_for_starts_there(shop):
     assert shop.type("task", "retry", "a").code == 0
     shop.let_go()
     done = shop.end(child)
-    assert "1 failed, 1 done" in done.out and shop.row("a")["attempt"] == "1/1", done.out
+    assert "1 failed, 1 done" in done.out and shop.row("a")["attempt"] == "2/2", done.out
     assert shop.receipt("a", 2)["verdict"] == "failed"
 
 
@@ -1396,3 +1402,133 @@ def test_five_at_once_and_the_table_cost_little(shop):
     shop.tasks({"t": {"prompt": "x", "times": 5, "coder": shell(EDIT, "sleep 1"), "check": "true"}})
     assert processor_seconds("run", "--max", "5") < 20 * start + 2  # 4 s are promised
     assert min(processor_seconds("tasks") for _ in range(3)) < 3 * start  # 0.3 s are promised
+
+
+# -- what newcomers stumbled over --
+
+def test_a_dry_run_foresees_which_branches_are_taken(shop):
+    shop.git("branch", "keep")
+    shop.commit(b_txt="two")
+    shop.tasks({name: {"prompt": "x", "coder": shell(EDIT), "branch": branch, "check": "true"}
+                for name, branch in (("k", "keep"), ("m", "main2"), ("o", "main2"))})
+    lines = [line.split(None, 1) for line in shop.run("--dry-run").out.splitlines()]
+    taken = "would park  the branch `{}` already exists\n"
+    assert {name: text + "\n" for name, text in lines} == {
+        "k": taken.format("keep"), "m": "would start  branch main2\n", "o": taken.format("main2")}
+    shop.run()
+    states = {name: row["state"] for name, row in shop.rows().items()}
+    assert states["k"] == "parked" and {states["m"], states["o"]} == {"done", "parked"}
+
+
+def test_the_exit_code_of_a_command_is_said_of_its_try(shop):
+    shop.work(coder=shell(EDIT, "exit 3"), check="true")
+    assert "ended by result, exit code 3, check exit 0" in " ".join(shop.type("tasks", "t").out.split())
+
+
+def test_what_a_failed_setup_leaves_can_be_tidied(shop):
+    shop.commit(_gitignore="*.log\n.env\n")
+    shop.write(".env", "secret\n")
+    task = {"setup": ["echo x > made.log", "exit 7"], "copy": [".env"]}
+    assert shop.work(coder=shell(EDIT), **task) == "parked"
+    assert shop.type("task", "retry", "t", "--fresh").code == 0
+    shop.run()
+    assert shop.worktree("t") and shop.worktree("t-2") and not shop.kept("secret")
+    tidied = shop.type("task", "tidy")
+    assert re.findall("^t +(removed)", tidied.out, re.M) == ["removed"] * 2, tidied
+    assert shop.worktree("t") is None and shop.worktree("t-2") is None and not shop.kept("secret")
+
+
+def test_a_log_that_is_empty_says_why_and_which_is_not(shop):
+    shop.git("branch", "keep")
+    shop.commit(b_txt="two")
+    shop.tasks({"bad": {"prompt": "x", "coder": shell("echo lost >&2"), "check": "test -s x.txt", "tries": 1},
+                "k": {"prompt": "x", "coder": shell(EDIT), "branch": "keep"},
+                "st": {"prompt": "x", "coder": shell(EDIT), "setup": ["exit 7"]}})
+    said = shop.run().out
+    assert "See why: " in said and "task log k" not in shop.type("tasks").out
+    assert "`test -s x.txt` printed nothing (exit 1)." in shop.type("task", "log", "bad", "check").err
+    assert "task log bad stderr" in shop.type("task", "log", "bad").err
+    assert "k is parked: the branch `keep` already exists" in shop.type("task", "log", "k").err
+    assert "setup failed (exit 7)" in shop.type("task", "log", "st", "setup").err
+
+
+def test_what_was_said_is_in_each_later_prompt_of_a_command(shop):
+    shop.tasks({"t": {"prompt": "Do it.", "tries": 2, "check": "exit 1",
+                      "coder": shell("cat >> $HOME/prompts; echo ===== >> $HOME/prompts", "date +%N > a.txt")}})
+    assert shop.run().code == 1
+    shop.type("task", "retry", "t", "--say", "please write x")
+    assert shop.run().code == 1
+    prompts = (shop.home / "prompts").read_text().split("=====\n")[:-1]
+    assert ["please write x" in prompt for prompt in prompts] == [False, False, True, True]
+    assert "\n\n\n" not in prompts[1] and "It printed nothing." in prompts[1]
+    assert shop.type("tasks", "t").out.count("try ") == 4
+    for number, words in ((1, "Do it."), (4, "")):
+        assert shop.type("task", "log", "t", "--try", number).code == 0, words
+
+
+@pytest.mark.parametrize("is_active", [True, False])
+def test_who_is_told_something_while_a_command_works_learns_when_it_is_read(shop, is_active):
+    shop.tasks({"t": {"prompt": "Do it.", "check": "true", "coder": shell(
+        "cat >> $HOME/prompts", "date +%N > a.txt", "touch $HOME/begun", WORKS)}})
+    running = shop.begin("run")
+    shop.wait((shop.home / "begun").exists)
+    if not is_active:
+        running.send_signal(signal.SIGINT)
+        shop.end(running)
+    said = shop.type("task", "say", "t", "hurry")
+    assert re.search(r"t +saved +hurry \(sh can't be told while it runs: its next try gets this\)",
+                     said.out), said
+    shop.let_go()
+    assert (shop.end(running) if is_active else shop.run()).code == 0
+    assert shop.row("t")["attempt"] == "2/3" and "hurry" in (shop.home / "prompts").read_text()
+
+
+def test_after_two_tasks_it_is_said_that_their_work_is_not_there(shop):
+    task = {"prompt": "x", "coder": shell(EDIT), "check": "true"}
+    shop.tasks({"a1": task, "a2": task, "one": {**task, "after": ["a1"]},
+                "join": {**task, "after": ["a1", "a2"]}})
+    said = " ".join(shop.run().out.split())
+    assert said.count("only a single task in `after:` is built on") == 1
+    assert "join note starts from HEAD, without the work of a1, a2" in said
+
+
+def test_a_base_that_is_none_is_named_with_its_line(shop):
+    shop.write("tasks.yaml", "tasks:\n  a: {prompt: x}\n  b:\n    prompt: x\n    base: nosuch\n")
+    assert "tasks.yaml:5:" in shop.run().err
+
+
+def test_a_command_is_typed_as_the_list_that_a_file_has(shop):
+    assert shop.run("q:two", "--coder", "[sh, -c, 'echo two > a.txt']", "--check", "true").code == 0
+    refused = shop.run("r:two", "--coder", "sh -c true")
+    assert refused.code == 2 and "coder: [sh, \"-c\", \"true\"]" in refused.err, refused
+
+
+def test_what_stopped_before_it_changed_anything_has_no_work_saved(shop):
+    shop.tasks({name: {"prompt": "x", "coder": shell(*more, f"touch $HOME/{name}", WORKS)}
+                for name, more in (("idle", []), ("busy", [EDIT]))})
+    running = shop.begin("run")
+    shop.wait(lambda: (shop.home / "idle").exists() and (shop.home / "busy").exists())
+    said = shop.type("task", "stop", "*").out
+    shop.end(running)
+    assert re.search(r"idle +stopped +.* ended in \S+ s\n", said), said
+    assert "work saved in refs/subagent-fleet/busy/1" in " ".join(said.split())
+
+
+def test_a_run_with_nothing_to_do_says_so(shop):
+    shop.work(coder=shell(EDIT), check="true")
+    assert "\n1 done.\n" in shop.said.out
+    assert shop.run().out.startswith("Nothing to do: 1 done.\n")
+    assert shop.run("t").out.startswith("1 done.\n")
+
+
+def test_of_a_worktree_that_cannot_be_read_no_diff_is_shown_but_why(shop):
+    shop.work(coder=shell("echo d > d.txt", "rm .git"), check="true")
+    shown = shop.type("task", "diff", "t")
+    assert shown.code == 1 and "t has no work to show (it is parked: " in shown.err, shown
+    assert "nothing" not in shop.type("task", "accept", "t").out
+
+
+def test_a_forgotten_task_is_in_no_advice(shop):
+    shop.work(coder=shell(EDIT), check="true")
+    shop.type("task", "forget", "*")
+    assert shop.type("task", "tidy").err == ""

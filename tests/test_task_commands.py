@@ -326,7 +326,7 @@ def test_a_run_counts_what_it_worked_on_and_else_everything(typist):
     typist.run("task", "add", "new:@write z 1", "--check", "true")
     said = typist.run("run")
     assert "\n1 done.\n" in said and "old" not in said
-    assert typist.run("run", status=1).startswith("1 failed, 1 done.\nSee why: ")
+    assert typist.run("run", status=1).startswith("Nothing to do: 1 failed, 1 done.\nSee why: ")
 
 
 def test_words_with_a_blank_before_a_colon_name_a_task_too(typist):

@@ -104,7 +104,8 @@ def test_agents_and_models_must_be_the_fleets():
     text = "defaults: {agent: nobody}\ntasks:\n  a: {prompt: x}\n  b: {prompt: x}\n"
     _, problems = read(text, FLEET)
     assert [problem.where for problem in problems] == ["tasks.yaml:1:19"]  # once
-    plan_of("tasks:\n  a: {prompt: x, agent: whoever, coder: [codex, exec]}\n", FLEET)
+    _, problems = read("tasks:\n  a: {prompt: x, agent: whoever, coder: [codex, exec]}\n", FLEET)
+    assert [problem.slug for problem in problems] == ["unknown-agent"]
 
 
 def test_every_wrong_value_of_every_key_is_told_and_never_raises():
@@ -408,8 +409,8 @@ def states_of(*specs):
 
 
 def starts(states, aliases=None, slots=None, most=99, now=100.0, **more):
-    limits = sf.Limits(slots or {}, most, **more)
-    return sf.plan_starts(states, aliases or {}, limits, now)
+    limits = sf.Limits(slots or {}, most, aliases=aliases or {}, **more)
+    return sf.plan_starts(states, limits, now)
 
 
 def test_what_starts_is_ready_has_a_slot_and_comes_first():
@@ -444,16 +445,16 @@ def test_what_was_tried_longest_ago_comes_first_among_equals():
     (("b", "waiting"), "for a slot of big (2 of 2 in use)")])
 def test_why_a_task_waits_is_said(state, words):
     states = states_of(("a", "running"), ("a2", "checking"), ("bad", "failed"), state)
-    limits = sf.Limits({"big": 2}, 5, busy=sf.count_busy(states, dict.fromkeys(states, "big")))
-    assert sf.explain_wait(states["b"], states, "big", limits, 100.0) == words
+    limits = sf.Limits({"big": 2}, 5, aliases=dict.fromkeys(states, "big"))
+    assert sf.explain_wait(states["b"], states, limits, 100.0) == words
 
 
 def test_nothing_is_said_to_be_in_use_that_is_not():
     states = states_of(("b", "waiting"))
-    assert sf.explain_wait(states["b"], states, "big", sf.Limits({"big": 9}, 9), 1.0) == "to start"
+    limits = sf.Limits({"big": 9}, 9, aliases={"b": "big"})
+    assert sf.explain_wait(states["b"], states, limits, 1.0) == "to start"
     busy = states_of(("a", "running"), ("b", "waiting"))
-    limits = sf.Limits({}, 1, busy=sf.count_busy(busy, {}))
-    assert sf.explain_wait(busy["b"], busy, "", limits, 1.0) == \
+    assert sf.explain_wait(busy["b"], busy, sf.Limits({}, 1), 1.0) == \
         "for a slot of its coder (1 of 1 in use)"
 
 
@@ -594,7 +595,10 @@ def test_a_check_is_told_with_its_last_hundred_lines():
 ])
 def test_flags_say_where_words_and_deeds_differ(said, worked, commands, written, flag):
     heard = sf.Heard()
-    heard.said, heard.worked, heard.commands, heard.written = said, worked, commands, written
+    for command in commands:
+        call = {"type": "tool_use", "id": "1", "name": "Bash", "input": {"command": command}}
+        heard.feed(json.dumps({"type": "assistant", "message": {"content": [call]}}).encode(), 1, 1.0)
+    heard.said, heard.worked, heard.written = said, worked, written
     flags = sf.find_flags(heard, sf.WorkDone(files=(("a.py", 1, 0),)))
     assert any(flag in one for one in flags) if flag else flags == []
 
@@ -638,11 +642,10 @@ def test_a_row_says_where_it_works_how_often_it_was_tried_and_what_has_gone():
     task = sf.TaskSpec("t", prompt="x", tries=3)
     state = sf.TaskState("t", task, 0, state="running", tried=2, failures=1, session="s", at=50.0,
                          open=True, began=60.0, spent=5.0, worktree="/w", git="/g")
-    served = {session: types.SimpleNamespace(node=node, input_tokens=0)
-              for session, node in (("s", "mini"), ("", "nobody"))}
+    served = {"s": types.SimpleNamespace(node="mini", input_tokens=0)}
     row, = sf.plan_task_rows(sf.TaskSight({"t": state}, {}, 100.0, served=served))
     assert (row.where, row.attempt, row.total, row.worktree) == ("mini", "2/3", 45.0, "/w")
-    waits = sf.replace(state, state="waiting", tried=0, failures=0, session="")
+    waits = sf.replace(state, state="waiting", tried=0, open=False, failures=0, session="")
     row, = sf.plan_task_rows(sf.TaskSight({"t": waits}, {}, 100.0, served=served))
     assert (row.where, row.attempt, row.total) == ("", "0/3", 0.0)
     gone = sf.disown_task(sf.replace(state, state="done", ended=70.0, prepared=True))
