@@ -22857,6 +22857,7 @@ class Lookout:
         self._world, self._workspace = workspace.world, workspace
         self._fleet, self._options, self._dashboard = fleet, options, dashboard
         self._names = AgentNames(workspace.world, known_agents(options, workspace.world))
+        self._reader = ReceiptsReader(workspace)  # here: who asks for the page is told what it met
         self._folder: Folder | None = None
         with contextlib.suppress(FleetError):  # there are no tasks outside of a repository
             self._folder = open_folder(workspace.world)
@@ -22867,11 +22868,10 @@ class Lookout:
 
     def run(self) -> None:
         """Feed the page until it ends."""
-        reader = ReceiptsReader(self._workspace)
         while not self._dashboard.stops:
             self._wait()
             with contextlib.suppress(FleetError):
-                for receipt in reader.read()[-RECEIPTS_SHOWN:]:
+                for receipt in self._reader.read()[-RECEIPTS_SHOWN:]:
                     self._dashboard.log.put(plan_row(receipt))
                 if "view" in self._seen and self._seen["view"].page:
                     self._follow()
