@@ -472,11 +472,6 @@ def _kind_server(provider: str) -> str:
     return kind.title if kind.port else "its server"
 
 
-def ask_running(provider: str) -> str:
-    """Return the question that a node raises where nothing listens."""
-    return f"is {_kind_server(provider)} running?"
-
-
 def obtain_model(provider: str, model_name: str) -> str:
     """Return how a model comes to a node, in words that ` on NODE` or ` there` follows."""
     return NODE_KINDS[provider].obtain.replace("{}", model_name)
@@ -612,24 +607,19 @@ def read(record: type[_Record], value: object) -> _Record | None:
     no record. What is `noted` of a field is how other programs spell it. Other keys are passed
     over: a newer program may write them. There is none where its `_check` fails.
     """
-    try:
-        return _read_record(record, value)
-    except ValueError:
-        return None
-
-
-def _read_record(record: Any, value: Any) -> Any:
     if not isinstance(value, dict):
-        raise ValueError("no object")
+        return None
     words = {}
     for name, field in fields(record).items():
         try:
             words[name] = _read_value(field.kind, value[field.note or name])
         except (KeyError, ValueError):
-            if field.default is REQUIRED:
-                raise ValueError(f"no {name}") from None
-    made = record(**words)
-    made._check()
+            continue
+    try:
+        made = record(**words)
+        made._check()
+    except (TypeError, ValueError):  # it lacks a field
+        return None
     return made
 
 
@@ -657,9 +647,10 @@ def _read_value(kind: str, value: Any) -> Any:
         return tuple(kept for _, kept in _read_items(item, enumerate(value)))
     if outer == "dict" and isinstance(value, dict):
         return dict(_read_items(item, value.items()))
-    if inner:
+    made = None if inner else read(globals()[kind], value)
+    if made is None:
         raise ValueError(f"no {outer}")
-    return _read_record(globals()[kind], value)
+    return made
 
 
 def _read_items(kind: str, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
@@ -813,11 +804,6 @@ class Document:
     def is_json(self) -> bool:
         """Whether it is written in braces, as JSON is."""
         return self.text.lstrip().startswith("{")
-
-    def rename(self, path: tuple, new: tuple) -> None:
-        """Let what stands at a path be found at another one, too."""
-        if path in self.places:
-            self.places[new] = self.places[path]
 
     def show(self, start: int, end: int) -> tuple[str, str]:
         """Return `source:line:column` of a span, and its line with the span underlined."""
@@ -978,12 +964,12 @@ class Document:
         if self.column == column:
             self.fail(f"this is not an item of the list that begins on line {line}",
                       "begin it with `- `", slug="indent")
-        spaces = str(column)
+        fix = f"begin its line with {column} spaces"
         if indent >= 0 and self.column < column:
-            spaces = f"{indent} or {column}"
+            fix = (f"begin its line with {indent} or {column} spaces, or line {line} with "
+                   f"{self.column}")
         self.fail(f"wrong indentation: column {self.column + 1}, but line {line} uses "
-                  f"column {column + 1}", f"begin its line with {spaces} spaces",
-                  slug="indent")
+                  f"column {column + 1}", fix, slug="indent")
 
     def read_colon(self, start: int) -> bool:
         """Pass a colon that makes a key of what began at `start` on this line."""
@@ -2136,7 +2122,8 @@ def _mend(value: Any, rule: Rule) -> Any:
     text = str(value).strip(_QUOTES)
     guesses = [text, *(rule.slips(text) if rule.slips else ())]
     if rule.item:
-        guesses += [[item.strip(_QUOTES) for item in text.strip("[]").split(",")], [text]]
+        guesses += [[item.strip(_QUOTES) for item in text.strip("[]").split(",")], [text],
+                    text.split()]
     for guess in guesses:
         if _fits_schema(guess, rule.schema):
             with contextlib.suppress(FleetError):
@@ -2384,7 +2371,9 @@ class _Checker:
             name = spellings.get(key.name, key.name)
             if name in section:
                 # Who asks later where it stands knows its first name alone.
-                self.document.rename((*path, name), (*path, key.name))
+                places, at = self.document.places, (*path, name)
+                if at in places:
+                    places.setdefault((*path, key.name), places[at])
                 is_wrong = key.rule in RULES and name not in (key.name, key.also)
                 step = (*path, key.name if is_wrong else name)
                 checked = self.value(key, step, section[name])
@@ -2577,7 +2566,9 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
         name=project.name, gateway=project.gateway,
         claude={tier: name for tier, name in tiers.items() if name},
         targets=tuple(name for name in TARGET_NAMES if name in (*project.targets, "env")),
-        nodes={name: _settle_endpoint(node) for name, node in file.nodes.items()},
+        nodes={name: replace(node, endpoint=split_endpoint(
+            node.endpoint, NODE_KINDS[node.provider].port or 80).url)
+            for name, node in file.nodes.items()},
         models=file.models, agents=file.agents, document=document, lean=project.claude.lean), []
 
 
@@ -2595,12 +2586,6 @@ def spell_fix(finding: Finding, document: Document) -> Finding:
     if not document.is_json:
         return finding
     return replace(finding, fix=re.sub("`([a-z_]+):(?: ([^`]+))?`", spell, finding.fix))
-
-
-def _settle_endpoint(node: Node) -> Node:
-    """Return a node with its provider's port."""
-    endpoint = split_endpoint(node.endpoint, NODE_KINDS[node.provider].port or 80)
-    return replace(node, endpoint=endpoint.url)
 
 
 def _empty_file(document: Document) -> Finding:
@@ -2630,9 +2615,7 @@ def _check_references(check: _Checker, nodes: dict[str, Node], models: dict[str,
             check.error("fallback-cycle", path, "is the model itself",
                         fix=f"remove `{name}` from it")
         elif name not in models:
-            known = {other: model for other, model in models.items()
-                     if path[:2] != ("models", other)}
-            check.reference(path, name, known or models, "model")
+            check.reference(path, name, models, "model")
 
 
 def _check_agent(check: _Checker, agent: Agent) -> None:
@@ -10021,7 +10004,7 @@ class Directory:
         inner = place.inner if is_whole else place.above  # the path is the directory's own
         self.name = place.name
         self._path = os.path.join(place.root, inner)
-        self._descriptor: int | None = None
+        self._descriptor = None
         if makes:
             os.makedirs(place.root, exist_ok=True)
         if os.name == "posix":
@@ -10375,9 +10358,9 @@ class World:
 
     def __init__(self) -> None:
         self.environ = dict(os.environ)
-        self.clock: Callable[[], float] = time.monotonic
-        self.now: Callable[[], float] = time.time
-        self.sleep: Callable[[float], None] = time.sleep
+        self.clock = time.monotonic
+        self.now = time.time
+        self.sleep = time.sleep
         self.connect_seconds = CONNECT_SECONDS
         self.node_keys: dict[tuple[str, str], str] = {}  # what may go to (endpoint, variable)
         self._parsing = _thread.allocate_lock()  # who makes values of an answer
@@ -11466,7 +11449,8 @@ def explain_failure(failure: NodeFailure, backend: Backend) -> NodeFailure:
     if failure.reason == "not http":
         return NodeFailure(f"not {backend.name}", failure.detail)
     if failure.reason == "refused":
-        return NodeFailure("refused", f"{failure.detail}; {ask_running(backend.name)}")
+        what = f"{failure.detail}; is {_kind_server(backend.name)} running?"
+        return NodeFailure("refused", what)
     return failure
 
 
@@ -15358,6 +15342,8 @@ RULES.update({
         _TASK_NAME, "letters, digits, `-` and `_`, at most 60, a letter or digit first",
         "parser", slips=_name_slips),
     "command": _text_rule(_PARAGRAPH, "a shell command", "make test"),
+    "check": _text_rule(_PARAGRAPH, "a shell command, or `none`", "make test",
+                        normal=lambda text: "" if text == "none" else text),
     "glob": _text_rule(
         _GLOB, "a pattern of paths in the repository, such as `src/**`", "src/**"),
     "revision": _text_rule(_REVISION, "a branch, tag or commit, or `after`", "main"),
@@ -15403,8 +15389,8 @@ class TaskSpec(Record):
     base: str | None = key("revision", "the commit it starts from; default: HEAD, or the branch "
                            "of the only task in `after`", None)
     branch: str | None = key("revision", "its branch; default: run/NAME", None)
-    check: str | None = key("command", "shell command that must succeed for the task to be done",
-                            None)
+    check: str | None = key("check", "shell command that must succeed for the task to be done; "
+                            "`none`: not even the one of `defaults`", None)
     check_in: str = key("check place", "`same`: run the check in the agent's worktree, not in a "
                         "clean one of its own", "own")
     setup: tuple[str, ...] = key("commands", "shell commands that prepare a worktree", ())

@@ -228,7 +228,7 @@ def test_a_wrong_name_gets_the_nearest_known_one():
     ("tags: [heavy]", "tags: " + "x" * 65, "write `tags: [fast]`, for example, or remove the line"),
     ("tags: [heavy]", "tags: " + "x, " * 99 + "x", "write `tags: [fast]`, for example, or remove the line"),
     ("tools: [Read, Grep]", "tools: '*'", 'write `tools: ["*"]`'),
-    ("tools: [Read, Grep]", "tools: Read Grep", "write `tools: [Read]`, for example, or remove the line"),
+    ("tools: [Read, Grep]", "tools: Read Grep", "write `tools: [Read, Grep]`"),
     ("tools: [Read, Grep]", "tools: Read, Bash(git *)", 'write `tools: [Read, "Bash(git *)"]`'),
     ("tools: [Read, Grep]", "tools: Bash(a, b)", 'write `tools: ["Bash(a, b)"]`'),
     ("port: 4000", "port: 4000.0", "write `port: 4000`"),

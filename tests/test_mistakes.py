@@ -472,6 +472,9 @@ WHOLE = [
      "did you mean `endpoint`?", BASE),
     (edited("qwen3:8b", "gpt-oss:120b-cloud"), ["cloud-model"], "add `cloud: true`",
      edited("qwen3:8b", "gpt-oss:120b-cloud\n    cloud: true")),
+    (edited("  small-coder:\n    node: laptop\n    ollama_model: qwen3:8b\n"
+            "    litellm_alias: claude-haiku-local\n", ""),
+     ["unknown-model", "unknown-model"], "remove it", None),  # no other model: not `heavy-coder`
     (edited("fallback: [small-coder]", "fallback: [heavy-coder]"), ["fallback-cycle"],
      "remove `heavy-coder` from it", edited("[small-coder]", "[]")),
     # what is no YAML
@@ -541,7 +544,7 @@ LOOKS_RIGHT = [
     (edited("Use for planning.", "'Don't plan'"), "yaml-syntax", "write `''` for an apostrophe",
      edited("Use for planning.", "'Don''t plan'")),
     (edited("    node: laptop", "     node: laptop"), "yaml-indent",
-     "begin its line with 2 or 5 spaces", edited("    node: laptop", "    node: laptop")),
+     "begin its line with 2 or 5 spaces, or line 26 with 4", BASE),
     (edited("context: 65536", "context: 65_536"), "yaml-ambiguous", "write 65536",
      BASE),
     (edited("port: 4000", "port = 4000"), "yaml-syntax", "put `: ` after the key",

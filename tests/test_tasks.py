@@ -33,8 +33,10 @@ def test_defaults_hold_where_a_task_does_not_say_and_only_there():
                    "tasks:\n"
                    "  parser: {prompt: a}\n"
                    "  docs: {prompt: b, after: [parser], check: make docs, touch: []}\n"
-                   "  cheap: {prompt: c, model: claude-haiku-local, deadline: 90}\n")
+                   "  cheap: {prompt: c, model: claude-haiku-local, deadline: 90}\n"
+                   "  look: {prompt: d, check: none}\n")
     parser, docs, cheap = (plan.tasks[name] for name in ("parser", "docs", "cheap"))
+    assert not plan.tasks["look"].check  # not the default's either: it ends in review
     assert (parser.check, parser.deadline, parser.tries) == ("make test", 2700, 3)
     assert (docs.check, docs.touch, docs.after) == ("make docs", (), ("parser",))
     assert (cheap.agent, cheap.model, cheap.deadline) == (None, "claude-haiku-local", 90)
@@ -55,6 +57,7 @@ FILE_ERRORS = [
     ("tasks:\n  a: {prompt: x, afer: [b]}\n", "unknown-key", "did you mean `after`?"),
     ("tasks:\n  a: {prompt: x, depends_on: []}\n", "unknown-key", "did you mean `after`?"),
     ("tasks:\n  a: {check: x}\n", "missing-key", "add `prompt:`"),
+    ("tasks:\n  a: {prompt: x, check: }\n", "bad-value", "check: make test"),
     ("tasks:\n  a: {prompt: x, prompt_file: y}\n", "two-prompts", "remove one of them"),
     ("tasks:\n  a: {prompt: x, agent: b, model: c}\n", "two-models", "remove one of them"),
     ("tasks:\n  a: {prompt: x, after: [b]}\n  bb: {prompt: x}\n", "unknown-task", "did you mean"),

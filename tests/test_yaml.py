@@ -95,7 +95,8 @@ def quote(row, at, match):
 
 # What a person types who follows a fix: its words, and how they change the line of the error.
 MENDS = [(re.compile(words), mend) for words, mend in (
-    (r"begin its line with (?:\d+ or )?(?P<depth>\d+) spaces(, or quote the whole text)?",
+    (r"begin its line with (?:\d+ or )?(?P<depth>\d+) spaces"
+     r"(, or quote the whole text|, or line \d+ with \d+)?",
      lambda row, at, match: " " * int(match["depth"]) + row.lstrip(" ")),
     (r"write a plain space or nothing instead, or quote the text",
      lambda row, at, match: re.sub(f"[{ODD_BLANKS[1:]}]", " ", row).rstrip()),
