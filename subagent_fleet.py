@@ -322,8 +322,6 @@ class FleetError(Exception):
 
     def __getattr__(self, name: str) -> Any:
         """Return a field of its finding: `slug`, `what`, `where`, `excerpt`, `fix`."""
-        if name == "finding":  # of an error that is being copied, and has none yet
-            raise AttributeError(name)
         return getattr(self.finding, name)
 
 
@@ -800,18 +798,13 @@ class Document:
         spans = self.places[path]
         return self.show(*(spans[:2] if key else spans[2:]))
 
-    @property
-    def is_json(self) -> bool:
-        """Whether it is written in braces, as JSON is."""
-        return self.text.lstrip().startswith("{")
-
     def show(self, start: int, end: int) -> tuple[str, str]:
         """Return `source:line:column` of a span, and its line with the span underlined."""
         line_start = self.line_start(start)
         line_end = self.line_end(start)
         # A long line is cut to what stands around the span.
-        left = max(line_start, start - 60)
-        right = min(line_end, start + 60)
+        left = max(line_start, start - 48)
+        right = min(line_end, left + 70)
         end = start + len(self.text[start:min(end, right)].rstrip(" \n"))
 
         before = "…" * (left > line_start) + _visible(self.text[left:start])
@@ -1706,16 +1699,11 @@ def format_fix(fix: str, look: Look, *, margin: str = "  ") -> str:
 
 
 def _format_excerpt(excerpt: str, look: Look, *, margin: str) -> str:
-    """Return a line of a file and the one with its caret; of a long line, what is near it."""
+    """Return a line of a file and the one with its caret."""
     lines = [clean_line(line) for line in excerpt.splitlines() if line]
-    room = look.columns - len(margin)
     # What shall be pasted has no caret, and stays whole.
     if look.columns and lines and re.fullmatch(r" *\| +\^+", lines[-1]):
-        # Both lines lose the same part, so that the caret stays below what it points at.
-        hidden = max(lines[-1].find("^") - room * 2 // 3, 0)
-        lines = [crop(line[:8] + line[8 + hidden:], room) for line in lines]  # its number stays
-        if hidden:
-            lines[0] = f"{lines[0][:8]}…{lines[0][9:]}"
+        lines = [crop(line, look.columns - len(margin)) for line in lines]
     return "".join(f"{margin}{line}\n" for line in lines)
 
 
@@ -2559,8 +2547,7 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
         last = [error.finding]
 
     if check.findings:
-        findings = sorted(check.findings, key=_place_of) + last
-        return None, [spell_fix(finding, document) for finding in findings]
+        return None, sorted(check.findings, key=_place_of) + last
     tiers = {tier: getattr(project.claude, tier) for tier in TIERS}
     return Fleet(
         name=project.name, gateway=project.gateway,
@@ -2570,22 +2557,6 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
             node.endpoint, NODE_KINDS[node.provider].port or 80).url)
             for name, node in file.nodes.items()},
         models=file.models, agents=file.agents, document=document, lean=project.claude.lean), []
-
-
-def spell_fix(finding: Finding, document: Document) -> Finding:
-    """Return a finding whose fix, a line of YAML, is one of JSON where the file is."""
-    def spell(line: re.Match[str]) -> str:
-        name, text = line.groups()
-        if not text:
-            return f'`"{name}":`'
-        value = text
-        with contextlib.suppress(FleetError):  # of a text that would need quotes
-            value = parse_yaml(text)
-        return f'`"{name}": {json.dumps(value)}`'
-
-    if not document.is_json:
-        return finding
-    return replace(finding, fix=re.sub("`([a-z_]+):(?: ([^`]+))?`", spell, finding.fix))
 
 
 def _empty_file(document: Document) -> Finding:
@@ -4586,9 +4557,13 @@ class Starter(Record):
         """What the file says above each model."""
         notes = {}
         for load in self.assignment.placements:
-            jobs = [job for job in load.users if job in self.assignment.jobs]
-            who = join_words(jobs) or "no role of its own"
-            notes[load.model.name] = f"For {who}: {load.why}."
+            reasons: dict[str, list[str]] = {}
+            for job in load.users:
+                if job in self.assignment.jobs:
+                    reasons.setdefault(self.assignment.why[job], []).append(job)
+            notes[load.model.name] = " ".join(
+                f"For {join_words(jobs) or 'no role of its own'}: {why}."
+                for why, jobs in (reasons or {load.why: []}).items())
         return notes
 
 
@@ -4997,8 +4972,7 @@ def lint_fleet(fleet: Fleet) -> Iterator[Finding]:
     """Yield a warning for each thing that is allowed and will disappoint."""
     for row in CHECKS:
         if row.needs == "file":
-            for finding in row.find(fleet, Facts()):
-                yield spell_fix(finding, fleet.document)
+            yield from row.find(fleet, Facts())
 
 
 def plan_doctor(fleet: Fleet | None, facts: Facts, *,
@@ -5008,9 +4982,7 @@ def plan_doctor(fleet: Fleet | None, facts: Facts, *,
     for row in CHECKS:
         is_asked = not topics or row.topic in topics
         if is_asked and (fleet or row.needs in ("nothing", "disk")):
-            for finding in row.find(fleet, facts):
-                finding = spell_fix(finding, fleet.document) if fleet else finding
-                findings.append((row.topic, finding))
+            findings += [(row.topic, finding) for finding in row.find(fleet, facts)]
     return findings
 
 
@@ -6601,7 +6573,7 @@ def insert_sections(document: Document, added: Mapping[str, Mapping[str, Any]]) 
 
     They go behind the last one of their kind, as it is indented, and before what stands below.
     """
-    if document.is_json:
+    if document.text.lstrip().startswith("{"):
         return _insert_into_json(document, added)
 
     tree = document.value
@@ -6783,26 +6755,7 @@ class Talk(Record):
 
     def without_images(self) -> Talk:
         """Return the talk with a note where images were."""
-        original = self.original
-        if original is not None:
-            shown = [{**message, "content": _hide_images(message.get("content"))}
-                     for message in original["messages"]]
-            original = {**original, "messages": shown}
-        return replace(self, turns=tuple(map(_without_images, self.turns)), original=original)
-
-
-def _hide_images(content: object) -> object:
-    """Return the content of a Messages request with a note in place of each image."""
-    if not isinstance(content, list):
-        return content
-    blocks = []
-    for block in content:
-        if block.get("type") == "image":
-            block = {"type": "text", "text": NO_IMAGE}
-        elif "content" in block:
-            block = {**block, "content": _hide_images(block["content"])}
-        blocks.append(block)
-    return blocks
+        return replace(self, turns=tuple(map(_without_images, self.turns)))
 
 
 def _without_images(turn: Turn) -> Turn:
@@ -6947,8 +6900,7 @@ def _growing_tail(text: str, mark: str) -> int:
 # Completions of Messages before they do anything else, so nothing is lost by speaking them.
 
 ANSWER_MARKS = 100_000  # values in one answer of a node; see count_marks
-TOKENS_LIMIT = 10 ** 9  # a higher count is none
-LONGEST_SECONDS = 10 ** 6  # nor did anything take longer
+TOKENS_LIMIT = 10 ** 9  # a higher count, of tokens or seconds, is none
 ARGUMENTS_DEPTH_LIMIT = 64
 # Words for a prompt that the context does not hold: Ollama 0.32.15 and llama.cpp, LM Studio,
 # Anthropic, vLLM, OpenAI and OpenRouter. What counts the tokens is `n`, what they may be `most`.
@@ -7205,16 +7157,15 @@ class Ollama(Backend):
         return self._ask("/api/pull", self._parse_pull, {"model": model.ollama_model})
 
     def chat(self, talk: Talk, model: Model) -> Ask:
-        messages = _chat_messages(_wished_turns(talk), talk.system, model.thinking)
+        messages = _chat_messages(_with_wish(talk), model.thinking)
         # num_ctx must be what warm-up sent, else Ollama loads the model again.
         most = min(talk.max_tokens or model.max_output, model.max_output)
         options = {"num_ctx": model.context, "num_predict": most, **talk.sampling}
         payload = {"model": model.ollama_model, "stream": True, "truncate": False,
                    "think": model.thinking, "keep_alive": model.keep_alive,
                    "options": options, "messages": messages}
-        tools = _chat_tools(talk)
-        if tools:
-            payload["tools"] = tools
+        if talk.tools and talk.choice != "none":
+            payload["tools"] = render_tools(talk, mends=True)
         if talk.answer_format:
             payload["format"] = talk.answer_format
         return Ask("/api/chat", error_words, payload)
@@ -7287,28 +7238,24 @@ class Ollama(Backend):
             is_done=read_field(step, "status") == "success")  # errors come under 200, too
 
 
-def _wished_turns(talk: Talk) -> tuple[Turn, ...]:
-    """Return the turns, with the client's choice of tools as words in the last one."""
+def _with_wish(talk: Talk) -> Talk:
+    """Return a talk with the client's choice of tools as words in its last turn."""
     # Ollama ignores tool_choice: showing fewer tools and a word in the last turn is all there is.
     wishes = {"any": "Answer by calling one of your tools.",
               "tool": f"Answer by calling the tool `{talk.chosen_tool}`."}
     wish = wishes.get(talk.choice)
-    if not wish:
-        return talk.turns
-
-    last = talk.turns[-1] if talk.turns else None
-    if last is None or last.role != "user":
-        return (*talk.turns, Turn("user", reminders=(wish,)))
-    return (*talk.turns[:-1], replace(last, reminders=(*last.reminders, wish)))
+    if not wish or not talk.turns:
+        return talk
+    *turns, last = talk.turns
+    return replace(talk, turns=(*turns, replace(last, reminders=(*last.reminders, wish))))
 
 
-def _chat_messages(turns: Iterable[Turn], system: Sequence[str],
-                   thinking: bool) -> list[dict[str, Any]]:
+def _chat_messages(talk: Talk, thinking: bool) -> list[dict[str, Any]]:
     """Return chat messages in which every call has an id of its own and one result."""
     messages = []
     ids = _CallIds("call")
     calls: list[tuple[str, Call]] = []  # of the turn before, each with its own id
-    for turn in turns:
+    for turn in talk.turns:
         if turn.role == "user":
             messages += _user_messages(turn, calls)
             calls = []
@@ -7320,7 +7267,7 @@ def _chat_messages(turns: Iterable[Turn], system: Sequence[str],
             "tool_calls": [{"id": own_id, "function": {
                 "name": call.name, "arguments": call.arguments}} for own_id, call in calls]})
 
-    kept = [{"role": "system", "content": join_texts(system)}] if system else []
+    kept = [{"role": "system", "content": join_texts(talk.system)}] if talk.system else []
     said = len(kept)
     for message in messages:
         message = {name: value for name, value in message.items() if value or name == "content"}
@@ -7382,23 +7329,20 @@ def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, 
     return messages
 
 
-def _chat_tools(talk: Talk) -> list[dict[str, Any]]:
-    if talk.choice == "none":
-        return []
-    tools = talk.tools
-    if talk.choice == "tool":
-        tools = tuple(tool for tool in tools if tool.name == talk.chosen_tool)
-    return render_tools(tools, mends=True)
-
-
 # Tools that were rendered: a client sends the same ones every time, and to compare them takes a
 # tenth of mending them. A list that is replaced, never changed: any thread may read it.
 _rendered_tools: list[tuple[tuple[Tool, ...], bool, list[dict[str, Any]]]] = []
 
 
-def render_tools(tools: tuple[Tool, ...], *, mends: bool) -> list[dict[str, Any]]:
-    """Return tools as chat servers have them; `mends`: with schemas as llama.cpp takes them."""
+def render_tools(talk: Talk, *, mends: bool) -> list[dict[str, Any]]:
+    """Return tools as chat servers have them; `mends`: with schemas as llama.cpp takes them.
+
+    Where one must be called it is shown alone: not every server takes its name.
+    """
     global _rendered_tools
+    tools = talk.tools
+    if talk.choice == "tool":
+        tools = tuple(tool for tool in tools if tool.name == talk.chosen_tool)
     for known, was_mended, rendered in _rendered_tools:
         if was_mended == mends and known == tools:
             return rendered
@@ -7554,7 +7498,7 @@ class Reader:
             reason = "stop_sequence"
         elif self._calls and reason == "end_turn":
             reason = "tool_use"
-        told = {name: count if count < TOKENS_LIMIT else 0 for name, count in counts.items()}
+        told = {name: count for name, count in counts.items() if 0 < count < TOKENS_LIMIT}
         told.setdefault("input_tokens", self._estimate)
         told.setdefault("output_tokens", self._lines + self._calls)
         self._deltas.append(Delta("end", end=End(reason, self._sieve.stop, **told)))
@@ -7609,11 +7553,8 @@ class OllamaReader(Reader):
             return
 
         is_cut = part.get("done_reason") == "length" and not self._calls
-        times = {}
-        for name, counter in _OLLAMA_TIMES.items():
-            seconds = read_field(part, f"{counter}_duration", int) / 1e9
-            if 0 < seconds < LONGEST_SECONDS:
-                times[name] = seconds
+        times = {name: read_field(part, f"{counter}_duration", int) / 1e9
+                 for name, counter in _OLLAMA_TIMES.items()}
         self.end("max_tokens" if is_cut else "end_turn",
                  input_tokens=read_field(part, "prompt_eval_count", int),
                  output_tokens=read_field(part, "eval_count", int), **times)
@@ -7697,7 +7638,7 @@ class ChatServer(Backend):
 
     def chat(self, talk: Talk, model: Model) -> Ask:
         keeps_thoughts = model.thinking and self.has_template
-        messages = _open_messages(_chat_messages(talk.turns, talk.system, keeps_thoughts))
+        messages = _open_messages(_chat_messages(talk, keeps_thoughts))
         payload = {
             "model": model.ollama_model, "messages": messages, "stream": True,
             "stream_options": {"include_usage": True},
@@ -7716,13 +7657,10 @@ class ChatServer(Backend):
         """Return the fields that say which tools there are, and which shall be called."""
         if not talk.tools:
             return {}
-        tools = talk.tools
         choices = {"any": "required", "tool": "required", "none": "none"}
-        if talk.choice == "tool":  # llama-server and LM Studio take no name of a tool here
-            tools = tuple(tool for tool in tools if tool.name == talk.chosen_tool)
         fields: dict[str, Any] = {
             "tool_choice": choices.get(talk.choice, "auto"),
-            "tools": render_tools(tools, mends=self.mends_schemas)}
+            "tools": render_tools(talk, mends=self.mends_schemas)}
         if talk.one_call:
             fields["parallel_tool_calls"] = False
         return fields
@@ -7801,9 +7739,7 @@ class ChatReader(Reader):
             counts = {name: first_field(usage, (path,), int) for name, path in _CHAT_COUNTS.items()}
             self._usage.update((name, count) for name, count in counts.items() if count)
         for name, key in _CHAT_TIMES.items() if "timings" in part else ():  # llama-server's own
-            seconds = read_field(part["timings"], key, float) / 1000
-            if 0 < seconds < LONGEST_SECONDS:
-                self._usage[name] = seconds
+            self._usage[name] = read_field(part["timings"], key, float) / 1000
         choices = read_field(part, "choices", list)
         choice = choices[0] if choices else None
         self._reason = read_field(choice, "finish_reason") or self._reason
@@ -8018,7 +7954,7 @@ class CloudChatReader(ChatReader):
 
     def refuse(self, reply: Reply, words: str) -> Refusal:
         refusal = self.refusal(reply.status, words)
-        if isinstance(refusal, (PromptTooLong, NoImages)):  # each dialect has words for these
+        if isinstance(refusal, PromptTooLong):  # each dialect has words for it
             return refusal
         return HandedBack(reply, words or f"it answered {reply.status}")
 
@@ -8072,10 +8008,8 @@ class CloudReader(CloudChatReader):
         names = ("input", "output", "cache_read_input", "cache_creation_input")
         fresh, out, read, written = (read_field(self._usage, f"{name}_tokens", int)
                                      for name in names)
-        counts = {"input_tokens": fresh + read + written, "output_tokens": out,
-                  "cache_read": read, "cache_written": written}
-        self.end(self._reason or "end_turn",
-                 **{name: count for name, count in counts.items() if count})
+        self.end(self._reason or "end_turn", input_tokens=fresh + read + written,
+                 output_tokens=out, cache_read=read, cache_written=written)
 
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (
@@ -8125,7 +8059,10 @@ class Dialect:
         if request is None:
             raise Refusal(400, "body: expected a JSON object, its numbers no larger than JSON's")
         self._check_fields(request)
-        return self.talk_of(request)
+        try:
+            return self._read(request)
+        except RecursionError:
+            raise Refusal(400, "body: nested too deeply") from None
 
     def _check_fields(self, request: dict[str, Any]) -> None:
         """Refuse a request whose fields have not the types that translation relies on."""
@@ -8140,16 +8077,9 @@ class Dialect:
             if name in TOKEN_FIELDS and value < 1:
                 raise Refusal(400, f"{name}: must be at least 1")
 
-    def talk_of(self, request: dict[str, Any]) -> Talk:
-        """Return the Talk of a request whose fields have their types."""
-        try:
-            return self._read(request)
-        except RecursionError:
-            raise Refusal(400, "body: nested too deeply") from None
-
     @abstractmethod
     def _read(self, request: dict[str, Any]) -> Talk:
-        """Return the Talk, however deep what was sent is nested."""
+        """Return the Talk of a request whose fields have their types."""
 
     def conversation(self, headers: Mapping[str, str], talk: Talk) -> Conversation:
         """Return whose request it is, as its headers (names in lower case) or it itself tell."""
@@ -8165,17 +8095,13 @@ class Dialect:
         opening = "\0".join(talk.turns[0].texts).encode("utf-8", "surrogatepass")
         return Conversation(opening=hashlib.sha256(opening).hexdigest())
 
-    def writer(self, talk: Talk, answer_id: str) -> Writer:
-        """Return what writes the answer; its `is_stream` tells whether as it comes."""
-        return self.writes(talk, answer_id)
-
     def refuse(self, refusal: Refusal) -> bytes:
         """Return the whole body of an answer that refuses."""
         return render_json(self.writes.error(refusal))
 
     def count(self, tokens: int) -> bytes:
         """Return the whole body of an answer to how many tokens a request has."""
-        raise Refusal(404, "there is nothing at this path")
+        return render_json({"input_tokens": tokens})
 
 
 def _read_id(text: str) -> str:
@@ -8375,8 +8301,8 @@ class _Block(Record):
 class Writer:
     """Writes one answer, which it gathers in blocks: whole, or each step as it comes.
 
-    Where it `is_stream`, each method returns what is sent now: a dialect says how a stream opens,
-    waits and ends, and how each block starts, grows and stops.
+    Where it `is_stream`, each method returns what is sent now: a dialect says how a stream begins,
+    waits, fails and ends, and how each block starts, grows and stops.
     """
 
     call_prefix = "call"
@@ -8413,21 +8339,6 @@ class Writer:
         block, self._open = self._open, None
         return self.stop(block) if block and self.is_stream else b""
 
-    def begin(self) -> bytes:
-        """Return what opens the stream.
-
-        It may be sent long before the first Delta, and asked for after some that wait to be sent.
-        """
-        return self.opening() if self.is_stream else b""
-
-    def ping(self) -> bytes:
-        """Return what keeps the client waiting."""
-        return self.waiting() if self.is_stream else b""
-
-    def fail(self, refusal: Refusal) -> bytes:
-        """Return what ends the answer with an error."""
-        return self.failing(refusal) if self.is_stream else render_json(self.error(refusal))
-
     def end(self, end: End) -> bytes:
         """Return what ends the answer; of a Writer that is no stream, the whole body."""
         closing = self._close()
@@ -8437,10 +8348,15 @@ class Writer:
         """Return what a call is made with, as text."""
         return render_json(call.arguments).decode("ascii")
 
-    def opening(self) -> bytes:
+    def begin(self) -> bytes:
+        """Return what opens the stream.
+
+        It may be sent long before the first Delta, and asked for after some that wait to be sent.
+        """
         return b""
 
-    def waiting(self) -> bytes:
+    def ping(self) -> bytes:
+        """Return what keeps the client of a stream waiting."""
         return b""
 
     def start(self, block: _Block) -> bytes:
@@ -8456,7 +8372,8 @@ class Writer:
     def ending(self, end: End) -> bytes:
         return b""
 
-    def failing(self, refusal: Refusal) -> bytes:
+    def fail(self, refusal: Refusal) -> bytes:
+        """Return what ends a stream with an error."""
         return b""
 
     def whole(self, end: End) -> dict[str, Any]:
@@ -8497,12 +8414,6 @@ def _read_turns(messages: list[Any]) -> tuple[_History, frozenset[str]]:
     return history, frozenset(usable)
 
 
-def _read_system(content: object) -> tuple[str, ...]:
-    texts = _read_content(content, "system")["texts"]
-    # Claude Code's billing line always differs and would spoil the prompt cache.
-    return tuple(text for text in texts if not text.startswith("x-anthropic-billing-header:"))
-
-
 def _read_tools(tools: Iterable[Any], usable: frozenset[str]) -> tuple[Tool, ...]:
     """Return the client's own tools; deferred ones once they were found or called."""
     shown: dict[str, Tool] = {}
@@ -8515,14 +8426,6 @@ def _read_tools(tools: Iterable[Any], usable: frozenset[str]) -> tuple[Tool, ...
         description = read_field(tool, "description")
         shown.setdefault(name, Tool(name, description, tool.get("input_schema")))
     return tuple(shown.values())
-
-
-def _empty_message(talk: Talk, answer_id: str) -> dict[str, Any]:
-    """Return the Message as it begins; its tokens are known only at the end."""
-    return {"id": f"msg_{answer_id}", "type": "message", "role": "assistant",
-            "model": talk.alias, "content": [], "stop_reason": None, "stop_sequence": None,
-            "usage": {"input_tokens": 0, "output_tokens": 0, "cache_creation_input_tokens": 0,
-                      "cache_read_input_tokens": 0}}
 
 
 class MessagesWriter(Writer):
@@ -8549,16 +8452,23 @@ class MessagesWriter(Writer):
         starts, self._has_begun = not self._has_begun, True
         return starts
 
-    def opening(self) -> bytes:
+    def begin(self) -> bytes:
         if not self._starts():
             return b""
-        return render_event({"type": "message_start",
-                             "message": _empty_message(self._talk, self._id)})
+        return render_event({"type": "message_start", "message": self._empty_message()})
 
-    def waiting(self) -> bytes:
+    def _empty_message(self) -> dict[str, Any]:
+        """Return the Message as it begins; its tokens are known only at the end."""
+        return {"id": f"msg_{self._id}", "type": "message", "role": "assistant",
+                "model": self._talk.alias, "content": [], "stop_reason": None,
+                "stop_sequence": None, "usage": {
+                    "input_tokens": 0, "output_tokens": 0, "cache_creation_input_tokens": 0,
+                    "cache_read_input_tokens": 0}}
+
+    def ping(self) -> bytes:
         return render_event({"type": "ping"})
 
-    def failing(self, refusal: Refusal) -> bytes:
+    def fail(self, refusal: Refusal) -> bytes:
         return render_event(self.error(refusal))
 
     @classmethod
@@ -8605,7 +8515,7 @@ class MessagesWriter(Writer):
         return self._raw or super().end(end)
 
     def whole(self, end: End) -> dict[str, Any]:
-        message = _empty_message(self._talk, self._id)
+        message = self._empty_message()
         for block in self._blocks:
             filled: dict[str, Any] = {block.kind: block.text}
             if block.call:
@@ -8643,7 +8553,9 @@ class Messages(Dialect):
         return Talk(
             alias=request["model"],
             turns=history.turns(),
-            system=_read_system(request.get("system")),
+            # Claude Code's billing line always differs and would spoil the prompt cache.
+            system=tuple(text for text in _read_content(request.get("system"), "system")["texts"]
+                         if not text.startswith("x-anthropic-billing-header:")),
             tools=_read_tools(request.get("tools") or (), usable_tools),
             choice=kind if kind in ("any", "tool", "none") else "auto",
             chosen_tool=str(choice.get("name") or ""),
@@ -8653,9 +8565,6 @@ class Messages(Dialect):
             stops=_read_stops(request.get("stop_sequences"), "stop_sequences"),
             is_stream=request.get("stream") is True,
             original=request)
-
-    def count(self, tokens: int) -> bytes:
-        return render_json({"input_tokens": tokens})
 
 
 # -- what Chat Completions and Responses share --
@@ -8858,13 +8767,13 @@ class ChatWriter(Writer):
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> bytes:
         return self._event(choices=[{"index": 0, "delta": delta, "finish_reason": reason}])
 
-    def opening(self) -> bytes:
+    def begin(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
 
-    def waiting(self) -> bytes:
+    def ping(self) -> bytes:
         return b": ping\n\n"
 
-    def failing(self, refusal: Refusal) -> bytes:
+    def fail(self, refusal: Refusal) -> bytes:
         return b"data: %b\n\n" % render_json(self.error(refusal))
 
     @classmethod
@@ -9013,7 +8922,7 @@ class ResponsesWriter(ChatWriter):
 
     def __init__(self, talk: Talk, answer_id: str) -> None:
         super().__init__(talk, answer_id)
-        self.number = 1  # 0 and 1 are those of `opening`
+        self.number = 1  # 0 and 1 are those of `begin`
         self._place = ""  # where an item grows, as rendered fields of an event
 
     def _numbered(self, kind: str, **more: Any) -> bytes:
@@ -9027,12 +8936,12 @@ class ResponsesWriter(ChatWriter):
                 "tool_choice": "auto", "parallel_tool_calls": not self._talk.one_call,
                 "usage": None, **more}
 
-    def opening(self) -> bytes:
+    def begin(self) -> bytes:
         return b"".join(
             render_event({"type": kind, "sequence_number": number, "response": self._response()})
             for number, kind in enumerate(("response.created", "response.in_progress")))
 
-    def waiting(self) -> bytes:
+    def ping(self) -> bytes:
         return self._numbered("response.in_progress", response=self._response())
 
     def _kind(self, block: _Block) -> _ItemKind:
@@ -9091,7 +9000,7 @@ class ResponsesWriter(ChatWriter):
         return said + self._part(block, "done", block.text) + self._numbered(
             "response.output_item.done", output_index=block.index, item=self._item(block))
 
-    def failing(self, refusal: Refusal) -> bytes:
+    def fail(self, refusal: Refusal) -> bytes:
         """Return both events that end a response: the AI SDK acts on the first, codex the other."""
         error = self.error(refusal)["error"]
         error["code"] = error["code"] or "server_error"
@@ -9864,38 +9773,30 @@ def _outcome_of(job: Callable[[], Any]) -> Any:
         return error
 
 
-class Trying:
-    """Around what the system may refuse: says in plain words what could not be done, and why."""
-
-    slugs = {"read": "unreadable", "enter": "unreadable", "run": "cannot-run"}
-
-    def __init__(self, verb: str, path: str) -> None:
-        self._verb = verb
-        self._path = path or "''"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: object, _: object) -> None:
-        if not isinstance(error, (OSError, ValueError)):  # ValueError: a NUL in the path
-            return
+@_with(lambda: contextlib.contextmanager)
+def trying(verb: str, path: str) -> Iterator[None]:
+    """Say in plain words what the system refuses to do, and why."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        slugs = {"read": "unreadable", "enter": "unreadable", "run": "cannot-run"}
         reason = getattr(error, "strerror", None) or error
-        raise FleetError(self.slugs.get(self._verb, "unwritable"),
-                         f"cannot {self._verb} {self._path}: {reason}",
-                         fix=self._fix(getattr(error, "errno", None))) from None
+        raise FleetError(slugs.get(verb, "unwritable"),
+                         f"cannot {verb} {path or repr(path)}: {reason}",
+                         fix=_mend_refusal(path, getattr(error, "errno", None))) from None
 
-    def _fix(self, code: int | None) -> str:
-        """Return what to type to see why."""
-        if self._path == "-":
-            return "name a file instead of `-`"
-        if code == errno.ENOSPC:
-            return "free some space: `df -h .` shows how much is left"
-        if code == errno.EROFS:
-            return "this disk is read-only: work in a directory on another one"
-        path = self._path
-        while path and not os.path.lexists(path):
-            path = os.path.dirname(path)
-        return f"check it: `ls -la {shlex.quote(path or '.')}`"
+
+def _mend_refusal(path: str, code: int | None) -> str:
+    """Return what to type to see why the system refuses a path."""
+    if path == "-":
+        return "name a file instead of `-`"
+    if code == errno.ENOSPC:
+        return "free some space: `df -h .` shows how much is left"
+    if code == errno.EROFS:
+        return "this disk is read-only: work in a directory on another one"
+    while path and not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return f"check it: `ls -la {shlex.quote(path or '.')}`"
 
 
 class Place(str):
@@ -10034,17 +9935,9 @@ class Directory:
             flags |= getattr(os, more, 0)
         return os.open(self._reach(name), flags, mode, dir_fd=self._descriptor)
 
-    def size_of(self, name: str) -> int:
-        """Return how many bytes a file here has; 0 where none is."""
-        try:
-            state = os.stat(self._reach(name), dir_fd=self._descriptor, follow_symlinks=False)
-        except FileNotFoundError:
-            return 0
-        return state.st_size if stat.S_ISREG(state.st_mode) else 0
-
-    def open_to_append(self, name: str) -> int:
+    def open_to_append(self) -> int:
         """Return a descriptor of a regular file that only its owner can read, at its end."""
-        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        descriptor = self.open(self.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             # Asked of what is open, not of the path, which may be something else by now.
             mode = os.fstat(descriptor).st_mode
@@ -10062,11 +9955,11 @@ class Directory:
         if self._descriptor is not None:
             os.fchmod(self._descriptor, 0o700)
 
-    def make_pipe(self, name: str) -> None:
-        """Make a named pipe in the place of what has that name."""
+    def make_pipe(self) -> None:
+        """Make a named pipe in the place of what has its name."""
         with contextlib.suppress(FileNotFoundError):
-            self.unlink(name)
-        os.mkfifo(self._reach(name), 0o600, dir_fd=self._descriptor)
+            self.unlink(self.name)
+        os.mkfifo(self._reach(self.name), 0o600, dir_fd=self._descriptor)
 
     def write_new(self, name: str, content: bytes, mode: int, *, syncs: bool = False) -> None:
         """Write a file that was not there; what is left of a run that was cut off goes."""
@@ -10093,9 +9986,9 @@ class Directory:
         """Remove a file, or a link itself."""
         os.unlink(self._reach(name), dir_fd=self._descriptor)
 
-    def rmdir(self, name: str) -> None:
+    def rmdir(self) -> None:
         """Remove an empty directory."""
-        os.rmdir(self._reach(name), dir_fd=self._descriptor)
+        os.rmdir(self._reach(self.name), dir_fd=self._descriptor)
 
 
 def _is_straight(root: str, inner: str) -> bool:
@@ -10121,19 +10014,6 @@ def _open_to_read(path: str) -> IO[bytes]:
         return open(descriptor, "rb")
     except OSError:
         os.close(descriptor)
-        raise
-
-
-def _append(descriptor: int, line: bytes) -> None:
-    """Add a whole line to a file; where the disk is full, nothing of it."""
-    size = os.fstat(descriptor).st_size
-    written = 0
-    try:
-        while written < len(line):
-            written += os.write(descriptor, line[written:])
-    except OSError:
-        if os.fstat(descriptor).st_size == size + written:  # else another has written behind it
-            os.ftruncate(descriptor, size)
         raise
 
 
@@ -10278,22 +10158,6 @@ def _plan_destination(url: str) -> Destination:
         quote(parts.path or "/", safe="/%:@!$&'()*+,;="))
 
 
-def _render_request(there: Destination, body: bytes | None, headers: Mapping[str, str], *,
-                    keeps: bool) -> bytes:
-    """Return a GET, or a POST of `body`, as it goes over the wire."""
-    fields: dict[str, object] = {"Host": there.place, "User-Agent": f"subagent-fleet/{__version__}"}
-    if not keeps:
-        fields["Connection"] = "close"
-    method = "GET"
-    if body is not None:
-        method = "POST"
-        fields["Content-Type"] = "application/json"
-        fields["Content-Length"] = len(body)
-    fields.update(headers)
-    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    return f"{method} {there.path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + (body or b"")
-
-
 def _take_alive(idle: list[socket.socket]) -> socket.socket | None:
     """Return a connection that was kept and still stands; nothing comes on such a one."""
     while True:
@@ -10318,22 +10182,12 @@ def _look_up(host: str, port: int, flags: int = 0) -> list[Any]:
         raise NodeFailure("dns", f"{host}: {reason}") from None
 
 
-def _refused_port(host: str, port: int, error: OSError) -> FleetError:
-    """Return why a port could not be listened at."""
-    reason, _, _ = str(error.strerror or error).partition(" (while ")  # the address again
-    what = f"cannot listen on {host}:{port}: {reason}"
-    if error.errno == errno.EADDRINUSE:
-        return FleetError("port-taken", what, fix=f"{OTHER_PORT} "
-                          f"(lsof -nP -iTCP:{port} -sTCP:LISTEN shows it)")
-    return FleetError("cannot-listen", what, fix="choose another with --host or --port")
-
-
 class PrivateDirectory:
     """A directory outside of any project that only its owner can enter, until it is left."""
 
     def __enter__(self) -> str:
         from tempfile import mkdtemp
-        with Trying("make", "a temporary directory"):
+        with trying("make", "a temporary directory"):
             self._path = mkdtemp(prefix="subagent-fleet-")  # 0700
         return self._path
 
@@ -10450,7 +10304,7 @@ class World:
     def visit(self, directory: str) -> Iterator[None]:
         """Work in a directory until it is left; SIGTERM ends that as Ctrl-C does."""
         before = self.directory
-        with Trying("enter", directory):
+        with trying("enter", directory):
             os.chdir(directory)
         with self._take_signals({signal.SIGTERM: signal.default_int_handler}):
             try:
@@ -10490,7 +10344,7 @@ class World:
     def kind_of(self, path: str, *, follow: bool = True) -> str:
         """Return file, directory, symlink, device or pipe, or absent."""
         look = os.stat if follow else os.lstat
-        with Trying("read", path):
+        with trying("read", path):
             try:
                 mode = look(path).st_mode
             except (FileNotFoundError, NotADirectoryError):
@@ -10518,13 +10372,9 @@ class World:
         except (OSError, ValueError):  # it has just gone
             return False
 
-    def below(self, root: str, path: str) -> Place:
-        """Return root/path as a Place: what is written there is not led out of root by a link."""
-        return Place(root, path)
-
     def enter(self, root: str, path: str) -> Place:
         """Return root/path as a Place; refuse where a link leads out or no file can be."""
-        place = self.below(root, path)
+        place = Place(root, path)
         kind = self.kind_of(place, follow=False)
         if not _is_straight(root, place.above):
             raise _refuse_link(place)
@@ -10542,7 +10392,7 @@ class World:
         if kind not in ("file", "absent"):
             raise FleetError("not-file", f"{path} is a {kind}, not a file",
                              fix="name a file, or `-` for standard input")
-        with Trying("read", path), _open_to_read(path) as stream:
+        with trying("read", path), _open_to_read(path) as stream:
             content = stream.read(limit + 1)
         if len(content) > limit:
             raise FleetError("too-large", fix="name the right file",
@@ -10553,7 +10403,7 @@ class World:
         """Return the size of a regular file in bytes; 0 where there is none."""
         if self.kind_of(path) != "file":
             return 0
-        with Trying("read", path):
+        with trying("read", path):
             return os.path.getsize(path)
 
     def changed_at(self, path: str) -> float:
@@ -10567,7 +10417,7 @@ class World:
         """Return up to `limit` bytes of a regular file from an offset; nothing where it is none."""
         if self.kind_of(path) != "file":
             return b""
-        with Trying("read", path), open(path, "rb") as stream:
+        with trying("read", path), open(path, "rb") as stream:
             stream.seek(start)
             return stream.read(limit)
 
@@ -10579,7 +10429,7 @@ class World:
 
     def make_directory(self, path: str, *, is_private: bool = False) -> None:
         """Make a directory and those above it; one that `is_private` only its owner enters."""
-        with Trying("make", path), Directory(path, makes=True, is_whole=True) as directory:
+        with trying("make", path), Directory(path, makes=True, is_whole=True) as directory:
             if is_private:
                 directory.close_to_others()
 
@@ -10597,7 +10447,7 @@ class World:
                 for path, content, mode in files:
                     place = _as_place(path)
                     key = (place.root, place.above)
-                    with Trying("write", place):
+                    with trying("write", place):
                         if key not in held:
                             directory = Directory(place, makes=True)
                             held[key] = holding.enter_context(directory)
@@ -10605,7 +10455,7 @@ class World:
                         held[key].write_new(place.new_name, content, mode, syncs=syncs)
 
                 for directory, place in staged:
-                    with Trying("write", place):
+                    with trying("write", place):
                         directory.replace(place.new_name, place.name)
                         if syncs:
                             directory.sync()
@@ -10616,19 +10466,30 @@ class World:
                 raise
 
     def append_line(self, path: str, line: bytes) -> None:
-        """Add a line to a file only its owner can read; past the limit it turns over to `.1`."""
-        with Trying("write", path), Directory(path) as directory:
-            if directory.size_of(directory.name) > RECEIPTS_LIMIT_BYTES:
+        """Add a line to a file only its owner can read; past the limit it turns over to `.1`.
+
+        Where the disk is full, nothing of it is added.
+        """
+        with trying("write", path), Directory(path) as directory:
+            if self.size_of(path) > RECEIPTS_LIMIT_BYTES:
                 directory.replace(directory.name, f"{directory.name}.1")
-            descriptor = directory.open_to_append(directory.name)
+            descriptor = directory.open_to_append()
+            size = os.fstat(descriptor).st_size
+            written = 0
             try:
-                _append(descriptor, line)
+                while written < len(line):
+                    written += os.write(descriptor, line[written:])
+            except OSError:
+                # Else another has written behind it.
+                if os.fstat(descriptor).st_size == size + written:
+                    os.ftruncate(descriptor, size)
+                raise
             finally:
                 os.close(descriptor)
 
     def remove(self, path: str) -> None:
         """Remove a file, where there is one."""
-        with Trying("remove", path), contextlib.suppress(FileNotFoundError), \
+        with trying("remove", path), contextlib.suppress(FileNotFoundError), \
                 Directory(path) as directory:
             directory.unlink(directory.name)
 
@@ -10636,7 +10497,7 @@ class World:
         """Remove a directory in which nothing is left."""
         # it is used, was never there, or lies behind a link
         with contextlib.suppress(OSError, FleetError), Directory(path) as directory:
-            directory.rmdir(directory.name)
+            directory.rmdir()
 
     # -- programs --
 
@@ -10672,10 +10533,9 @@ class World:
             return Ran(126, b"", str(error))
         return Ran(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace").strip())
 
-    def read_program(self, words: Sequence[str], until: float,
-                     environ: Mapping[str, str] | None = None) -> str | None:
+    def read_program(self, words: Sequence[str], until: float) -> str | None:
         """Return what a program prints; None when it is absent, fails or takes too long."""
-        ran = self.run_program(words, environ=environ, seconds=until - self.clock())
+        ran = self.run_program(words, seconds=until - self.clock())
         return ran.output.decode("utf-8", "replace") if ran.code == 0 else None
 
     def run_git(self, words: Sequence[str], directory: str, *, seconds: float = 60.0) -> Ran:
@@ -10700,7 +10560,7 @@ class World:
         if hasattr(signal, "SIGHUP"):
             handlers[signal.SIGHUP] = hand_on
         with self._take_signals(handlers):
-            with Trying("run", argv[0]):
+            with trying("run", argv[0]):
                 child = subprocess.Popen(argv, env=environ, cwd=directory)
             if came:
                 child.terminate()
@@ -10724,8 +10584,8 @@ class World:
 
     def _open_log(self, path: str) -> IO[bytes]:
         """Return a file that a child's output is added to; only its owner can read it."""
-        with Trying("write", path), Directory(path, makes=True) as directory:
-            return open(directory.open_to_append(directory.name), "ab", buffering=0)
+        with trying("write", path), Directory(path, makes=True) as directory:
+            return open(directory.open_to_append(), "ab", buffering=0)
 
     def open_page(self, url: str) -> bool:
         """Show a page in the browser of who sits here; False where nobody does."""
@@ -10752,7 +10612,7 @@ class World:
 
     def hold(self, path: str) -> Hold | None:
         """Return the lock of a file, None where somebody else holds it."""
-        with Trying("lock", path), Directory(path) as directory:
+        with trying("lock", path), Directory(path) as directory:
             descriptor = directory.open(directory.name, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -10787,19 +10647,19 @@ class World:
 
     def make_pipe(self, path: str) -> None:
         """Make a named pipe in the place of what is there."""
-        with Trying("make", path), Directory(path) as directory:
-            directory.make_pipe(directory.name)
+        with trying("make", path), Directory(path) as directory:
+            directory.make_pipe()
 
     def open_pipe(self, path: str) -> Pipe:
         """Return a named pipe to write to; it stays open when its reader ends."""
-        with Trying("write", path), Directory(path) as directory:
+        with trying("write", path), Directory(path) as directory:
             # For both, it opens at once, and what is written is not lost with the reader.
             return Pipe(directory.open(directory.name, os.O_RDWR))
 
     def spawn(self, launch: Launch) -> Child:
         """Start a program in the background."""
         flags = os.O_RDWR if self.kind_of(launch.stdin) != "file" else os.O_RDONLY
-        with Trying("run", launch.argv[0]), contextlib.ExitStack() as closing:
+        with trying("run", launch.argv[0]), contextlib.ExitStack() as closing:
             stdin = os.open(launch.stdin or os.devnull, flags)
             closing.callback(os.close, stdin)
             stdout = closing.enter_context(self._open_log(launch.stdout))
@@ -10816,7 +10676,7 @@ class World:
 
     def detach(self, log: str) -> bool:
         """Go on in the background, output in a file; True there, False where it was typed."""
-        with Trying("write", log):
+        with trying("write", log):
             stream = self._open_log(log)
         if os.fork():
             stream.close()
@@ -10887,7 +10747,7 @@ class World:
 
     def copy_file(self, source: str, target: str) -> None:
         """Copy a regular file with its mode; links are not followed out of the target's root."""
-        with Trying("copy", source), _open_to_read(source) as stream, \
+        with trying("copy", source), _open_to_read(source) as stream, \
                 Directory(target, makes=True) as directory:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
             descriptor = directory.open(directory.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL,
@@ -11017,7 +10877,7 @@ class World:
 
     def own_program(self) -> list[str]:
         """Return how this program is started again; nothing where it came through a pipe."""
-        path = os.path.realpath(globals().get("__file__", ""))
+        path = os.path.realpath(__file__)
         return [sys.executable, "-I", path] if os.path.isfile(path) else []
 
     @property
@@ -11041,6 +10901,16 @@ class World:
         it `keeps`, the connection may be one that was kept, and can be kept again.
         """
         there = _plan_destination(url)
+        lines = {"Host": there.place, "User-Agent": f"subagent-fleet/{__version__}"}
+        if not keeps:
+            lines["Connection"] = "close"
+        method = "GET"
+        if body is not None:
+            method = "POST"
+            lines.update({"Content-Type": "application/json", "Content-Length": str(len(body))})
+        lines.update(headers or {})
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        request = f"{method} {there.path} HTTP/1.1\r\n{head}\r\n".encode("latin-1")
 
         def connect() -> socket.socket:
             return self._connect(there, min(deadline, self.clock() + self.connect_seconds))
@@ -11053,7 +10923,7 @@ class World:
         if kept:
             exchange.again = connect
         try:
-            exchange.ask(_render_request(there, body, headers or {}, keeps=keeps))
+            exchange.ask(request + (body or b""))
         except BaseException:
             exchange.close()
             raise
@@ -11210,7 +11080,12 @@ class World:
             listening.setblocking(False)
             return Listener(listening, self.clock)
         except OSError as error:
-            raise _refused_port(host, port, error) from None
+            reason, _, _ = str(error.strerror or error).partition(" (while ")  # the address again
+            slug, fix = "cannot-listen", "choose another with --host or --port"
+            if error.errno == errno.EADDRINUSE:
+                slug = "port-taken"
+                fix = f"{OTHER_PORT} (lsof -nP -iTCP:{port} -sTCP:LISTEN shows it)"
+            raise FleetError(slug, f"cannot listen on {host}:{port}: {reason}", fix=fix) from None
 
     def allow_files(self, count: int) -> None:
         """Let the process open so many files, where the system lets it: macOS begins with 256."""
@@ -11526,29 +11401,21 @@ def _identify_doors(world: World, doors: Sequence[tuple[str, int]], peers: Seque
 
     found, others = [], []
     for address, port in doors:
-        state = answers.get((address, port))
-        if not state:
-            others.append((f"{address}:{port}", "silent"))
-        elif not state.online:
+        state = answers.get((address, port)) or NodeState(address, "", "timeout")
+        if not state.online:
             others.append((f"{address}:{port}", _why_other(port, state)))
         elif address not in twice:
             name = name_place(address, port, peers, taken)
             taken.add(name)
             node = Node(name, state.endpoint, provider=state.provider)
-            found.append(Found(node, replace(state, name=name),
-                               f"{backend_of(node).title} {state.version}".strip()))
+            found.append(Found(node, replace(state, name=name), state.runs))
     return tuple(found), tuple(others)
 
 
 def _why_other(port: int, state: NodeState) -> str:
     """Return why something that answers is no node."""
-    if state.reason == "timeout":
-        return "silent"
-    if state.reason in ("http 401", "http 403", "no key"):
-        return "wanting a key"
-    if port == OLLAMA_PORT:
-        return "not Ollama"
-    return "something else"
+    words = {"timeout": "silent", **dict.fromkeys(("http 401", "http 403"), "wanting a key")}
+    return words.get(state.reason, "not Ollama" if port == OLLAMA_PORT else "something else")
 
 
 # -- machines that sleep --
@@ -11772,9 +11639,10 @@ def _ask_to_load(warmth: Warmth, world: World, how: WarmUp) -> None:
         raise NodeFailure("slow", f"not {verb} within {seconds:g} s", fix=fix) from None
 
 
-def _ask_loaded(world: World, node: Node, until: float) -> Any:
+def _ask_loaded(world: World, node: Node) -> Any:
     """Return the models that a node holds, None where it has no page that says so."""
     backend = backend_of(node)
+    until = world.clock() + PROBE_TIMEOUT_SECONDS
     try:
         return ask_node(world, node, backend.list_loaded(), deadline=until)
     except NodeFailure as failure:
@@ -11786,8 +11654,7 @@ def _ask_loaded(world: World, node: Node, until: float) -> Any:
 def _makes_room(warmth: Warmth, world: World, how: WarmUp) -> bool:
     """Tell whether there is something to ask for; unload a model whose context does not fit."""
     model = warmth.model
-    until = world.clock() + PROBE_TIMEOUT_SECONDS
-    listed = _ask_loaded(world, warmth.node, until)
+    listed = _ask_loaded(world, warmth.node)
     if listed is None:
         return True
     loaded = find_models(listed, model.ollama_model)
@@ -11837,7 +11704,7 @@ def _send_load(warmth: Warmth, world: World, how: WarmUp) -> None:
 def _is_busy(warmth: Warmth, world: World) -> bool:
     """Tell whether its machine holds other models, and this one is not even on its way."""
     model = warmth.model
-    loaded = _ask_loaded(world, warmth.node, world.clock() + PROBE_TIMEOUT_SECONDS) or ()
+    loaded = _ask_loaded(world, warmth.node) or ()
     warmth.rivals = tuple(other.name for other in loaded)
     # A model that waits for others is not listed, and they are (0.32.15).
     return bool(loaded) and not any(match.context in (0, model.context) for match in
@@ -11886,7 +11753,7 @@ def _see_loaded(warmth: Warmth, world: World, how: WarmUp) -> None:
 
     backend = backend_of(warmth.node)
     ask = backend.list_loaded()
-    loaded = _ask_loaded(world, warmth.node, world.clock() + PROBE_TIMEOUT_SECONDS)
+    loaded = _ask_loaded(world, warmth.node)
     if loaded is None:
         return
     matches = find_models(loaded, model.ollama_model)
@@ -12438,7 +12305,7 @@ class Course(Warmth):
 
     def _see_loaded(self, world: World) -> int:
         """Return the context with which the node says it holds the model."""
-        loaded = _ask_loaded(world, self.node, world.clock() + PROBE_TIMEOUT_SECONDS) or ()
+        loaded = _ask_loaded(world, self.node) or ()
         matches = find_models(loaded, self.model.ollama_model)
         return max((match.context for match in matches), default=0)
 
@@ -13344,7 +13211,7 @@ class Service:
         self._id, self._began = self._world.token(12), self._world.clock()
         self._id_header = f"request-id: req_{self._id}\r\n"
         self._translations: dict[str, Translation] = {}  # by model
-        self._writer = dialect.writer(talk, self._id)
+        self._writer = dialect.writes(talk, self._id)
         self._out = bytearray()  # of an answer: what was written and not yet sent
         # What the client has: the headers, and some of an answer that cannot be taken back.
         self._has_headers = self._has_content = False
@@ -13520,7 +13387,7 @@ class Service:
                           "ask for JSON in the prompt, or another model")
         self._receipt["sent"] = translation.estimate
         self._row["tokens"] = 0
-        self._writer = self._dialect.writer(self._talk, self._id)
+        self._writer = self._dialect.writes(self._talk, self._id)
         if self._has_headers:
             self._writer.begin()  # which the client has
             self._writer.number = self._number
@@ -15273,7 +15140,7 @@ def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
                        "gpu": model.gpu_percent, "unloads": unloads})
     return {"name": node.name, "endpoint": node.endpoint,
             "colour": plan_machine_colours(sight.fleet.nodes)[node.name],
-            "runs": f"{backend_of(node).title} {state.version}".strip(),
+            "runs": state.runs,
             "online": state.online, "why": state.reason,
             "fix": as_typed(state.mend, sight.typing) if state.reason else "",
             "latency": state.latency_ms, "loaded": loaded,
@@ -16713,7 +16580,7 @@ class Folder:
 
     def place(self, *names: str) -> str:
         """Return a path in the folder; nothing there is reached through a link."""
-        return self.world.below(self.repository.common, self.world.path(RUN_DIRECTORY, *names))
+        return Place(self.repository.common, self.world.path(RUN_DIRECTORY, *names))
 
     def of_task(self, name: str, *names: str) -> str:
         """Return a file of a task."""
@@ -17853,7 +17720,7 @@ class TaskWork:
         """Copy what git does not have into a worktree, and run the person's commands there."""
         copies = find_copies(self._folder, self.state.task)
         for path in copies:
-            target = self._world.below(tree, path)
+            target = Place(tree, path)
             if self._world.kind_of(target, follow=False) == "absent":
                 source = self._world.path(self._folder.repository.main, path)
                 self._world.copy_file(source, target)
@@ -21009,7 +20876,7 @@ def open_door(world: World, fleet: Fleet, key: str) -> Listener:
 
 def receipts_path(world: World, out: str) -> str:
     """Return where the gateway of a workspace files what each request came to."""
-    world.make_directory(world.below(out, STATE_DIRECTORY))
+    world.make_directory(Place(out, STATE_DIRECTORY))
     return world.enter(out, RECEIPTS_FILE)
 
 
@@ -26146,7 +26013,7 @@ def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool
     directories = {path.rsplit("/", depth)[0] for path in left
                    for depth in range(1, path.count("/") + 1)}
     for path in sorted(directories, key=lambda path: (-path.count("/"), path)):
-        workspace.world.remove_empty(workspace.world.below(workspace.out, path))
+        workspace.world.remove_empty(Place(workspace.out, path))
 
 
 # -- what teaches an assistant --

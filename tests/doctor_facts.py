@@ -8,7 +8,6 @@ class Placed:
     """A document that can only say where a key stands."""
 
     source, value, text = "fleet.yaml", None, ""
-    is_json = False
 
     def locate(self, path, *, key=False):
         return "fleet.yaml:" + ".".join(map(str, path)), ""

@@ -343,8 +343,8 @@ def test_what_takes_no_downloads_says_how_a_model_comes_there(provider):
 # -- what is asked of them --
 
 def talk_of(**request):
-    return sf.Messages().talk_of({"model": "x", "messages": [{"role": "user", "content": "hi"}],
-                                  **request})
+    return sf.Messages().parse(json.dumps({
+        "model": "x", "messages": [{"role": "user", "content": "hi"}], **request}).encode())
 
 
 MODEL = sf.Model("m", "n", "worker", "x", context=32768)
@@ -403,8 +403,9 @@ def test_the_format_of_an_answer_reaches_every_server(provider):
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
 
     def sent(form):
-        talk = sf.ChatCompletions().talk_of({
-            "model": "x", "messages": [{"role": "user", "content": "hi"}], "response_format": form})
+        talk = sf.ChatCompletions().parse(json.dumps({
+            "model": "x", "messages": [{"role": "user", "content": "hi"}],
+            "response_format": form}).encode())
         return sf.BACKENDS[provider].chat(talk, MODEL).payload
     whole = sent({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}})
     free = sent({"type": "json_object"})

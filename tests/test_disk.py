@@ -129,7 +129,7 @@ def test_a_directory_swapped_by_another_thread_leads_nothing_out(tmp_path, world
 
     swapper = threading.Thread(target=swap)
     swapper.start()
-    place = {name: world.below(str(root), f"d/{name}") for name in (
+    place = {name: sf.Place(str(root), f"d/{name}") for name in (
         "manifest.json", "requests.jsonl", "litellm.log", "agents/planner.md", "backup")}
     calls = [lambda: world.replace_files([(place["manifest.json"], b"ours", 0o600),
                                           (place["agents/planner.md"], b"ours", 0o600)]),
@@ -176,7 +176,7 @@ def test_links_that_lead_out_or_nowhere_are_refused(tmp_path, world, target):
     (root / "d").symlink_to(target.format(root=root))
     (root / "e").symlink_to("d")
     before = marks(outside)
-    place = world.below(str(root), "d/agents/planner.md")
+    place = sf.Place(str(root), "d/agents/planner.md")
     for call in (lambda: world.replace_files([(place, b"ours", 0o600)]),
                  lambda: world.append_line(place, b"ours"), lambda: world.remove(place),
                  lambda: world.make_directory(place), lambda: world.make_directory(place),
@@ -184,7 +184,7 @@ def test_links_that_lead_out_or_nowhere_are_refused(tmp_path, world, target):
         with pytest.raises(sf.FleetError) as caught:
             call()
         assert caught.value.slug in ("in-the-way", "unwritable"), target
-    world.remove_empty(world.below(str(root), "d/agents"))
+    world.remove_empty(sf.Place(str(root), "d/agents"))
     assert marks(outside) == before
 
 
@@ -227,16 +227,16 @@ def test_without_descriptors_of_directories_paths_are_looked_at(tmp_path, world,
     (root / "d").symlink_to(outside)
     before = marks(outside)
     monkeypatch.setattr(sf, "os", WindowsOs())
-    place = world.below(str(root), "a/b/x")
+    place = sf.Place(str(root), "a/b/x")
     world.replace_files([(place, b"ours\n", 0o600)])
     world.append_line(place, b"more\n")
-    world.make_directory(world.below(str(root), "a/c"))
+    world.make_directory(sf.Place(str(root), "a/c"))
     assert (root / "a/b/x").read_bytes() == b"ours\nmore\n" and (root / "a/c").is_dir()
     world.remove(place)
     for path in ("a/b", "a/c", "a"):
-        world.remove_empty(world.below(str(root), path))
+        world.remove_empty(sf.Place(str(root), path))
     assert [path.name for path in root.iterdir()] == ["d"]
-    there = world.below(str(root), "d/agents/planner.md")
+    there = sf.Place(str(root), "d/agents/planner.md")
     for call in (lambda: world.replace_files([(there, b"ours", 0o600)]),
                  lambda: world.append_line(there, b"ours"), lambda: world.remove(there)):
         with pytest.raises(sf.FleetError, match="lies behind a symbolic link"):

@@ -286,11 +286,11 @@ def test_doctor_and_init_name_the_same_model_to_pull(doctor, run_here, monkeypat
     pull, = set(re.findall("`(ollama pull [^`]+)`", said))
     assert pull == "ollama pull gpt-oss:20b"
     assert finding["fix"] == ("`ollama pull gpt-oss:20b` on local, and write "
-                              '`"ollama_model": "gpt-oss:20b"` in models.small')
+                              '`ollama_model: gpt-oss:20b` in models.small')
     doctor.node.models["gpt-oss:20b"] = {"capabilities": ["completion", "tools"]}
     doctor.ask()
     finding, = [finding for finding in doctor.answer["findings"] if finding["id"] == "no-tools"]
-    assert finding["fix"] == 'write `"ollama_model": "gpt-oss:20b"` in models.small'  # which is there
+    assert finding["fix"] == 'write `ollama_model: gpt-oss:20b` in models.small'  # which is there
 
 
 def test_doctor_without_a_config_checks_the_machine(run_here, tmp_path):
@@ -345,7 +345,7 @@ def test_doctor_weighs_models_with_their_context_as_the_node_tells(doctor, run_h
     assert run_here("generate", env=doctor.env).returncode == 0
     assert doctor.ask() == {"model-too-large": "warning"}
     finding, = [f for f in doctor.answer["findings"] if f["id"] == "model-too-large"]
-    assert finding["fix"] == 'write `"context": 33792`'
+    assert finding["fix"] == 'write `context: 33792`'
     doctor.fleet["models"]["small"]["context"] = 33792
     doctor.write()
     assert run_here("generate", env=doctor.env).returncode == 0

@@ -983,7 +983,8 @@ def test_counts_of_any_length_leave_the_page_of_the_fleet_readable(rig, digits, 
     served.receipts()
     page = served.get("/fleet")
     total = json.loads(page[2])["nodes"][0]["input_tokens"]
-    assert page[0] == 200 and total == (10 ** 9 - 1 if digits == 9 else 0)
+    # What nobody counts so is estimated, as what is not counted at all.
+    assert page[0] == 200 and (total == 10 ** 9 - 1 if digits == 9 else total < 100)
 
 
 def hangs_as_a_whole(node, connection):

@@ -98,19 +98,16 @@ class ToyDialect(sf.Dialect):
     def conversation(self, headers, talk):
         return sf.Conversation(headers.get("x-toy-session", ""))
 
-    def writer(self, talk, answer_id):
-        return ToyWriter(talk.is_stream)
-
     def refuse(self, refusal):
-        return ToyWriter(True).fail(refusal)
+        return b"error %b\n" % sf.render_json(refusal.what)
 
     def count(self, tokens):
         return b"count %d\n" % tokens
 
 
 class ToyWriter(sf.Writer):
-    def __init__(self, is_stream):
-        self.is_stream, self.held, self.calls = is_stream, b"", 0
+    def __init__(self, talk, answer_id):
+        self.is_stream, self.held, self.calls = talk.is_stream, b"", 0
 
     def begin(self):
         return self.tell("begin")
@@ -138,6 +135,9 @@ class ToyWriter(sf.Writer):
             return line
         self.held += line
         return b""
+
+
+ToyDialect.writes = ToyWriter
 
 
 # -- nodes of both kinds, on which a model lists files by calling Bash --
@@ -326,7 +326,8 @@ def test_a_client_counts_tokens_and_is_pinged_in_its_own_words(serve, limits):
 
 def test_the_writer_says_whether_the_answer_is_a_stream(serve, monkeypatch, limits):
     """A client that never asks for a stream, and always gets one, is a dialect, too."""
-    monkeypatch.setattr(ToyDialect, "writer", lambda self, talk, answer_id: ToyWriter(True))
+    monkeypatch.setattr(ToyDialect, "writes", staticmethod(
+        lambda talk, answer_id: ToyWriter(sf.replace(talk, is_stream=True), answer_id)))
     limits(quiet=0.2)
     served = serve("toy", plays={"toy": waits})
     said = [("user", "which files?")]

@@ -210,9 +210,11 @@ def test_a_finding_on_a_narrow_terminal_keeps_its_command_and_its_caret():
         "      |     ^^^^^^^\n"
         "  fix:\n"
         "    git rm --cached ./.env; rm ./.env; subagent-fleet generate\n")
-    far = replace(FINDING, excerpt="   12 | " + "x" * 50 + "endpont: y\n      | " + " " * 50 + "^^^^^^^")
-    *_, line, caret, _, _ = sf.format_finding(far, look=sf.Look(columns=40)).splitlines()
-    assert line[caret.index("^"):][:7] == "endpont" and line.startswith("   12 | \u2026xx")
+    _, excerpt = sf.Document("x" * 50 + "endpont: y" + "z" * 99, "f").show(50, 57)
+    far = replace(FINDING, excerpt=excerpt)
+    *_, line, caret, _, _ = sf.format_finding(far, look=sf.Look(columns=60)).splitlines()
+    assert line[caret.index("^"):][:7] == "endpont" and line.startswith("    1 | \u2026xx")
+    assert all(len(row) <= 80 for row in excerpt.splitlines())
 
 
 def test_a_finding_has_its_level_in_colour_and_its_place_dim():
