@@ -2191,10 +2191,10 @@ class Node(Record):
     """A machine that runs models."""
 
     name: str
-    endpoint: str = key("endpoint", "where its Ollama answers")
+    endpoint: str = key("endpoint", "where it answers")
     tags: tuple[str, ...] = key("tags", "your own words for it", ())
     memory_gb: float | None = key(
-        "gigabytes", "memory for models; lets `validate` warn", None)
+        "gigabytes", "GB of memory for models; absent: it gets only one", None)
     mac: str | None = key("mac", "its hardware address, for `wake`", None)
     provider: str = key("node provider", "what it runs", "ollama")
     api_key_env: str | None = key(
@@ -2242,7 +2242,7 @@ class FleetFile(Record):
     """What stands at the left margin of a fleet file."""
 
     project: Project = key("project", "the fleet's name, its gateway, Claude Code's tiers")
-    nodes: dict[str, Node] = key("node", "machines that run Ollama")
+    nodes: dict[str, Node] = key("node", "machines that run models")
     models: dict[str, Model] = key(
         "model", "which model runs on which node, under which alias")
     agents: dict[str, Agent] = key(
@@ -6932,6 +6932,7 @@ class Backend(ABC):
     version_field = ""  # on its version page; "": it says none
     list_field, list_key = "data", "id"  # where its list is, and a model's name in an entry
     takes_formats = True  # it can be asked for JSON, or for what a schema says
+    reads: type[Reader]
 
     @property
     def title(self) -> str:
@@ -7018,9 +7019,9 @@ class Backend(ABC):
     def chat(self, talk: Talk, model: Model) -> Ask:
         """Ask a model to go on with a talk; `extract` reads the words of a refusal."""
 
-    @abstractmethod
     def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
         """Return what reads the answer to `chat`; `estimate` is what the prompt may take."""
+        return self.reads(self.name, talk, model, estimate)
 
 
 class PullStep(Record):
@@ -7169,9 +7170,6 @@ class Ollama(Backend):
         if talk.answer_format:
             payload["format"] = talk.answer_format
         return Ask("/api/chat", error_words, payload)
-
-    def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
-        return OllamaReader(self.name, talk, model, estimate)
 
     def _model(self, entry: dict[str, Any]) -> NodeModel:
         details = read_field(entry, "details", dict)
@@ -7560,6 +7558,7 @@ class OllamaReader(Reader):
                  output_tokens=read_field(part, "eval_count", int), **times)
 
 
+Ollama.reads = OllamaReader
 _OLLAMA_TIMES = {"load_seconds": "load", "prompt_seconds": "prompt_eval",
                  "answer_seconds": "eval"}
 
@@ -7665,9 +7664,6 @@ class ChatServer(Backend):
             fields["parallel_tool_calls"] = False
         return fields
 
-    def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
-        return ChatReader(self.name, talk, model, estimate)
-
 
 def _read_context(entry: object) -> int:
     """Return the context of a listed model, 0 where its server does not say."""
@@ -7720,8 +7716,8 @@ def _open_messages(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 class ChatReader(Reader):
     """Reads the `data:` lines of a Chat Completion; what else there is are names and comments."""
 
-    def __init__(self, provider: str, talk: Talk, model: Model, estimate: int) -> None:
-        super().__init__(provider, talk, model, estimate)
+    def __init__(self, *words: Any) -> None:
+        super().__init__(*words)
         self._reason = ""
         self._usage: dict[str, Any] = {}
         self._drafts: dict[int, dict[str, Any]] = {}  # calls that grow
@@ -7778,6 +7774,7 @@ class ChatReader(Reader):
         return refusal
 
 
+ChatServer.reads = ChatReader
 _CHAT_TIMES = {"prompt_seconds": "prompt_ms", "answer_seconds": "predicted_ms"}
 _CHAT_COUNTS = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens",
                 "cache_read": "prompt_tokens_details.cached_tokens"}
@@ -7944,9 +7941,8 @@ class Anthropic(ChatServer):
         return Ask("/v1/messages", error_words, payload, {"anthropic-version": "2023-06-01"})
 
     def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
-        if talk.original is None:
-            return CloudChatReader(self.name, talk, model, estimate)
-        return CloudReader(self.name, talk, model, estimate)
+        reads = CloudReader if talk.original else CloudChatReader
+        return reads(self.name, talk, model, estimate)
 
 
 class CloudChatReader(ChatReader):
@@ -7962,8 +7958,8 @@ class CloudChatReader(ChatReader):
 class CloudReader(CloudChatReader):
     """Passes the answer of /v1/messages on; of it only how it ended and its counts are read."""
 
-    def __init__(self, provider: str, talk: Talk, model: Model, estimate: int) -> None:
-        super().__init__(provider, talk, model, estimate)
+    def __init__(self, *words: Any) -> None:
+        super().__init__(*words)
         self._came = b""  # the JSON of this line
         self._beginning: list[Delta] = []  # goes with the first content: until then others may
         self._pieces: list[bytes] = []  # of an answer that is no stream
@@ -11582,13 +11578,11 @@ def _ask_first(warmth: Warmth, world: World, how: WarmUp) -> None:
     """Ask a machine whether it is there, before anything is asked of it that takes long."""
     warmth.stage = "asking"
     seconds = min(PROBE_TIMEOUT_SECONDS, how.seconds or PROBE_TIMEOUT_SECONDS)
-    until = world.clock() + seconds
-    try:
-        ask_node(world, warmth.node, backend_of(warmth.node).identify(), deadline=until)
-    except NodeFailure as failure:
-        if failure.reason != "timeout":
-            raise
-        raise NodeFailure("timeout", f"no answer within {seconds:g} s") from None
+    failure = answers(world, warmth.node, seconds)
+    if failure and failure.reason == "timeout":
+        failure = NodeFailure("timeout", f"no answer within {seconds:g} s")
+    if failure:
+        raise failure
 
 
 def _load(warmth: Warmth, world: World, how: WarmUp) -> None:

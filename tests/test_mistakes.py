@@ -376,7 +376,7 @@ WHOLE = [
      "add `models:` (which model runs on which node, under which alias)",
      BASE),
     (indented("nodes:\n", "models:\n"), ["missing-key", "unknown-key"],
-     "add `nodes:` (machines that run Ollama)", BASE),
+     "add `nodes:` (machines that run models)", BASE),
     (indented("agents:\n"), ["missing-key", "misplaced-section"],
      "add `agents:` (Claude Code subagents and the model each one uses)", BASE),
     (indented("agents:\n", by=4), ["missing-key", "unknown-key"],
