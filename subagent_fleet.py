@@ -11050,7 +11050,8 @@ class World:
 
         The last one leads to the network of the first road; of others, a home's have 256 places.
         """
-        own = [address for address in self.own_names()[1] if is_private(address)]
+        own = [address for address in self.own_names()[1]
+               if ipaddress.ip_address(address).is_private]
         return [*(re.sub("[0-9]+$", "255", address) for address in own), "255.255.255.255"]
 
     def send_datagram(self, host: str, port: int, content: bytes) -> None:

@@ -56,10 +56,10 @@ def test_v1_of_a_server_is_understood_on_the_wire(tmp_path, quick):
         node.close()
 
 
-def test_v1_of_an_ollama_is_still_warned_of(tmp_path, quick):
+def test_v1_of_an_ollama_is_understood_too(tmp_path, quick):
     text = server_file("ollama", "http://127.0.0.1:11434/v1")
     (tmp_path / "fleet.yaml").write_text(text, encoding="utf-8")
-    assert "write `endpoint: http://127.0.0.1:11434`" in quick("validate").stderr
+    assert "/v1" not in quick("validate").stderr
 
 
 # -- a node without /api/ps --

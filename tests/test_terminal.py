@@ -212,7 +212,7 @@ def test_a_finding_on_a_narrow_terminal_keeps_its_command_and_its_caret():
         "    git rm --cached ./.env; rm ./.env; subagent-fleet generate\n")
     _, excerpt = sf.Document("x" * 50 + "endpont: y" + "z" * 99, "f").show(50, 57)
     far = replace(FINDING, excerpt=excerpt)
-    *_, line, caret, _, _ = sf.format_finding(far, look=sf.Look(columns=60)).splitlines()
+    *_, line, caret, _, _ = sf.format_finding(far, look=sf.Look(columns=72)).splitlines()
     assert line[caret.index("^"):][:7] == "endpont" and line.startswith("    1 | \u2026xx")
     assert all(len(row) <= 80 for row in excerpt.splitlines())
 
@@ -264,7 +264,7 @@ def test_a_table_in_a_pipe_is_never_wrapped():
 
 
 def test_a_table_on_a_terminal_is_the_same_where_it_fits():
-    wide = sf.format_table(HEADERS, ROWS, look=sf.Look(columns=60), right=("Size",))
+    wide = sf.format_table(HEADERS, ROWS, look=sf.Look(columns=72), right=("Size",))
     assert wide == sf.format_table(HEADERS, ROWS, right=("Size",))
 
 
