@@ -802,9 +802,9 @@ class Document:
         """Return `source:line:column` of a span, and its line with the span underlined."""
         line_start = self.line_start(start)
         line_end = self.line_end(start)
-        # A long line is cut to what stands around the span.
-        left = max(line_start, start - 48)
-        right = min(line_end, left + 70)
+        # A long line is cut so that the span is seen in 60 columns.
+        left = max(line_start, start - 42)
+        right = min(line_end, left + 90)
         end = start + len(self.text[start:min(end, right)].rstrip(" \n"))
 
         before = "…" * (left > line_start) + _visible(self.text[left:start])
@@ -8036,7 +8036,6 @@ class Conversation(Record):
 
     session: str = ""
     agent: str = ""
-    opening: str = ""  # a hash of how it began, where the client names no session; kept nowhere
 
 
 class Dialect:
@@ -8085,11 +8084,7 @@ class Dialect:
                 agent = _read_id(headers.get(agent_header, ""))
                 return Conversation(session, agent if agent != session else "")
 
-        thread = _read_id(talk.thread)
-        if thread or not talk.turns:
-            return Conversation(thread)
-        opening = "\0".join(talk.turns[0].texts).encode("utf-8", "surrogatepass")
-        return Conversation(opening=hashlib.sha256(opening).hexdigest())
+        return Conversation(_read_id(talk.thread))
 
     def refuse(self, refusal: Refusal) -> bytes:
         """Return the whole body of an answer that refuses."""
@@ -11579,11 +11574,13 @@ def _ask_first(warmth: Warmth, world: World, how: WarmUp) -> None:
     """Ask a machine whether it is there, before anything is asked of it that takes long."""
     warmth.stage = "asking"
     seconds = min(PROBE_TIMEOUT_SECONDS, how.seconds or PROBE_TIMEOUT_SECONDS)
-    failure = answers(world, warmth.node, seconds)
-    if failure and failure.reason == "timeout":
-        failure = NodeFailure("timeout", f"no answer within {seconds:g} s")
-    if failure:
-        raise failure
+    until = world.clock() + seconds
+    try:
+        ask_node(world, warmth.node, backend_of(warmth.node).identify(), deadline=until)
+    except NodeFailure as failure:
+        if failure.reason != "timeout":
+            raise
+        raise NodeFailure("timeout", f"no answer within {seconds:g} s") from None
 
 
 def _load(warmth: Warmth, world: World, how: WarmUp) -> None:

@@ -590,17 +590,6 @@ def test_a_conversation_is_told_by_what_the_client_sends(headers, thread, sessio
     assert sf.Responses().conversation(headers, talk) == sf.Conversation(session, agent)
 
 
-def test_without_a_name_a_conversation_is_told_by_how_it_began():
-    def of(*texts):
-        messages = [{"role": role, "content": text}
-                    for role, text in zip(("user", "assistant") * 9, texts)]
-        return sf.ChatCompletions().conversation({}, chat(*messages))
-    first = of("make a file")
-    assert first == of("make a file", "done", "and another")
-    assert first != of("make a plan") and (first.session, first.agent) == ("", "")
-    assert sf.ChatCompletions().conversation({}, chat()) == sf.Conversation()
-
-
 def test_a_client_is_never_told_by_its_user_agent():
     request = recorded("qwen-code-0.24.4-messages-2.json")
     headers = {key.lower(): value for key, value in request["headers"].items()}
