@@ -20230,15 +20230,14 @@ class TrustPage(Record):
     trusted: dict[str, tuple[str, ...]] = {}
 
 
-def read_trusted(world: World) -> dict[str, list[str]]:
+def read_trusted(world: World) -> dict[str, tuple[str, ...]]:
     """Return {path of a fleet file: hashes of what was accepted of it}."""
     path = world.user_place("state", "trusted.json")
     page = None
     with contextlib.suppress(FleetError):  # absent, or out of reach: nothing was accepted
         if not world.others_may_read(path) and not world.belongs_to_other(path):
             page = read_page(TrustPage, world.read_bytes(path), "trusted/1")
-    trusted = page.trusted if page else {}
-    return {config: list(hashes) for config, hashes in trusted.items()}
+    return page.trusted if page else {}
 
 
 def trust_name(world: World, source: str) -> str:
@@ -20251,13 +20250,20 @@ def hash_of(name: str, stake: Stake) -> str:
     return digest(f"{name}\n{stake.fact}".encode("utf-8", "surrogateescape"))
 
 
+def choose_new(world: World, source: str, stakes: Iterable[Stake]) -> list[Stake]:
+    """Return what was not accepted yet of a fleet file."""
+    name = trust_name(world, source)
+    hashes = read_trusted(world).get(name, ())
+    return [stake for stake in stakes if hash_of(name, stake) not in hashes]
+
+
 def accept_stakes(world: World, source: str, stakes: Iterable[Stake]) -> None:
     """Keep that this is accepted of a fleet file, beside what was before."""
-    name = trust_name(world, source)
-    hashes = read_trusted(world).get(name, [])
-    new = [hash_of(name, stake) for stake in stakes]
-    if not set(new) <= set(hashes):
-        keep_trusted(world, source, [*hashes, *new])
+    new = choose_new(world, source, stakes)
+    if new:
+        name = trust_name(world, source)
+        hashes = [hash_of(name, stake) for stake in new]
+        keep_trusted(world, source, [*read_trusted(world).get(name, ()), *hashes])
 
 
 def keep_trusted(world: World, source: str, hashes: Sequence[str]) -> None:
@@ -20304,15 +20310,11 @@ def is_at_home(world: World, host: str) -> bool:
 
 def unlock_keys(world: World, fleet: Fleet) -> None:
     """Let those keys go to nodes that were accepted to go there."""
-    wanting = [node for node in fleet.nodes.values() if node.api_key_env]
-    if not wanting:
-        return
-    name = trust_name(world, fleet.document.source)
-    accepted = read_trusted(world).get(name, [])
-    for node in wanting:
-        key = world.environ.get(node.api_key_env or "")
-        if key and hash_of(name, plan_key_stake(node)) in accepted:
-            world.node_keys[node.endpoint, node.api_key_env or ""] = key
+    for node in fleet.nodes.values():
+        variable = node.api_key_env or ""
+        key = world.environ.get(variable)
+        if key and not choose_new(world, fleet.document.source, [plan_key_stake(node)]):
+            world.node_keys[node.endpoint, variable] = key
 
 
 def find_untrusted(world: World, fleet: Fleet) -> list[Stake]:
@@ -20320,9 +20322,7 @@ def find_untrusted(world: World, fleet: Fleet) -> list[Stake]:
     stakes = find_stakes(world, fleet)
     if not stakes:
         return []  # as with every fleet of machines at home: nothing is read
-    name = trust_name(world, fleet.document.source)
-    accepted = read_trusted(world).get(name, [])
-    return [stake for stake in stakes if hash_of(name, stake) not in accepted]
+    return choose_new(world, fleet.document.source, stakes)
 
 
 def known_by_others(world: World, path: str) -> tuple[str, ...]:
@@ -20967,7 +20967,7 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
     for node in nodes.values():
         known = config.fleet.nodes.get(node.name)
         if not known or known.endpoint != node.endpoint:
-            insert_node(world, path, node, config, plan_insertion(config, node, (), world))
+            insert_node(world, path, node, plan_insertion(config, node, (), world))
             tell(world, f"{clean_line(node.name)}: put into {clean_line(path)}\n")
             config = load_config(world, options.config)
     weak = lint_key(config.fleet, world.environ)
@@ -21350,15 +21350,13 @@ def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
 def parse_memory(options: Namespace, nodes: Mapping[str, Node]) -> dict[str, float]:
     """Return the GB of NAME=GB texts."""
     memory = {}
-    asks_nobody = " --offline" if options.offline else ""
-    for text in options.memory or ():
+    for text in options.memory:
         name, _, number = text.partition("=")
         if name not in nodes or not re.fullmatch(r"[1-9]\d{0,4}(\.\d+)?", number):
             raise FleetError("usage", f"init: `{clean_name(text)}` is not NAME=GB, with "
                              f"one of {some_of(list(nodes))}", status=EXIT_USAGE,
-                             fix=f"subagent-fleet init --memory {next(iter(nodes))}=16"
-                                 f"{asks_nobody}")
-        memory[name] = float(number) if "." in number else int(number)
+                             fix=f"subagent-fleet init --memory {next(iter(nodes))}=16")
+        memory[name] = json.loads(number)
     return memory
 
 
@@ -21498,26 +21496,7 @@ def write_fleet(world: World, output: str, text: str) -> list[str]:
         if world.kind_of(world.path(directory, "fleet.schema.json")) == "file":
             text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
         text = sign_starter(text)
-    lines = replace_config(world, output, text)
-    sign_json(world, output, text)
-    return lines
-
-
-def sign_json(world: World, path: str, text: str) -> None:
-    """Keep the hash of a JSON fleet file beside it: it can hold no line that says who wrote it."""
-    directory, name = world.split(path)
-    if name.lower().endswith(".json"):
-        beside = Workspace(world, directory)
-        written = parse_manifest(beside.read(MANIFEST_FILE)) or {}
-        written[name] = digest(text.encode("utf-8"))
-        beside.keep(MANIFEST_FILE, render_manifest(written))
-
-
-def was_written_here(world: World, path: str, text: str) -> bool:
-    """Tell whether a fleet file is as this program wrote it."""
-    directory, name = world.split(path)
-    written = parse_manifest(Workspace(world, directory).read(MANIFEST_FILE)) or {}
-    return is_as_written(text) or written.get(name) == digest(text.encode("utf-8"))
+    return replace_config(world, output, text)
 
 
 def show_block(path: str, block: Mapping[str, Any]) -> str:
@@ -21597,7 +21576,7 @@ def cmd_add(options: Namespace, world: World) -> int:
     if options.dry_run:
         return EXIT_OK
 
-    kept = insert_node(world, path, node, config, text)
+    kept = insert_node(world, path, node, text)
     # That nothing asks the new models yet is no fault: the next command is about that.
     known = {finding.what for finding in config.warnings}
     tell_findings([finding for finding in load_config(world, options.config).warnings
@@ -21611,12 +21590,9 @@ def cmd_add(options: Namespace, world: World) -> int:
     return EXIT_OK
 
 
-def insert_node(world: World, path: str, node: Node, config: Config, text: str) -> str:
+def insert_node(world: World, path: str, node: Node, text: str) -> str:
     """Write a fleet file with one more machine; return where the old one is kept."""
-    is_ours = was_written_here(world, path, config.fleet.document.text)
     _, kept = replace_config(world, path, text)
-    if is_ours:
-        sign_json(world, path, text)
     accept_stakes(world, path, plan_node_stakes([node]))
     return kept
 
@@ -22038,7 +22014,9 @@ def find_objection(world: World, path: str, advised: Recommendation) -> FleetErr
     """Return why a plan is not written in place of a fleet file; nothing where it may be."""
     fleet = advised.fleet
     by_hand = "put in by hand what `subagent-fleet recommend` prints"
-    if not was_written_here(world, path, fleet.document.text):
+    if path.lower().endswith(".json"):  # it can hold no line that says who wrote it
+        return FleetError("not-as-written", f"{path} is JSON, which only you write", fix=by_hand)
+    if not is_as_written(fleet.document.text):
         return FleetError("not-as-written", f"you have edited {path}", fix=by_hand)
     away = [model.name for model in fleet.models.values() if model.cloud]
     if away:
@@ -22101,46 +22079,40 @@ def report_recommendation(advised: Recommendation, written: Sequence[str]) -> di
          Flag("--diff", "write nothing; show what would change"), FORCE, JSON, group=SET_UP,
          examples=("generate", "generate --check --diff", "generate --target claude,env"))
 def cmd_generate(options: Namespace, world: World) -> int:
-    targets = parse_targets(options)
     writes = not (options.check or options.diff)
     is_careful = writes and not options.force
     if is_careful:
         refuse_home(options, world, "generate")
     config = load_config(world, options.config)
     fleet = config.fleet
-    targets = targets or fleet.targets
+    targets = parse_targets(options) or fleet.targets
     others = (*lint_key(fleet, world.environ), *plan_losses(fleet, targets))
     tell_warnings(config.warnings, world)
     tell_findings(others, world)
 
     workspace = open_workspace(options, world)
     changes = workspace.compare(fleet, targets, renews=True)
-    report = {"out": workspace.out, "written": False, "findings": (*config.warnings, *others)}
-    edited = paths_that(changes, "edited")
-    if edited and is_careful:
-        theirs = [change for change in changes if change.path in edited]
-        if not options.json:
-            world.err(format_diff(theirs, fleet, look_of(world, "stderr")))
-        error = refuse_edited(edited, "generate", "nothing was written")
-        error.report = report_generation(report, fleet, changes, options)
-        raise error
-
-    if writes:
+    edited = paths_that(changes, "edited") if is_careful else []
+    is_written = writes and not edited
+    if is_written:
         workspace.write(changes)
-        report["written"] = True
-    return show_generation(report_generation(report, fleet, changes, options), fleet, changes,
-                           options, world)
-
-
-def report_generation(report: Mapping[str, Any], fleet: Fleet, changes: Sequence[Change],
-                      options: Namespace) -> dict[str, Any]:
-    """Return what `generate --json` says."""
-    listed = list_changes(changes, is_written=report["written"])
     routes = [{"agent": agent, "node": model.node, "model": model.name,
                "ollama_model": model.ollama_model, "alias": model.alias}
               for agent, model in plan_routes(fleet).items()]
-    return {**report, "files": [{"path": path, "action": action} for path, action in listed],
-            "diff": format_diff(changes, fleet) if options.diff else None, "routes": routes}
+    report = {"out": workspace.out, "written": is_written,
+              "findings": (*config.warnings, *others),
+              "files": [{"path": path, "action": action}
+                        for path, action in list_changes(changes, is_written=is_written)],
+              "diff": format_diff(changes, fleet) if options.diff else None, "routes": routes}
+    if not edited:
+        return show_generation(report, fleet, changes, options, world)
+
+    if not options.json:
+        theirs = [change for change in changes if change.path in edited]
+        world.err(format_diff(theirs, fleet, look_of(world, "stderr")))
+    error = refuse_edited(edited, "generate", "nothing was written")
+    error.report = report
+    raise error
 
 
 def show_generation(report: Mapping[str, Any], fleet: Fleet, changes: Sequence[Change],

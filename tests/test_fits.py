@@ -194,4 +194,4 @@ def test_a_stronger_model_that_does_not_fit_is_named(machine, run_cli):
 def test_memory_of_nobody_is_refused(run_cli, words):
     done = run_cli("init", "--offline", "--memory", words)
     assert done.returncode == 2 and "is not NAME=GB" in done.stderr
-    assert "fix: subagent-fleet init --memory local=16 --offline\n" in done.stderr
+    assert "fix: subagent-fleet init --memory local=16\n" in done.stderr
