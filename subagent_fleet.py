@@ -15283,10 +15283,6 @@ class TaskSpec(Record):
         return self.coder if isinstance(self.coder, str) else self.coder[0]
 
 
-def _defaults_of_tasks(**values: Any) -> TaskSpec:
-    return TaskSpec("", **values)
-
-
 class TaskFile(Record):
     """The top level of a task file."""
 
@@ -15300,7 +15296,8 @@ class TaskFile(Record):
         "notice", "command that gets a line of JSON when a task asks, is done or fails", None)
 
 
-SECTIONS.update({"task file": TaskFile, "task": TaskSpec, "defaults": _defaults_of_tasks})
+SECTIONS.update({"task file": TaskFile, "task": TaskSpec,
+                 "defaults": lambda **values: TaskSpec("", **values)})
 NAME_RULES.update({"task": "task name"})
 FILE_KEYS.update({
     "task": _keys_of(TaskSpec), "task file": _keys_of(TaskFile),
@@ -15324,7 +15321,6 @@ class TaskPlan(Record):
     tasks: dict[str, TaskSpec]
     file: TaskFile
     origins: dict[str, dict[str, str]]  # by task: {key: where it was said}
-    defaults: dict[str, Any] = {}  # as they were written
 
 
 def check_tasks(document: Document, fleet: Fleet | None = None, others: Collection[str] = ()
@@ -15356,7 +15352,7 @@ def _plan_tasks(check: _Checker, fleet: Fleet | None, others: Collection[str]) -
     if check.findings:
         return None
     shared = tree.get("defaults") or {}
-    plan = TaskPlan({}, file, {}, shared)
+    plan = TaskPlan({}, file, {})
     for name, task in file.tasks.items():
         own = tree["tasks"][name] or {}
         # Who names an agent wants no default model, and the other way round.
@@ -16112,14 +16108,13 @@ def dependencies_of(task: TaskSpec, states: Mapping[str, TaskState]) -> tuple[st
 def explain_wait(state: TaskState, states: Mapping[str, TaskState], limits: Limits,
                  now: float) -> str:
     """Return what a waiting task waits for."""
-    blockers = [states.get(name, name) for name in blockers_of(state, states)]
+    blockers = blockers_of(state, states)
     if blockers:
-        return "for " + some_of([
-            one if isinstance(one, str) else f"{one.name} ({one.state})" if one.is_over else
-            one.name for one in blockers], 3)
+        ended = {one.name: f"{one.name} ({one.state})" for one in states.values() if one.is_over}
+        return "for " + some_of([ended.get(name, name) for name in blockers], 3)
     if state.until > now:
-        return f"for its next try in {state.until - now:.0f} s" \
-            + (f": {state.reason}" if state.reason else "")
+        text = f"for its next try in {state.until - now:.0f} s"
+        return f"{text}: {state.reason}" if state.reason else text
     alias = limits.aliases.get(state.name, "")
     if alias in limits.resting:
         return f"{alias}: {limits.resting[alias]}"
@@ -16129,8 +16124,8 @@ def explain_wait(state: TaskState, states: Mapping[str, TaskState], limits: Limi
         asking = [f"; {one.name} asks: subagent-fleet task answer {one.name}"
                   for one in states.values() if one.state == "asking" and one.is_at_work
                   and limits.aliases.get(one.name, "") == alias]
-        return f"for a slot of {alias or 'its coder'} ({slots} of {slots} in use)" \
-            + "".join(asking[:1])
+        return "".join([f"for a slot of {alias or 'its coder'} ({slots} of {slots} in use)",
+                        *asking[:1]])
     if sum(busy.values()) >= limits.most:
         return f"for one of {limits.most} places"
     return "to start"
@@ -16394,9 +16389,8 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     heard = sight.heard.get(state.name, Heard())
     alias = sight.limits.aliases.get(state.name, "")
     served = sight.served.get(state.session)
-    is_live = state.state in LIVE_STATES and not state.asleep
     place = ""
-    if is_live:
+    if state.is_active:
         place = served.node if served and served.node else alias
     context = None
     window = sight.windows.get(alias)
@@ -16405,6 +16399,8 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
         context = min(round(100 * tokens / window), 999)
 
     loads = sight.loads.get(state.name, ())
+    memory, cpu = map(sum, zip((0, 0.0), *loads))
+    files, plus, minus = (int(state.diff.get(word, 0)) for word in ("files", "plus", "minus"))
     # A person's retry gives it all of them again.
     tries = state.tried + state.task.tries - state.failures
     if state.open or state.tried and state.is_over:
@@ -16412,14 +16408,11 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     return TaskRow(
         state.name, state.task.group, state.state, f"{state.tried}/{tries}", sight.now - state.at,
         state.total_at(sight.now) if state.tried else 0.0,
-        sight.now - heard.last if is_live and heard.last else None,
-        _describe_task(state, heard, sight), context,
-        int(state.diff.get("files", 0)), int(state.diff.get("plus", 0)),
-        int(state.diff.get("minus", 0)), place,
-        sum(load[0] for load in loads), round(sum(load[1] for load in loads), 1), len(loads),
-        suggest_task_step(state), state.session, state.branch,
-        state.worktree if state.git else "", state.task.agent or "", alias, state.reason,
-        state.cause)
+        sight.now - heard.last if heard.last else None, _describe_task(state, heard, sight),
+        context, files, plus, minus, place,
+        int(memory), round(cpu, 1), len(loads), suggest_task_step(state), state.session,
+        state.branch, state.worktree if state.git else "", state.task.agent or "", alias,
+        state.reason, state.cause)
 
 
 def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
@@ -18746,7 +18739,8 @@ def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]
     """Return what is so of the tasks of a repository: what agents say, and what they take."""
     fleet = backing.fleet
     tasks, unreadable = see_states(folder, more)
-    live = [state for state in tasks.values() if state.state in LIVE_STATES]
+    live = [state for state in tasks.values()
+            if state.state in LIVE_STATES and not state.asleep]
     # The session's own, not a subagent's.
     served = {one.session: one for one in backing.receipts() if one.session and not one.agent} \
         if live else {}
@@ -24599,7 +24593,8 @@ def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTas
         tree[name] = {**common, "prompt": text}
         if branch and name != branch:  # such as feat/login
             tree[name]["branch"] = branch
-    defaults = {word: value for word, value in known.plan.defaults.items() if word != "times"}
+    defaults = freeze(replace(known.plan.file.defaults, times=1))
+    del defaults["name"]
     text = dump_yaml({"defaults": defaults, "tasks": tree})
     plan, problems = check_tasks(Document(text, "the command line"), known.fleet, known.names)
     if plan is None:
@@ -24778,7 +24773,9 @@ def end_serving(folder: Folder) -> bool:
 def cmd_run(options: Namespace, world: World) -> int:
     """Supervise until nothing can go on. Exit 1: a task has failed, or waits for a person."""
     known: set[str] = set()
-    found, is_whole = prepare_runs(find_folders(options, world, known), options, world)
+    folders = find_folders(options, world, known)
+    found = prepare_runs(folders, options)
+    is_whole = len(found) == len(folders)  # with --all, the others go on
     if options.dry_run:
         return EXIT_OK if is_whole else EXIT_PROBLEM
     if not found and is_whole:
@@ -24818,11 +24815,9 @@ def go_on_behind(jobs: Sequence[RunJob], world: World) -> bool:
     return False
 
 
-def prepare_runs(folders: Iterable[Folder], options: Namespace, world: World
-                 ) -> tuple[list[RunJob], bool]:
-    """Return what can be worked on, and whether that is all: with `--all` the others go on."""
+def prepare_runs(folders: Iterable[Folder], options: Namespace) -> list[RunJob]:
+    """Return the repositories that can be worked on; with `--all` it is said why others cannot."""
     jobs = []
-    is_whole = True
     for folder in folders:
         try:
             jobs.append(RunJob(folder, options))
@@ -24830,17 +24825,13 @@ def prepare_runs(folders: Iterable[Folder], options: Namespace, world: World
             if not options.everywhere:
                 raise
             tell_trouble(folder, error)
-            is_whole = False
-    return jobs, is_whole
+    return jobs
 
 
 def tell_trouble(folder: Folder, error: FleetError) -> None:
     """Say what is wrong in one repository; the others go on."""
-    first = error.findings[0] if error.findings else error.finding
-    where = f"{clean_line(first.where)}: " if first.where else ""
-    fix = f"\n  fix: {first.fix}" if first.fix else ""
-    folder.world.err(f"{clean_line(folder.repository.main)}: {where}"
-                     f"{clean_line(first.what)}{fix}\n")
+    text = format_finding((*error.findings, error.finding)[0], look=look_of(folder.world, "stderr"))
+    folder.world.err(f"{clean_line(folder.repository.main)}: {text}")
 
 
 class RunJob:
@@ -24964,9 +24955,8 @@ def tell_dirty(folder: Folder) -> None:
            ".claude/", ".gitignore")
     changed = [entry[3:] for entry in listed if entry[3:] not in own]
     if changed:
-        are = "is" if len(changed) == 1 else "are"
-        tell(folder.world, f"{count_of(changed, 'changed file')} {are} not in the worktrees: "
-             f"agents start from the last commit ({clean_line(some_of(changed, 3))}).\n")
+        tell(folder.world, "Agents start from the last commit, without "
+             f"{count_of(changed, 'changed file')}: {clean_line(some_of(changed, 3))}.\n")
 
 
 def refuse_bypass(tasks: Mapping[str, TaskSpec], world: World) -> None:
@@ -25002,7 +24992,7 @@ def watch_tasks(world: World, path: str, fleet: Fleet | None,
         try:
             plan = load_tasks(world, path, fleet)
         except FleetError as error:
-            first = error.findings[0] if error.findings else error.finding
+            first = (*error.findings, error.finding)[0]
             raise FleetError("invalid-config", f"{first.where or path}: {first.what}; keeping "
                              "what it said before") from None
         if options.most:
@@ -25052,8 +25042,7 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
                          status=EXIT_REFUSED, fix=f"add work: {ADD_A_TASK}")
     events = Tail(world, folder.place("events.jsonl"), last_bytes=1)  # what comes from now on
     asked = job.hand_in(handed=True)
-    tell(world, f"`run` is already active here (pid {folder.holder()}) and takes "
-         f"{'it' if len(job.typed) == 1 else 'them'}.\n")
+    tell(world, f"`run` is already active here (pid {folder.holder()}): it does this, too.\n")
     stops: list[str] = []
     world.on_stop(stops.append)
     while not stops:
@@ -25088,8 +25077,8 @@ def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: Worl
                 did = step_job(job, jobs) or did
             if options.everywhere and world.clock() - looked_at > 2.0:
                 looked_at = world.clock()
-                later, _ = prepare_runs(find_folders(options, world, known), options, world)
-                for job in filter(RunJob.take_lock, later):
+                later = find_folders(options, world, known)
+                for job in filter(RunJob.take_lock, prepare_runs(later, options)):
                     job.begin(changed)
                     jobs.append(job)
             if not did and not options.keep_going and not any(
@@ -25118,26 +25107,23 @@ def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
 
 def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> int:
     """Say what has become of the tasks, and what to type next; return the exit status."""
-    shown: list[TaskState] = []
-    advice = []
-    is_idle = not stops
-    for job in jobs:
-        tasks, is_same = job.find_meant()
-        is_idle = is_idle and is_same
-        shown += tasks.values()
-        advice += [suggest_look(tasks), suggest_retry(tasks)]
-        if len(jobs) == 1:  # else it is not said in which directory
-            advice.append(suggest_merge(job.folder, tasks))
+    meant = [job.find_meant() for job in jobs]
+    shown = [state for tasks, _ in meant for state in tasks.values()]
     words = ["in review" if state.state == "review" else state.state for state in shown]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    prefix = "Nothing to do: " if is_idle else ""
-    lines = [f"{prefix}{counts}." if counts else "No tasks."]
-    if not stops:
-        lines += advice
-    elif any(state.is_active for job in jobs for state in job.folder.read_states()[0].values()):
-        lines.append("Agents keep running, but nothing checks them or starts the next task. "
-                     "`subagent-fleet run` to watch them again, "
-                     "`subagent-fleet task stop '*'` to end them.")
+    lines = [f"{counts or 'No tasks'}."]
+    if stops:
+        if any(state.is_active for job in jobs for state in job.folder.read_states()[0].values()):
+            lines.append("Agents keep running, but nothing checks them or starts the next task. "
+                         "`subagent-fleet run` to watch them again, "
+                         "`subagent-fleet task stop '*'` to end them.")
+    elif shown:
+        if all(is_idle for _, is_idle in meant):
+            lines = [f"Nothing to do: {lines[0]}"]
+        for tasks, _ in meant:
+            lines += [suggest_look(tasks), suggest_retry(tasks)]
+        if len(jobs) == 1:  # else it is not said in which directory
+            lines.append(suggest_merge(jobs[0].folder, meant[0][0]))
     world.out(wrap_text("".join(f"{line}\n" for line in lines if line), look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
@@ -25474,10 +25460,10 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, *,
 
 
 @command("task say", "tell an agent something: now, or when it starts",
-         replace(TASK_PATTERNS, more={"nargs": 1}),
-         Flag("words", "in your words", "TEXT", {"nargs": "+", "default": []}),
+         NAMED_TASK, Flag("words", "in your words", "TEXT", {"nargs": "+", "default": []}),
          group=WORK, examples=("task say parser 'use the stdlib only'",))
 def cmd_task_say(options: Namespace, world: World) -> int:
+    options.patterns = [options.task]
     order_tasks("say", options, world, lambda folder, state: {"text": " ".join(options.words)})
     if not open_folder(world).holder():
         world.err("It will be delivered at the next `subagent-fleet run`.\n")
@@ -25776,18 +25762,16 @@ def format_agent_line(line: bytes) -> list[str]:
     """Return lines of what an agent has said or done; none for what is not worth it."""
     event = parse_object(line) or {}
     kind = event.get("type")
-    lines = []
-    if kind == "result":
-        lines = [f"result     {event.get('subtype')}: {event.get('result') or event.get('errors')}"]
-    elif kind == "control_request":
+    known = {
+        "result": f"result     {event.get('subtype')}: "
+                  f"{event.get('result') or event.get('errors')}",
+        "init": f"begins     session {event.get('session_id')}, model {event.get('model')}",
+        "api_retry": f"retry      {event.get('error_status')} {event.get('error')}",
+        "permission_denied": f"denied     {event.get('tool_name')}: {event.get('message')}"}
+    lines = [known.get(str(event.get("subtype") if kind == "system" else kind), "")]
+    if kind == "control_request":
         lines = [f"asks       {question_of(event.get('request') or {})}"]
-    elif kind == "system":
-        lines = [{
-            "init": f"begins     session {event.get('session_id')}, model {event.get('model')}",
-            "api_retry": f"retry      {event.get('error_status')} {event.get('error')}",
-            "permission_denied": f"denied     {event.get('tool_name')}: {event.get('message')}",
-        }.get(str(event.get("subtype")), "")]
-    elif kind in ("assistant", "user"):
+    if kind in ("assistant", "user"):
         content = (event.get("message") or {}).get("content")
         lines = [_format_block(block) for block in (content if isinstance(content, list) else ())
                  if kind == "assistant" or block.get("type") == "tool_result"]

@@ -1161,7 +1161,7 @@ def test_a_home_directory_is_no_project(run_cli, generated, words):
 
 def test_what_help_shows_as_left_out_can_be_left_out(run_cli):
     page = run_cli("help", "commands").stdout
-    for words in ("task say PATTERN TEXT", "task add PROMPT"):
+    for words in ("task say NAME TEXT", "task add PROMPT"):
         assert words in " ".join(page.split()), words
         name = " ".join(words.split()[:2])
         done = run_cli(*name.split())
