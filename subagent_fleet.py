@@ -12192,6 +12192,12 @@ TRIALS = (*SPEED_TRIALS, *TOOL_TRIALS, *CONTEXT_TRIALS, *CLAIM_TRIALS)
 UNLOAD_SECONDS = 20.0
 
 
+def today(world: World) -> str:
+    """Return what time it is, as a measurement keeps it."""
+    now = datetime.datetime.fromtimestamp(world.now(), datetime.timezone.utc)
+    return f"{now:%Y-%m-%dT%H:%M:%SZ}"
+
+
 class Course(Warmth):
     """One model on its node on its way through the trials; one thread moves it, others look."""
 
@@ -19190,8 +19196,8 @@ class Exam:
         task = TaskSpec("question", render_question(fix, failed, self.plan.check),
                         model=examinee.models[0].alias, tries=1, rounds=0, setup=usual.setup,
                         deadline=usual.deadline, stall=usual.stall, allow=usual.allow)
-        receipt = {}
-        codes: list[int] = []
+        receipt: Mapping[str, Any] = {}
+        code = None
         began = world.clock()
         try:
             with PrivateDirectory() as place:
@@ -19205,7 +19211,8 @@ class Exam:
                 outcome = find_outcome(state, receipt, examinee)
                 if outcome == "passed":
                     codes, output = self._check(room.git, state.kept, fix, 1)
-                    if codes != [0]:
+                    code = next(iter(codes), 1)
+                    if code:
                         outcome = "check"
                         line = first_line("\n".join(reversed(output.splitlines())))
                         self.said[fix.commit, examinee.name] = clean_line(line)[:160]
@@ -19217,12 +19224,11 @@ class Exam:
             self.troubles.append(f"{examinee.name}, {fix.commit[:10]}: {outcome}")
             return
         served = receipt.get("served") or []
-        date = datetime.datetime.fromtimestamp(world.now(), datetime.timezone.utc)
         sitting = Sitting(
             fix.commit, self.plan.digest, self.repository, examinee.name, outcome, number,
-            examinee.digest, codes[0] if codes else None, seconds, receipt.get("turns") or 0,
+            examinee.digest, code, seconds, receipt.get("turns") or 0,
             sum(int(row["input"]) for row in served), sum(int(row["output"]) for row in served),
-            f"{date:%Y-%m-%dT%H:%M:%SZ}")
+            today(world))
         with self._lock:
             self._note(sittings=(*self.page.sittings, sitting))
 
@@ -23981,24 +23987,29 @@ def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
                      status=EXIT_USAGE, fix="add it, such as --check 'make test'")
 
 
-def find_examinees(fleet: Fleet, options: Namespace, world: World) -> list[Examinee]:
-    """Return the models that can be asked now; who costs money only if named."""
+def find_chosen(fleet: Fleet, options: Namespace, world: World
+                ) -> Iterator[tuple[Model, NodeState, NodeModel]]:
+    """Yield the models to ask, with what their nodes say; who costs money only if named."""
     states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
-    groups: dict[tuple[str, str], list[Model]] = {}
     for model in fleet.models.values():
-        is_meant = model.name in options.model if options.model else not model.cloud
-        if is_meant and states[model.node].online:
-            name = full_model_name(model.ollama_model)
-            groups.setdefault((model.alias, name), []).append(model)
-    if not groups:
+        if model.name in options.model if options.model else not model.cloud:
+            state = states[model.node]
+            held = next(iter(find_models(state.models, model.ollama_model)), NodeModel(""))
+            yield model, state, held
+
+
+def find_examinees(fleet: Fleet, options: Namespace, world: World) -> list[Examinee]:
+    """Return the models that can be asked now."""
+    examinees: dict[tuple[str, str], Examinee] = {}
+    for model, state, held in find_chosen(fleet, options, world):
+        if state.online:
+            key = model.alias, full_model_name(model.ollama_model)
+            known = examinees.get(key, Examinee((), held.digest))
+            examinees[key] = replace(known, models=(*known.models, model))
+    if not examinees:
         raise FleetError("no-models", "no model of this fleet can be asked now",
                          fix="subagent-fleet status")
-    examinees = []
-    for models in groups.values():
-        held = [known for model in models
-                for known in find_models(states[model.node].models, model.ollama_model)]
-        examinees.append(Examinee(tuple(models), held[0].digest if held else ""))
-    return examinees
+    return list(examinees.values())
 
 
 def leave_alone(fleet: Fleet, examinee: Examinee) -> Fleet:
@@ -24118,27 +24129,21 @@ def tell_measurements(measured: Sequence[Measurement], look: Look) -> str:
 
 
 def plan_courses(fleet: Fleet, options: Namespace, world: World) -> list[Course]:
-    """Return what each model is asked, once where two are one; who costs money only if named."""
-    states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
+    """Return what each model is asked, once where two are one."""
     seed = world.token(4)
-    date = datetime.datetime.fromtimestamp(world.now(), datetime.timezone.utc)
-
-    courses = []
-    for warmth in dict.fromkeys(plan_warmths(fleet, options).values()):
-        model = warmth.model
-        node = warmth.node
-        state = states[node.name]
-        if model.cloud and not options.model:
+    courses: dict[tuple[str, str, int], Course] = {}
+    for model, state, held in find_chosen(fleet, options, world):
+        key = model.node, full_model_name(model.ollama_model), model.context
+        if key in courses:
             continue
-
-        held = next(iter(find_models(state.models, model.ollama_model)), NodeModel(""))
+        node = fleet.nodes[model.node]
         course = Course(node, Subject(model, seed, held.capabilities or (), options.quick))
-        course.note(date=f"{date:%Y-%m-%dT%H:%M:%SZ}", digest=held.digest,
+        course.note(date=today(world), digest=held.digest,
                     versions={"subagent-fleet": __version__, node.provider: state.version})
         if not state.online:
             course.give_up(state.why)
-        courses.append(course)
-    return courses
+        courses[key] = course
+    return list(courses.values())
 
 
 def run_courses(workspace: Workspace, courses: Sequence[Course]) -> None:
