@@ -3466,14 +3466,15 @@ def plan_loads(fleet: Fleet, state: NodeState) -> list[Load]:
     cache_gb = plan_prompt_cache(state, fleet.nodes[state.name].cache_gb)
     loads: dict[str, Load] = {}
     for model in fleet.models.values():
+        if model.node != state.name or model.cloud:
+            continue
         held = _held_model(model, state) if state.online else None
-        if model.node != state.name or model.cloud or (held and (not held.name or held.remote)):
+        if held and (held.remote or not held.name):
             continue
         place = _place_of_model(model)
         users = tuple(job for job, used in jobs.items() if _place_of_model(used) == place)
         load = Load(model, held, users, cache_gb)
-        if place[1] not in loads or loads[place[1]].gigabytes < load.gigabytes:
-            loads[place[1]] = load
+        loads[place[1]] = max(load, loads.get(place[1], load), key=lambda load: load.gigabytes)
     return list(loads.values())
 
 
@@ -4167,6 +4168,7 @@ def _assign_reviewer(seating: Seating) -> None:
     near = seating.near("reviewer", main)
     away = [one for one in near if one.node != main.node]
     others = [one for one in near if _maker_of(one.model) != _maker_of(main.model)]
+    twins = [one for one in away[:1] if one.place[1] == main.place[1]]
     nobody = "no other model is strong enough"
     if len(seating.able["reviewer"]) == 1:
         nobody = "the only model that can do it" if main.calls_tools else "no other comes nearer"
@@ -4178,8 +4180,7 @@ def _assign_reviewer(seating: Seating) -> None:
     seating.take("reviewer", [
         ([one for one in away if one in others],
          "the strongest on another machine, of another family"),
-        *(([one], "the same model on another machine" if one.place[1] == main.place[1]
-           else "the strongest on another machine") for one in away),
+        (twins, "the same model on another machine"), (away, "the strongest on another machine"),
         (others, "of another family than the main session's, beside it"),
         ([main], nobody)])
 
@@ -4753,9 +4754,9 @@ def _advise_others(fleet: Fleet, plan: Assignment, silent: Collection[NodeState]
             flaw = plan.flaws.get(place, "was not found there")
             if model.node in offline:
                 flaw = f"{model.node} does not answer"
-            if not flaw or flaw == plan.flaws[placed[0]]:  # the strongest has it, too
-                flaw = "no role needs it"
-            yield Advice("", model, None, flaw)
+            elif flaw == plan.flaws[placed[0]]:  # the strongest has it, too
+                flaw = ""
+            yield Advice("", model, None, flaw or "no role needs it")
 
 
 def _list_settings(fleet: Fleet, plan: Assignment, now: Model, planned: Model) -> str:
@@ -4991,21 +4992,19 @@ def plan_verdict(findings: Sequence[Finding], step: str = ALL_LOADED, ready: str
 
     Without an error that is the `step` of plan_next_step; `ready` counts the models.
     """
-    errors = [finding for finding in findings if finding.level == "error"]
-    warnings = [finding for finding in findings if finding.level == "warning"]
-    counts = [count_of(found, noun) for found, noun in ((errors, "error"), (warnings, "warning"))
-              if found]
-    if errors:
+    levels = [finding.level for finding in findings]
+    counts = [count_of(levels.count(level), level) for level in ("error", "warning")
+              if level in levels]
+    if "error" in levels:
         words = [f"Not ready: {', '.join(counts)}."]
-        first = [finding for finding in errors if finding.fix][:1]
+        first = [one for one in findings if one.level == "error" and one.fix][:1]
         words += [f"First: {': '.join(filter(None, (one.where, one.fix)))}" for one in first]
         return " ".join(words)
-    if step == ALL_LOADED and not warnings:
-        return "Ready: everything is in order."
-    start = ", with ".join(["Ready" if step.startswith("Ready") else ready, *counts])
-    if step.startswith("Ready,"):  # but for its gateway
-        return start + step[len("Ready"):]
-    return f"{start}." if step == ALL_LOADED else f"{start}. {step}"
+    if step == ALL_LOADED:
+        return f"Ready, with {counts[0]}." if counts else "Ready: everything is in order."
+    if step.startswith("Ready"):  # but for its gateway
+        return ", with ".join(["Ready", *counts]) + step[len("Ready"):]
+    return f"{', with '.join([ready, *counts])}. {step}"
 
 
 def quote_shell(text: str) -> str:
