@@ -3048,12 +3048,9 @@ def merge_measurements(kept: Iterable[Measurement],
 
 def is_older(version: str, than: str) -> bool:
     """Tell whether a version is known (0.0.0 is none) and older."""
-    numbers, limit = _version_numbers(version), _version_numbers(than)
+    numbers, limit = ([int(part) for part in re.findall(r"\d{1,6}", text)[:3]]
+                      for text in (version, than))
     return any(numbers) and numbers < limit
-
-
-def _version_numbers(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d{1,6}", version)[:3]]
 
 
 # -- what fits a machine, and how many conversations stay warm there --
@@ -4211,9 +4208,8 @@ def _employ_idle(seating: Seating) -> None:
     """A machine that idles shares the work of another, takes a job over, or stands in."""
     # First who has a model that works elsewhere: a twin keeps its work as strong as it was. Not
     # with less context: one alias promises the same on each of its machines.
-    contexts: dict[str, int] = {}
-    for candidate in seating.running:
-        contexts.setdefault(candidate.place[1], seating.contexts[candidate.place])
+    contexts = {candidate.place[1]: seating.contexts[candidate.place]
+                for candidate in reversed(seating.running)}
     _run_idle(seating, "summarizer", lambda candidate: contexts.get(candidate.place[1], 0))
 
     for node in seating.idle_nodes():
@@ -4304,7 +4300,7 @@ def _plan_placements(seating: Seating) -> tuple[Load, ...]:
 def _plan_placement(seating: Seating, candidate: Candidate, others: Collection[Model]) -> Load:
     """Return a model as it is to be; one model with one context has one alias everywhere."""
     node, full_name = candidate.place
-    context = seating.contexts[candidate.place]
+    context = seating.contexts[node, full_name]
     jobs = tuple(job for job, one in seating.doing.items() if one is candidate)
     why = "; ".join(dict.fromkeys(seating.why[job] for job in jobs))
     machine = _make_name(node, "node")
@@ -4520,12 +4516,12 @@ def name_place(address: str, port: int, peers: Iterable[Peer], taken: set[str]) 
 
 # -- what `init` proposes --
 
-def model_entry(model: Model, *shown: str) -> dict[str, Any]:
-    """Return a model's keys in a fleet file: those that are not as usual, and those to show."""
+def file_keys(kind: str, record: Record, *shown: str) -> dict[str, Any]:
+    """Return a section's keys in a fleet file: those that are not as usual, and those to show."""
     entry = {}
-    for name, key in FILE_KEYS["model"].items():
-        value = getattr(model, key.attribute)
-        if value != key.default or name in ("context", *shown):
+    for name, key in FILE_KEYS[kind].items():
+        value = getattr(record, key.attribute)
+        if value != key.default or name in shown:
             entry[name] = list(value) if isinstance(value, tuple) else value
     return entry
 
@@ -4587,9 +4583,10 @@ def plan_starter(states: Sequence[NodeState], measured: Iterable[Measurement] = 
                   replace(small, node=first, fallback=(heavy.name,) * others)]
     agents = {}
     for name, role in ROLES.items():
-        agents[name] = {"model": assignment.jobs.get(name) or STARTER_MODELS[role.size].name,
-                        "description": role.description, "tools": list(role.tools)}
-    entries = {model.name: model_entry(model, "timeout", "max_parallel") for model in models}
+        model = assignment.jobs.get(name) or STARTER_MODELS[role.size].name
+        agents[name] = file_keys("agent", Agent(name, model, role.description, role.tools))
+    entries = {model.name: file_keys("model", model, "context", "timeout", "max_parallel")
+               for model in models}
     return Starter({"nodes": nodes, "models": entries, "agents": agents}, assignment)
 
 
@@ -4601,12 +4598,12 @@ CLAUDE_MODELS = {"claude-opus": "claude-opus-5-5", "claude-sonnet": "claude-sonn
 def plan_hybrid(starter: Starter) -> Starter:
     """Return a fleet with a person's own Claude beside the machines, and who answers what."""
     node = _free_name("anthropic", "cloud", taken=set(starter.tree["nodes"]))
-    nodes = {**starter.tree["nodes"], node: {
-        "endpoint": CLAUDE_ENDPOINT, "provider": "anthropic", "auth": "client"}}
+    nodes = {**starter.tree["nodes"], node: file_keys(
+        "node", Node(node, CLAUDE_ENDPOINT, provider="anthropic", auth="client"))}
     models = dict(starter.tree["models"])
     for name, model in CLAUDE_MODELS.items():
-        models[name] = model_entry(Model(name, node, model, model, 200_000, timeout=600,
-                                         max_parallel=8, max_output=64_000, cloud=True))
+        models[name] = file_keys("model", Model(name, node, model, model, 200_000, timeout=600,
+                                                max_parallel=8, max_output=64_000, cloud=True))
     opus, sonnet = CLAUDE_MODELS
     local = starter.tree["agents"]["summarizer"]["model"]
     tiers = {"main": opus, "opus": opus, "sonnet": sonnet, "haiku": local, "fable": opus}
@@ -4614,11 +4611,6 @@ def plan_hybrid(starter: Starter) -> Starter:
     jobs = {job: name for job, name in starter.assignment.jobs.items() if job != MAIN_JOB}
     return Starter({**starter.tree, "nodes": nodes, "models": models, "claude": tiers},
                    replace(starter.assignment, jobs=jobs))
-
-
-def plan_provider(state: NodeState) -> dict[str, str]:
-    """Return the key that says what a machine runs, where that is not Ollama."""
-    return {} if state.provider == "ollama" else {"provider": state.provider}
 
 
 def _starter_nodes(states: Sequence[NodeState], memory: Mapping[str, float]
@@ -4629,9 +4621,9 @@ def _starter_nodes(states: Sequence[NodeState], memory: Mapping[str, float]
     for state in states:
         is_unasked = (state.name, state.endpoint) == ("local", OLLAMA_ENDPOINT)
         if state.online or not anybody or not is_unasked:
-            room = {"memory_gb": memory[state.name]} if state.name in memory else {}
-            nodes[state.name] = {"endpoint": state.endpoint, **plan_provider(state), "tags": [],
-                                 **room}
+            node = Node(state.name, state.endpoint, memory_gb=memory.get(state.name),
+                        provider=state.provider)
+            nodes[state.name] = file_keys("node", node, "tags")
     return nodes
 
 
@@ -4845,9 +4837,9 @@ def plan_addition(known: Collection[Model], state: NodeState,
         if twin:
             model = replace(model, alias=twin.alias, context=twin.context, timeout=twin.timeout)
         added.append(model)
-    node = {"endpoint": state.endpoint, **plan_provider(state)}
-    return {"nodes": {state.name: node},
-            "models": {model.name: model_entry(model) for model in added}}
+    node = Node(state.name, state.endpoint, provider=state.provider)
+    return {"nodes": {state.name: file_keys("node", node)},
+            "models": {model.name: file_keys("model", model, "context") for model in added}}
 
 
 def _free_name(name: str, more: str, *, taken: set[str]) -> str:
@@ -27811,7 +27803,7 @@ for each, and write it above each model into `fleet.yaml`:
    summarizer the fastest on another machine. No machine idles while a role could move to it at less
    than half its strength lost.
 5. Each model falls back on the strongest of the other machines; one model on two machines has one
-   alias, and they share its work.
+   alias, and they share its work: tables name both (`mini or studio (shared)`).
 
 `subagent-fleet recommend` asks the machines again, takes what `bench` measured, and shows the
 fleet as it is beside the fleet as these rules would have it: what would change, why, on which
