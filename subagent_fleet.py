@@ -202,7 +202,7 @@ HEADER_LIMIT_BYTES = 64 * 1024
 SHOW_LIMIT = 64  # models of one node that are asked for their capabilities
 
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
-OTHER_PORT = "stop it, or write another `port:` under project.gateway"
+OTHER_PORT = "write another `port:` under project.gateway, or stop it"
 OLLAMA_PORT = 11434
 OLLAMA_ENDPOINT = "http://localhost:11434"
 # Where the roads out of a machine lead: anywhere, the private networks, Tailscale's address.
@@ -1793,8 +1793,9 @@ def format_entry(cells: Sequence[object], widths: Sequence[int], parts: Sequence
     if not look.columns:
         return format_words(parts, look, margin=f"{head}  ") or f"{head.rstrip()}\n"
     room = look.columns - width_of(head) - 2
-    if room < LEAST_CELL:  # no columns then
-        return format_words([*cells, *parts], look, margin=margin, indent=ENTRY_INDENT)
+    if room < LEAST_CELL:  # the words stand below
+        return (f"{crop(head.rstrip(), look.columns)}\n"
+                + format_words(parts, look, margin=ENTRY_INDENT))
     lines = break_lines(parts, room, look.columns - len(ENTRY_INDENT))
     text = f"\n{ENTRY_INDENT}".join(paint_words(line, look) for line in lines)
     return f"{head}  {text}".rstrip() + "\n"
@@ -5522,7 +5523,9 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
              "`subagent-fleet serve` in another terminal, or `subagent-fleet up`"),
         OUR_GATEWAY: ("gateway-up", "ok", f"{holder} answers at {url}", ""),
         OLD_GATEWAY: ("gateway-old", "error", f"the gateway at {url} is still running the old "
-                      f"{fleet.document.source}", "stop it, then start it again"),
+                      f"{fleet.document.source}", "in its terminal, quit Claude Code or "
+                      "stop `serve` (Ctrl-C); then start it again. To continue a session: "
+                      "`subagent-fleet up -- --resume`"),
         FAR_GATEWAY: ("gateway-elsewhere", "error", f"{url} is not on this machine, so it gets the "
                       "key only if you trust it", "subagent-fleet trust"),
         "another program": ("port-taken", "error", f"another program answers at {url}{taken}",
@@ -14388,12 +14391,6 @@ class Served(Record):
     waited_for: str = ""  # agents or sessions whose prompts were kept warm meanwhile
 
 
-def judge_requests(agent: AgentTrace, facts: TraceFacts) -> list[Judged]:
-    """Return what is known of each request of an agent; those without a receipt come last."""
-    judged = [judge_receipt(receipt, facts) for receipt in agent.receipts]
-    return judged + [_judge_answer(answer, facts) for answer in agent.unclaimed]
-
-
 def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
     """Return whether a request went to a planned machine."""
     fleet = facts.fleet
@@ -14712,17 +14709,13 @@ class SessionReport(Record):
         """When one of its agents was last heard of."""
         return max(report.agent.ended for report in self.agents)
 
-    @property
-    def has_failed(self) -> bool:
-        """Tell whether a question was answered with no."""
-        return any(verdict.answer == "no" for report in self.agents for verdict in report.verdicts)
-
 
 def report_session(session: SessionTrace, facts: TraceFacts, *, audits: bool) -> SessionReport:
     """Return what is told of a session; the audit is of its subagents."""
     agents = []
     for agent in session.agents:
-        judged = judge_requests(agent, facts)
+        judged = [judge_receipt(receipt, facts) for receipt in agent.receipts]
+        judged += [_judge_answer(answer, facts) for answer in agent.unclaimed]
         report = AgentReport(agent, plan_state(agent, facts.now), tuple(judged),
                              tuple(plan_served(judged, facts.fleet)))
         if audits and agent.id:
@@ -20635,8 +20628,8 @@ def see_gateway(world: World, fleet: Fleet, key: str, until: float) -> GatewayVi
         if b'"subagent-fleet"' in get_page(world, url + "/", until).body:
             page = None
             if key and _knows_key(world, fleet, key, until):
-                page = _show_fleet(world, fleet, key, until)
-            if not page:
+                page = read(FleetPage, _show_key(world, url + "/fleet", key, until))
+            if not page or page.fleet != fleet.name:
                 return GatewayView("subagent-fleet")
             is_new = page.config == fleet_digest(fleet)
             return GatewayView(OUR_GATEWAY if is_new else OLD_GATEWAY, page)
@@ -20690,12 +20683,6 @@ def _show_key(world: World, url: str, key: str, until: float) -> dict[str, Any]:
     return parse_object(body) or {}
 
 
-def _show_fleet(world: World, fleet: Fleet, key: str, until: float) -> FleetPage | None:
-    """Return what a gateway of this fleet says of it, None where it says nothing."""
-    page = read(FleetPage, _show_key(world, f"{gateway_url(fleet.gateway)}/fleet", key, until))
-    return page if page and page.fleet == fleet.name else None
-
-
 def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) -> bool:
     """Tell whether this fleet's gateway runs; refuse somebody else, and nobody where needed."""
     holder = who_serves(world, fleet, key, world.clock() + CONNECT_SECONDS)
@@ -20720,10 +20707,10 @@ def describe_holder(world: World, port: int) -> str:
 
 
 def name_stop(world: World, fleet: Fleet, server: str, fix: str) -> str:
-    """Return a fix that says how a gateway of this program is stopped, and which port is free."""
+    """Return a fix that says which port is free, and how another fleet's gateway is stopped."""
     holder = world.find_holder(fleet.gateway.port)
-    if holder and server in ("subagent-fleet", OLD_GATEWAY):
-        fix = fix.replace("stop it", f"`kill {holder.process_id}`")
+    if holder and server == "subagent-fleet":
+        fix = fix.replace("stop it", f"`kill {holder.process_id}`, which ends its Claude Code")
     port = world.find_free_port(fleet.gateway.host, fleet.gateway.port)
     return fix.replace("another `port:`", f"`port: {port}`") if port else fix
 
@@ -20759,19 +20746,6 @@ def _read_frame(reply: Reply) -> dict[str, Any] | None:
     if not reply.body.startswith(b"data: "):
         return None
     return parse_object(reply.body[len(b"data: "):])
-
-
-def count_served(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[object, ...]]:
-    """Return (node, its totals …) of what each node has served between two looks at a gateway."""
-    nothing = dict.fromkeys(TOTALS, 0)
-    earlier = {name: before.get(name, nothing) for name in after}
-    if any(earlier[name]["requests"] > node["requests"] for name, node in after.items()):
-        earlier = dict.fromkeys(after, nothing)  # another gateway took over, and began at 0
-
-    rows = []
-    for name, node in after.items():
-        rows.append((name, *(round(node[total] - earlier[name][total], 1) for total in TOTALS)))
-    return rows
 
 
 def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
@@ -20865,18 +20839,25 @@ def receipts_path(world: World, out: str) -> str:
 
 # -- start --
 
-def format_served(rows: Sequence[Sequence[Any]], look: Look = PLAIN) -> str:
-    """Return what each node has served: its name, then its totals."""
-    if not rows:  # LiteLLM has no such page
+def format_served(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]],
+                  look: Look = PLAIN) -> str:
+    """Return what each node has served between two looks at a gateway's totals."""
+    if not after:  # LiteLLM has no such page
         return "\nLiteLLM does not say which machine served what.\n"
-    rows = [row for row in rows if any(row[1:])]
+    if any(before.get(name, node)["requests"] > node["requests"] for name, node in after.items()):
+        before = {}  # another gateway took over, and began at 0
+    rows = []
+    for name, node in after.items():
+        earlier = before.get(name, {})
+        requests, tokens_in, tokens_out, waited, failures = (
+            round(node[total] - earlier.get(total, 0), 1) for total in TOTALS)
+        if requests or failures or waited:
+            rows.append((name, f"{requests:,}", f"{tokens_in:,}", f"{tokens_out:,}",
+                         show_span(waited or None), failures))
     if not rows:
         return "\nNo request was served.\n"
     headers = ("Machine", "Requests", "Tokens in", "Tokens out", "Waited", "Failures")
-    shown = [(name, f"{requests:,}", f"{tokens_in:,}", f"{tokens_out:,}",
-              show_span(round(waited, 1) or None), failures)
-             for name, requests, tokens_in, tokens_out, waited, failures in rows]
-    table = format_table(headers, shown, look=look, right=headers[1:])
+    table = format_table(headers, rows, look=look, right=headers[1:])
     return f"\n{paint('Served:', 'bold', look)}\n{table}"
 
 
@@ -20922,7 +20903,7 @@ def cmd_up(options: Namespace, world: World) -> int:
             while not signals:
                 world.sleep(TICK_SECONDS)
         after = ask_gateway(world, fleet, key)
-        world.err(format_served(count_served(before, after), look_of(world, "stderr")))
+        world.err(format_served(before, after, look_of(world, "stderr")))
 
     world.err(list_failures(workspace, fleet, began))
     tell_session(workspace, began, "subagent-fleet up")
@@ -22546,30 +22527,24 @@ def _format_verdict(sight: Sight, look: Look) -> str:
 
 def _format_loaded(sight: Sight, look: Look) -> str:
     """Return a table of the models in memory; what is not known of any has no column."""
+    headers = ("Node", "Loaded", "Context", "On GPU", "Slots", "tok/s", "Unloads")
     rows = []
     for state in sight.states.values():
         for loaded in state.loaded:
-            row = {"Node": state.name, "Loaded": loaded.name, "Context": "-", "On GPU": "-",
-                   "Slots": "-", "tok/s": "-", "Unloads": format_expiry(loaded.expires, sight.now)}
-            if loaded.context:
-                row["Context"] = f"{loaded.context:,}"
-            if loaded.gpu_percent is not None:
-                row["On GPU"] = f"{loaded.gpu_percent} %"
-            for name, place in sight.places.items():
-                model = sight.fleet.models[name]
-                if model.node == state.name and find_models([loaded], model.ollama_model):
-                    row["Slots"] = f"{place.running} / {place.slots}"
-            measured = sight.find_measured(state.name, loaded.name)
-            if measured and measured.answer_rate:
-                row["tok/s"] = f"{measured.answer_rate:,.1f}"
-            rows.append(row)
+            context = f"{loaded.context:,}" if loaded.context else "-"
+            share = "-" if loaded.gpu_percent is None else f"{loaded.gpu_percent} %"
+            slots = [f"{place.running} / {place.slots}" for name, place in sight.places.items()
+                     if sight.fleet.models[name].node == state.name
+                     and find_models([loaded], sight.fleet.models[name].ollama_model)]
+            known = sight.find_measured(state.name, loaded.name)
+            rate = f"{known.answer_rate:,.1f}" if known and known.answer_rate else "-"
+            rows.append((state.name, loaded.name, context, share, (slots or ["-"])[-1], rate,
+                         format_expiry(loaded.expires, sight.now)))
+    columns = [column for column in zip(headers, *rows) if set(column[1:]) != {"-"}]
     if not rows:
         return ""
-    numbers = ("Context", "On GPU", "Slots", "tok/s")
-    headers = [header for header in rows[0]
-               if header not in numbers or any(row[header] != "-" for row in rows)]
-    table = [[row[header] for header in headers] for row in rows]
-    return "\n" + format_table(headers, table, look=look, right=numbers,
+    headers, *rows = zip(*columns)
+    return "\n" + format_table(headers, rows, look=look, right=headers[2:-1],
                                spare=("Unloads", "tok/s", "On GPU"))
 
 
@@ -23061,19 +23036,9 @@ class LogTable:
         for request in requests:
             for column, cell in self._cells(request, now).items():
                 self._widths[column] = max(self._widths[column], width_of(clean_line(cell)))
-        narrow = {column: width for column, width in self._widths.items() if column != "Model"}
-        if self._room(self._widths) < self._least <= self._room(narrow):
-            self._widths = narrow
-
-    @property
-    def _least(self) -> int:
-        return SHORT_OUTCOME if self._extent == "short" else LEAST_CELL
-
-    def _room(self, widths: Mapping[str, int]) -> int:
-        """Return how many columns are left for the outcome."""
-        if not self._look.columns:
-            return LEAST_CELL
-        return self._look.columns - sum(width + 2 for width in widths.values())
+        width = sum(self._widths.values()) + 2 * len(self._widths)
+        if extent == "short" and 0 < look.columns < width + SHORT_OUTCOME:
+            del self._widths["Model"]
 
     def _cells(self, request: Mapping[str, Any], now: float) -> dict[str, str]:
         return {"Time": show_moment(request["time"], now), "Agent": request["name"],
@@ -23081,10 +23046,11 @@ class LogTable:
                 "Took": show_span(request["total"]).rjust(7)}
 
     def head(self) -> str:
-        """Return the line above it, where there is room for columns."""
-        if self._room(self._widths) < self._least:
-            return ""
-        line = f"{pad_row(list(self._widths), list(self._widths.values()))}  Outcome"
+        """Return the line above it."""
+        names = pad_row(list(self._widths), list(self._widths.values()))
+        line = f"{names}  Outcome"
+        if 0 < self._look.columns < width_of(line):  # it stands below
+            line = crop(names.rstrip(), self._look.columns)
         return f"{paint(line, 'bold', self._look)}\n"
 
     def line(self, request: Mapping[str, Any], now: float) -> str:
@@ -23098,12 +23064,9 @@ class LogTable:
         cells = [shown[column] for column in self._widths]
         widths = list(self._widths.values())
         if self._extent == "short" and look.columns:
-            head = pad_row(cells, widths)
-            if look.columns - width_of(head) - 2 < SHORT_OUTCOME:
-                head = " ".join(cell.strip() for cell in shown.values())
-            room = max(look.columns - width_of(head) - 2, 2)
-            words = paint_words([Cell(crop(outcome.text, room), role)], look)
-            return f"{clean_line(head)}  {words}\n"
+            head = crop(clean_line(pad_row(cells, widths)), look.columns - SHORT_OUTCOME)
+            room = look.columns - width_of(head) - 2
+            return f"{head}  {paint_words([Cell(crop(outcome.text, room), role)], look)}\n"
         waits = Cell(_describe_request(request), "dim") if self._extent == "long" else ""
         return format_entry(cells, widths, [outcome, waits], look)
 
@@ -23479,7 +23442,7 @@ def cmd_trace(options: Namespace, world: World) -> int:
             shown.append({**show_session(report, prompts=options.prompts), **more})
         else:
             texts.append(tell_trace(report, requests, options, look_of(world)))
-        if report.has_failed:
+        if any(verdict.answer == "no" for told in report.agents for verdict in told.verdicts):
             status = EXIT_PROBLEM
     if options.json:
         print_report(world, "trace", {"sessions": shown})
@@ -23529,7 +23492,8 @@ def choose_sessions(sessions: Sequence[SessionFile], options: Namespace, world: 
         return matches
     if not sessions:
         raise FleetError("no-session", "no sessions recorded in this directory",
-                         fix="cd to its project, or subagent-fleet up")
+                         fix="type a prompt in Claude Code (`subagent-fleet up` starts it), or "
+                             "cd to its project")
     what = f"no session's id begins with `{wanted}`"
     if matches:
         what = f"`{wanted}` begins the ids of {len(matches)} sessions"
@@ -24209,7 +24173,7 @@ def cmd_serve(options: Namespace, world: World) -> int:
     began = world.now()
     server.study()
     server.run(listener)
-    world.out(format_served(count_served({}, server.ledger.totals), look_of(world)))
+    world.out(format_served({}, server.ledger.totals, look_of(world)))
     if receipts:
         world.out(list_failures(workspace, fleet, began))
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK

@@ -964,8 +964,10 @@ def test_a_request_is_one_line_of_logs_whatever_was_said_of_it(columns):
         "in 9, out 7)\n"),
     (80, "00:00:00  planner     small       laptop          2 s  ok after mini: refused\n"
          "          (waited 0.5 s, in 9, out 7)\n"),
-    (60, "00:00:00 planner small laptop 2 s ok after mini: refused\n"
-         "          (waited 0.5 s, in 9, out 7)\n")])
+    (60, "00:00:00  planner     small       laptop          2 s\n"
+         "          ok after mini: refused (waited 0.5 s, in 9, out 7)\n"),
+    (40, "00:00:00  planner     small       lapto…\n"
+         "          ok after mini: refused (waited\n          0.5 s, in 9, out 7)\n")])
 def test_a_line_of_the_log_fits(columns, wanted):
     request = {"time": 0, "name": "planner", "model": "small", "node": "laptop", "total": 2,
                "outcome": "ok", "failures": [sf.Try("mini", "refused")], "said": "", "waited": 0.5,

@@ -1340,7 +1340,7 @@ def test_a_taken_port_is_said(tmp_path):
     assert status == 1 and f"cannot listen on 127.0.0.1:{other.port}: " in told
     assert "already in use, by another program (" in told
     assert f", pid {os.getpid()}, in {os.getcwd()})\n" in told
-    free, = re.findall(r"fix: stop it, or write `port: (\d+)` under project.gateway\n", told)
+    free, = re.findall(r"fix: write `port: (\d+)` under project.gateway, or stop it\n", told)
     assert other.port < int(free) <= other.port + 100 and answers_nobody(int(free))
 
 
@@ -1545,12 +1545,12 @@ def test_a_gateway_that_serves_an_older_config_is_not_used(project):
     process.stdout.readline()
     config = project.place / "fleet.yaml"
     config.write_text(config.read_text().replace("32768", "40000"))
-    stops = f"`kill {process.pid}`"
-    for words, stop in (["up"], stops), (["launch", "claude"], stops), (["doctor"], "stop it"):
+    for words in ["up"], ["launch", "claude"], ["doctor"]:
         done = project(*words)
         assert done.returncode == 1 and not project.node.asked("/api/chat")
         assert "is still running the old fleet.yaml" in done.stdout + done.stderr
-        assert f"fix: {stop}, then start it again" in done.stdout + done.stderr
+        assert "fix: in its terminal, quit Claude Code or stop" in done.stdout + done.stderr
+        assert "kill" not in done.stdout + done.stderr  # it would end an open Claude Code
     process.terminate()
     assert process.wait(10) == 0
     process.stdout.close()
@@ -1796,7 +1796,8 @@ def test_what_ends_a_gateway_of_another_fleet_can_be_typed(project, tmp_path_fac
     for command in ("up", "serve"):
         done = project(command)
         assert done.returncode == 1 and re.search(
-            rf"  fix: `kill {process.pid}`, or write `port: \d+` under", done.stderr), done.stderr
+            rf"  fix: write `port: \d+` under project.gateway, or `kill {process.pid}`, which ends its ",
+            done.stderr), done.stderr
     process.terminate()
     assert process.wait(10) == 0
     process.stdout.close()
@@ -1808,7 +1809,7 @@ def test_up_refuses_a_port_that_is_not_its_fleets(project, fake_node):
     assert (done.returncode, done.stdout) == (1, "")
     assert f"error: another program answers at http://127.0.0.1:{project.port} (" in done.stderr
     assert f", pid {os.getpid()}, in {project.place})\n" in done.stderr  # where it runs now
-    assert re.search(r"  fix: stop it, or write `port: \d+` under project.gateway\n", done.stderr)
+    assert re.search(r"  fix: write `port: \d+` under project.gateway, or stop it\n", done.stderr)
 
 
 @pytest.mark.parametrize("words, env", [

@@ -447,5 +447,5 @@ def test_who_holds_the_gateways_port_comes_before_the_models(house, tmp_path, ca
     capsys.readouterr()
     sf.main(["status"])
     said = " ".join(capsys.readouterr().out.split())
-    assert f"nother program answers at http://127.0.0.1:{port}. Next: stop it, or write" in said
+    assert f"nother program answers at http://127.0.0.1:{port}. Next: write another `port:`" in said
     assert "warmup" not in said

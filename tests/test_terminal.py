@@ -57,14 +57,21 @@ def test_a_diff_cannot_steer_the_terminal():
 
 
 def test_what_was_served_is_the_difference_of_two_looks():
-    one = dict(zip(sf.TOTALS, (5, 100, 20, 1.25, 0)))
-    two = dict(zip(sf.TOTALS, (9, 300, 25, 3.0, 1)))
-    assert sf.count_served({"n": one}, {"n": two, "m": one}) == [
-        ("n", 4, 200, 5, 1.8, 1), ("m", 5, 100, 20, 1.2, 0)]
+    one = totals(5, 100, 20, 1.25, 0)
+    two = totals(9, 300, 25, 3.0, 1)
+
+    def rows(before, after):
+        return [line.split() for line in sf.format_served(before, after).splitlines()[3:]]
+    assert rows({"n": one}, {"n": two, "m": one}) == [
+        ["n", "4", "200", "5", "1.8", "s", "1"], ["m", "5", "100", "20", "1.2", "s", "0"]]
     # one that took over began at 0
-    assert sf.count_served({"n": two}, {"n": one}) == [("n", 5, 100, 20, 1.2, 0)]
-    assert sf.count_served({"n": one}, {}) == []
-    assert "does not say" in sf.format_served([])
+    assert rows({"n": two}, {"n": one}) == [["n", "5", "100", "20", "1.2", "s", "0"]]
+    assert sf.format_served({"n": one}, {"n": one}) == "\nNo request was served.\n"
+    assert "does not say" in sf.format_served({"n": one}, {})
+
+
+def totals(*values):
+    return dict(zip(sf.TOTALS, values))
 
 
 # -- how it may look --
@@ -436,9 +443,9 @@ def test_status_of_a_fleet_without_its_gateway_says_so_once():
 # -- what was served, what would change --
 
 def test_what_was_served_is_read_by_people():
-    rows = [("mini", 12, 1234567, 89, 1.5, 0), ("m5", 1, 2, 3, 0, 0)]
-    assert sf.format_served(rows) == sf.format_served(rows, sf.Look(columns=80))
-    assert sf.format_served(rows).splitlines()[-2:] == [
+    after = {"mini": totals(12, 1234567, 89, 1.5, 0), "m5": totals(1, 2, 3, 0, 0)}
+    assert sf.format_served({}, after) == sf.format_served({}, after, sf.Look(columns=80))
+    assert sf.format_served({}, after).splitlines()[-2:] == [
         "mini           12  1,234,567          89   1.5 s         0",
         "m5              1          2           3       -         0"]
 
@@ -482,7 +489,7 @@ def hostile_outputs(rng, look):
                                    right=("Size",))
     yield "pairs", sf.format_pairs([(sf.clean_line(pick()), sf.clean_line(pick()))] * 2, look)
     yield "wrap", sf.wrap_text(f"{pick()} {pick()}\n{pick()}", look, indent="  ")
-    yield "served", sf.format_served([(pick(), 10**6, 10**9, 10**9, 1.5, 0)] * 2, look)
+    yield "served", sf.format_served({}, {pick(): totals(10**6, 10**9, 10**9, 1.5, 0) for _ in range(2)}, look)
     models = tuple(sf.NodeModel(pick(), 10**9, pick(), pick(), (pick(),), 10**5, pick()) for _ in "abc")
     states = {name: sf.NodeState(name, "http://h:11434", *more) for name, *more in (
         (pick(), "", "", "0.32.15", 3.1, models, (sf.LoadedModel(pick(), 4096, 50, 1, "?"),)),
