@@ -13870,6 +13870,7 @@ class Server(Reception):
         super().__init__(world, (show_host(fleet.gateway.host), "localhost", "127.0.0.1", "[::1]",
                                  name, f"{name}.local"))
         self.fleet, self._key = fleet, key
+        self._told_of_key = False  # that somebody has another one
         self.scheduler = Scheduler(fleet, world.clock)
         self.ledger = Ledger(fleet.nodes)
         if receipts:
@@ -14056,6 +14057,10 @@ class Server(Reception):
 
         is_open = path in OPEN_PAGES or path.startswith(PROOF_PATH)
         if not any(fits) and not is_open:
+            if any(keys) and not self._told_of_key:
+                self._told_of_key = True
+                self.said.put("warning: a request came with another key than this gateway's; if "
+                              "the key is new, restart the gateway\n")
             raise Refusal(401, "the key is missing or wrong; send it as `Authorization: Bearer "
                           "KEY` or `x-api-key: KEY`")
 
