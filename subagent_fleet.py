@@ -743,7 +743,6 @@ _HINTS = {
     "!": ("unsupported", "tags (`!`)", "remove the tag, or quote the text"),
     "?": ("unsupported", "`?` keys", "write `key: value`, or quote the text"),
     "%": ("unsupported", "directives (`%`)", "remove the line, or quote the text"),
-    "@": ("syntax", "plain text cannot begin with `@`", "quote it"),
     "`": ("syntax", "plain text cannot begin with a backtick",
           "remove the line of a Markdown fence, or quote the text"),
     "\t": ("tab", "this is a tab, but YAML accepts only spaces",
@@ -6247,15 +6246,8 @@ def _harness_target(harness: Harness) -> Target:
     return Target(harness.name, pattern.replace(".", "[.]"), 0o644, harness.render)
 
 
-def plan_losses(fleet: Fleet, names: Iterable[str]) -> Iterator[Finding]:
-    """Find what of a fleet the programs of these targets cannot keep: `generate` says it, too."""
-    for name in names:
-        if name in HARNESSES:
-            yield from _list_losses(fleet, HARNESSES[name])
-
-
-def _list_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
-    """Find what one program cannot keep: of the main model, then of the agents."""
+def plan_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
+    """Find what of a fleet a program cannot keep: of the main model, then of the agents."""
     main = plan_tier_alias(fleet, "main")
     windows = plan_windows(fleet)
     odd = [alias for alias in windows if re.match(r"gpt-|codex-|o\d", alias)]
@@ -6296,7 +6288,7 @@ def _check_programs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             continue
 
         yield Finding("program", "ok", f"{harness.title} {seen.version}")
-        yield from _list_losses(fleet, harness)
+        yield from plan_losses(fleet, harness)
         if harness.swallows_key and not seen.has_key:
             yield Finding("program-key", "info", f"{harness.title} has no key: "
                           f"{fleet.gateway.master_key_env} is not set in this terminal",
@@ -6749,18 +6741,13 @@ class Talk(Record):
 
     def without_images(self) -> Talk:
         """Return the talk with a note where images were."""
-        return replace(self, turns=tuple(map(_without_images, self.turns)))
-
-
-def _without_images(turn: Turn) -> Turn:
-    results = []
-    for result in turn.results:
-        if result.images:
-            result = Result(result.call_id, join_texts([result.text, NO_IMAGE]))
-        results.append(result)
-
-    texts = (*turn.texts, NO_IMAGE) if turn.images else turn.texts
-    return replace(turn, texts=texts, images=(), results=tuple(results))
+        turns = []
+        for turn in self.turns:
+            results = [Result(result.call_id, join_texts([result.text, NO_IMAGE]))
+                       if result.images else result for result in turn.results]
+            texts = (*turn.texts, NO_IMAGE) if turn.images else turn.texts
+            turns.append(replace(turn, texts=texts, images=(), results=tuple(results)))
+        return replace(self, turns=tuple(turns))
 
 
 def join_texts(texts: Iterable[str]) -> str:
@@ -7871,8 +7858,7 @@ class LMStudio(ChatServer):
     list_field, list_key = "models", "key"
 
     def _instances(self, entry: dict[str, Any]) -> list[Any]:
-        instances = read_field(entry, "loaded_instances", list)
-        return instances
+        return [*read_field(entry, "loaded_instances", list)]
 
     def load(self, model: Model, *, unload: bool = False) -> Ask:
         if unload:
@@ -8567,16 +8553,6 @@ _UNKEPT_FIELDS: dict[str, tuple[object, ...]] = {
     "conversation": (None,), "background": (None, False)}
 
 
-def _read_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of a call; Ollama answers 400 to what is no object."""
-    if not text.strip():
-        return {}
-    sent = text.encode("utf-8", "surrogatepass")
-    is_bounded = len(sent) < PROMPT_MARKS or count_marks(sent) < PROMPT_MARKS
-    arguments = parse_object(text) if is_bounded else None
-    return {"input": text} if arguments is None else arguments
-
-
 class _OpenTools:
     """The tools of a request, each under a name that only it has."""
 
@@ -8644,7 +8620,13 @@ def _read_call(call_id: str, words: dict[str, Any], where: str, tools: _OpenTool
     name = tools.name_of(read_field(words, "namespace"), _block_text(words, "name", where))
     if "input" in words:
         return Call(call_id, name, {"input": _block_text(words, "input", where)})
-    return Call(call_id, name, _read_arguments(_block_text(words, "arguments", where)))
+    text = _block_text(words, "arguments", where)
+    sent = text.encode("utf-8", "surrogatepass")
+    is_bounded = len(sent) < PROMPT_MARKS or count_marks(sent) < PROMPT_MARKS
+    arguments = parse_object(text) if is_bounded else None
+    if arguments is None:  # Ollama answers 400 to what is no object
+        arguments = {"input": text} if text.strip() else {}
+    return Call(call_id, name, arguments)
 
 
 def _read_format(form: object) -> object:
@@ -8697,28 +8679,22 @@ class OpenDialect(Dialect):
 def _read_message(message: Any, where: str, tools: _OpenTools) -> tuple[str, Parts]:
     """Return who said a message, and what."""
     role = read_field(message, "role")
-    if role in ("system", "developer"):
-        return "system", _read_content(message.get("content"), where)
-    if role == "user":
-        return "user", _read_content(message.get("content"), where)
-    if role == "assistant":
-        return "assistant", _read_chat_answer(message, where, tools)
+    if role not in ("system", "developer", "user", "assistant", "tool"):
+        raise Refusal(400, f"{where}: expected the role system, developer, user, assistant or tool")
+    content = message.get("content")
     if role == "tool":
         call_id = _block_text(message, "tool_call_id", where)
-        return "user", _read_result(call_id, message.get("content"), where, Parts())
-    raise Refusal(400, f"{where}: expected the role system, developer, user, assistant or tool")
+        return "user", _read_result(call_id, content, where, Parts())
 
-
-def _read_chat_answer(message: dict[str, Any], where: str, tools: _OpenTools) -> Parts:
-    """Return what the model said, thought and called in an earlier answer."""
-    parts = _read_content(message.get("content"), where)
-    thought = first_field(message, ("reasoning_content", "reasoning"))
-    if thought:
-        parts["thoughts"].append(thought)
-    for call in read_field(message, "tool_calls", list):
-        words = read_field(call, "custom", dict) or read_field(call, "function", dict)
-        parts["calls"].append(_read_call(read_field(call, "id"), words, where, tools))
-    return parts
+    parts = _read_content(content, where)
+    if role == "assistant":
+        thought = first_field(message, ("reasoning_content", "reasoning"))
+        if thought:
+            parts["thoughts"].append(thought)
+        for call in read_field(message, "tool_calls", list):
+            words = read_field(call, "custom", dict) or read_field(call, "function", dict)
+            parts["calls"].append(_read_call(read_field(call, "id"), words, where, tools))
+    return "system" if role == "developer" else role, parts
 
 
 def _chat_usage(end: End) -> dict[str, Any]:
@@ -22063,7 +22039,9 @@ def cmd_generate(options: Namespace, world: World) -> int:
     config = load_config(world, options.config)
     fleet = config.fleet
     targets = parse_targets(options) or fleet.targets
-    others = (*lint_key(fleet, world.environ), *plan_losses(fleet, targets))
+    others = [*lint_key(fleet, world.environ), *(
+        loss for name in targets if name in HARNESSES
+        for loss in plan_losses(fleet, HARNESSES[name]))]
     tell_warnings(config.warnings, world)
     tell_findings(others, world)
 
@@ -24241,7 +24219,7 @@ def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options
     if not options.trust:
         refuse_rivals(world, harness)
         refuse_tracked(workspace, harness)
-    losses = [loss for loss in plan_losses(fleet, (harness.name,)) if loss.level == "warning"]
+    losses = [loss for loss in plan_losses(fleet, harness) if loss.level == "warning"]
     tell_findings([*lint_key(fleet, world.environ), *losses], world)
 
     changes = workspace.compare(fleet, (harness.name,))

@@ -204,7 +204,7 @@ def test_toml_gives_back_what_was_quoted(text):
 # -- what a program cannot keep --
 
 def losses(name, fleet=None):
-    return {finding.slug: finding for finding in sf.plan_losses(fleet or make_fleet(), (name,))}
+    return {finding.slug: finding for finding in sf.plan_losses(fleet or make_fleet(), sf.HARNESSES[name])}
 
 
 def with_model(**changed):
