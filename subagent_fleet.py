@@ -1680,7 +1680,11 @@ def format_finding(finding: Finding, *, indent: str = "", look: Look = PLAIN) ->
         if finding.where:
             words.append(Cell(f"{finding.where}:" if finding.what else finding.where, "dim"))
         text = format_words([*words, finding.what], look, indent="  ")
-    text += _format_excerpt(finding.excerpt, look, margin=indent)
+    lines = [clean_line(line) for line in finding.excerpt.splitlines() if line]
+    # What shall be pasted has no caret, and stays whole.
+    if look.columns and lines and re.fullmatch(r" *\| +\^+", lines[-1]):
+        lines = [crop(line, look.columns - len(indent)) for line in lines]
+    text += "".join(f"{indent}{line}\n" for line in lines)
     return text + format_fix(finding.fix, look, margin=f"{indent}  ")
 
 
@@ -1695,15 +1699,6 @@ def format_fix(fix: str, look: Look, *, margin: str = "  ") -> str:
         whole = paint(fix, "bold", look)
         return format_words([label], look, margin=margin) + f"{margin}  {whole}\n"
     return format_words([label, Cell(fix, "bold")], look, margin=margin, indent="  ")
-
-
-def _format_excerpt(excerpt: str, look: Look, *, margin: str) -> str:
-    """Return a line of a file and the one with its caret."""
-    lines = [clean_line(line) for line in excerpt.splitlines() if line]
-    # What shall be pasted has no caret, and stays whole.
-    if look.columns and lines and re.fullmatch(r" *\| +\^+", lines[-1]):
-        lines = [crop(line, look.columns - len(margin)) for line in lines]
-    return "".join(f"{margin}{line}\n" for line in lines)
 
 
 # -- tables --
@@ -7623,7 +7618,13 @@ class ChatServer(Backend):
             "model": model.ollama_model, "messages": messages, "stream": True,
             "stream_options": {"include_usage": True},
             "max_tokens": min(talk.max_tokens or model.max_output, model.max_output),
-            **talk.sampling, **self._choose_tools(talk)}
+            **talk.sampling}
+        if talk.tools:
+            choices = {"any": "required", "tool": "required", "none": "none"}
+            payload["tool_choice"] = choices.get(talk.choice, "auto")
+            payload["tools"] = render_tools(talk, mends=self.mends_schemas)
+            if talk.one_call:
+                payload["parallel_tool_calls"] = False
         if self.has_template:
             payload["chat_template_kwargs"] = {"enable_thinking": model.thinking}
         if isinstance(talk.answer_format, dict):
@@ -7632,18 +7633,6 @@ class ChatServer(Backend):
         elif talk.answer_format:
             payload["response_format"] = {"type": "json_object"}
         return Ask("/v1/chat/completions", error_words, payload)
-
-    def _choose_tools(self, talk: Talk) -> dict[str, Any]:
-        """Return the fields that say which tools there are, and which shall be called."""
-        if not talk.tools:
-            return {}
-        choices = {"any": "required", "tool": "required", "none": "none"}
-        fields: dict[str, Any] = {
-            "tool_choice": choices.get(talk.choice, "auto"),
-            "tools": render_tools(talk, mends=self.mends_schemas)}
-        if talk.one_call:
-            fields["parallel_tool_calls"] = False
-        return fields
 
 
 def _read_context(entry: object) -> int:
@@ -8141,23 +8130,16 @@ def _block_text(block: dict[str, Any], name: str, where: str) -> str:
     return value
 
 
-def _blocks_of(content: object, where: str) -> list[dict[str, Any]]:
-    """Return the blocks of a content; null is none, and text is one."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    blocks = content or []
-    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise Refusal(400, f"{where}: expected text or a list of content blocks")
-    return blocks
-
-
 # -- what a block is, whoever sends it --
 
 def _read_content(content: object, where: str, parts: Parts | None = None) -> Parts:
     """Return all of a content that a local model can be shown; other blocks are left out."""
     if parts is None:
         parts = Parts()
-    for block in _blocks_of(content, where):
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+        raise Refusal(400, f"{where}: expected text or a list of content blocks")
+    for block in blocks:
         kind = block.get("type")
         read_block = _BLOCK_READERS.get(kind) if isinstance(kind, str) else None
         if read_block:
