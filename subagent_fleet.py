@@ -743,6 +743,7 @@ _HINTS = {
     "!": ("unsupported", "tags (`!`)", "remove the tag, or quote the text"),
     "?": ("unsupported", "`?` keys", "write `key: value`, or quote the text"),
     "%": ("unsupported", "directives (`%`)", "remove the line, or quote the text"),
+    "@": ("syntax", "plain text cannot begin with `@`", "quote it"),
     "`": ("syntax", "plain text cannot begin with a backtick",
           "remove the line of a Markdown fence, or quote the text"),
     "\t": ("tab", "this is a tab, but YAML accepts only spaces",
