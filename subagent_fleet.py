@@ -7324,23 +7324,18 @@ def render_tools(talk: Talk, *, mends: bool) -> list[dict[str, Any]]:
 
     rendered = []
     for tool in tools:
-        schema = tool.schema if isinstance(tool.schema, dict) else {}
+        schema: dict[str, Any] = tool.schema if isinstance(tool.schema, dict) else {}
         parameters = {"properties": {}, **schema, "type": "object"}
         if mends:
-            parameters = mend_schema(schema)
+            # One tool whose schema is not called an object and Ollama refuses the whole request.
+            root = {SCHEMA_SYNONYMS.get(word, word): value for word, value in schema.items()}
+            root["type"] = "object"
+            parameters = {"properties": {}, **_mend_schema(root, root)}
         rendered.append({"type": "function", "function": {
             "name": tool.name, "description": tool.description, "parameters": parameters}})
     if len(render_json(rendered)) <= TOOLS_KEPT_BYTES:
         _rendered_tools = [(tools, mends, rendered), *_rendered_tools[:TOOLS_KEPT - 1]]
     return rendered
-
-
-def mend_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool's schema as llama.cpp takes it."""
-    # One tool whose schema is not called an object and Ollama refuses the whole request.
-    root = {SCHEMA_SYNONYMS.get(word, word): value for word, value in schema.items()}
-    root["type"] = "object"
-    return {"properties": {}, **_mend_schema(root, root)}
 
 
 def _mend_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
@@ -11333,6 +11328,9 @@ def _count_addresses(outcomes: Mapping[tuple[str, int], str]) -> dict[str, int]:
     return {word: list(best.values()).count(word) for word in words}
 
 
+_OTHER_WORDS = {"timeout": "silent", "http 401": "wanting a key", "http 403": "wanting a key"}
+
+
 def _identify_doors(world: World, doors: Sequence[tuple[str, int]], peers: Sequence[Peer],
                     taken: set[str], deadline: float
                     ) -> tuple[tuple[Found, ...], tuple[tuple[str, str], ...]]:
@@ -11348,19 +11346,14 @@ def _identify_doors(world: World, doors: Sequence[tuple[str, int]], peers: Seque
     for address, port in doors:
         state = answers.get((address, port)) or NodeState(address, "", "timeout")
         if not state.online:
-            others.append((f"{address}:{port}", _why_other(port, state)))
+            other = "not Ollama" if port == OLLAMA_PORT else "something else"
+            others.append((f"{address}:{port}", _OTHER_WORDS.get(state.reason, other)))
         elif address not in twice:
             name = name_place(address, port, peers, taken)
             taken.add(name)
             node = Node(name, state.endpoint, provider=state.provider)
             found.append(Found(node, replace(state, name=name), state.runs))
     return tuple(found), tuple(others)
-
-
-def _why_other(port: int, state: NodeState) -> str:
-    """Return why something that answers is no node."""
-    words = {"timeout": "silent", **dict.fromkeys(("http 401", "http 403"), "wanting a key")}
-    return words.get(state.reason, "not Ollama" if port == OLLAMA_PORT else "something else")
 
 
 # -- machines that sleep --
