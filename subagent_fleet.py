@@ -6736,14 +6736,14 @@ class Talk(Record):
         return images
 
     def without_images(self) -> Talk:
-        """Return the talk with a note where images were."""
+        """Return the talk with a note where images were; no cloud is asked it as it came."""
         turns = []
         for turn in self.turns:
             results = [Result(result.call_id, join_texts([result.text, NO_IMAGE]))
                        if result.images else result for result in turn.results]
             texts = (*turn.texts, NO_IMAGE) if turn.images else turn.texts
             turns.append(replace(turn, texts=texts, images=(), results=tuple(results)))
-        return replace(self, turns=tuple(turns))
+        return replace(self, turns=tuple(turns), original=None)
 
 
 def join_texts(texts: Iterable[str]) -> str:
@@ -7915,7 +7915,7 @@ class CloudChatReader(ChatReader):
 
     def refuse(self, reply: Reply, words: str) -> Refusal:
         refusal = self.refusal(reply.status, words)
-        if isinstance(refusal, PromptTooLong):  # each dialect has words for it
+        if isinstance(refusal, (PromptTooLong, NoImages)):  # each dialect has words for these
             return refusal
         return HandedBack(reply, words or f"it answered {reply.status}")
 
