@@ -20896,7 +20896,7 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
     for node in nodes.values():
         known = config.fleet.nodes.get(node.name)
         if not known or known.endpoint != node.endpoint:
-            insert_node(world, path, node, plan_insertion(config, node, (), world))
+            insert_node(world, path, node, config, plan_insertion(config, node, (), world))
             tell(world, f"{clean_line(node.name)}: put into {clean_line(path)}\n")
             config = load_config(world, options.config)
     weak = lint_key(config.fleet, world.environ)
@@ -21425,7 +21425,26 @@ def write_fleet(world: World, output: str, text: str) -> list[str]:
         if world.kind_of(world.path(directory, "fleet.schema.json")) == "file":
             text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
         text = sign_starter(text)
-    return replace_config(world, output, text)
+    lines = replace_config(world, output, text)
+    sign_json(world, output, text)
+    return lines
+
+
+def sign_json(world: World, path: str, text: str) -> None:
+    """Keep the hash of a JSON fleet file beside it: it can hold no line that says who wrote it."""
+    directory, name = world.split(path)
+    if name.lower().endswith(".json"):
+        beside = Workspace(world, directory)
+        written = parse_manifest(beside.read(MANIFEST_FILE)) or {}
+        written[name] = digest(text.encode("utf-8"))
+        beside.keep(MANIFEST_FILE, render_manifest(written))
+
+
+def was_written_here(world: World, path: str, text: str) -> bool:
+    """Tell whether a fleet file is as this program wrote it."""
+    directory, name = world.split(path)
+    written = parse_manifest(Workspace(world, directory).read(MANIFEST_FILE)) or {}
+    return is_as_written(text) or written.get(name) == digest(text.encode("utf-8"))
 
 
 def show_block(path: str, block: Mapping[str, Any]) -> str:
@@ -21505,7 +21524,7 @@ def cmd_add(options: Namespace, world: World) -> int:
     if options.dry_run:
         return EXIT_OK
 
-    kept = insert_node(world, path, node, text)
+    kept = insert_node(world, path, node, config, text)
     # That nothing asks the new models yet is no fault: the next command is about that.
     known = {finding.what for finding in config.warnings}
     tell_findings([finding for finding in load_config(world, options.config).warnings
@@ -21519,9 +21538,12 @@ def cmd_add(options: Namespace, world: World) -> int:
     return EXIT_OK
 
 
-def insert_node(world: World, path: str, node: Node, text: str) -> str:
+def insert_node(world: World, path: str, node: Node, config: Config, text: str) -> str:
     """Write a fleet file with one more machine; return where the old one is kept."""
+    is_ours = was_written_here(world, path, config.fleet.document.text)
     _, kept = replace_config(world, path, text)
+    if is_ours:
+        sign_json(world, path, text)
     accept_stakes(world, path, plan_node_stakes([node]))
     return kept
 
@@ -21943,9 +21965,7 @@ def find_objection(world: World, path: str, advised: Recommendation) -> FleetErr
     """Return why a plan is not written in place of a fleet file; nothing where it may be."""
     fleet = advised.fleet
     by_hand = "put in by hand what `subagent-fleet recommend` prints"
-    if path.lower().endswith(".json"):  # it can hold no line that says who wrote it
-        return FleetError("not-as-written", f"{path} is JSON, which only you write", fix=by_hand)
-    if not is_as_written(fleet.document.text):
+    if not was_written_here(world, path, fleet.document.text):
         return FleetError("not-as-written", f"you have edited {path}", fix=by_hand)
     away = [model.name for model in fleet.models.values() if model.cloud]
     if away:
@@ -22158,7 +22178,7 @@ def cmd_env(options: Namespace, world: World) -> int:
 @command("trust", "agree to what a fleet file would send beyond your own networks", CONFIG,
          Flag("--show", "only show what that is, and what was accepted"),
          Flag("--forget", "forget what you have agreed to"), JSON,
-         group=SET_UP, examples=("trust --show", "trust"))
+         group=SET_UP, examples=("trust --show", "trust"), excludes=("forget show",))
 def cmd_trust(options: Namespace, world: World) -> int:
     """Ask a person; who types this off a terminal has decided."""
     fleet = load_config(world, options.config).fleet
@@ -23617,7 +23637,8 @@ def wake_sleepers(fleet: Fleet, names: Collection[str], world: World,
          Flag("--unload", "take models out of memory"),
          Flag("--timeout", "seconds for each model; default: its own `timeout`", "S",
               {**SECONDS, "default": 0.0}), JSON,
-         group=SERVE, examples=("warmup", "warmup --agent implementer", "warmup --pull"))
+         group=SERVE, examples=("warmup", "warmup --agent implementer", "warmup --pull"),
+         excludes=("unload pull",))
 def cmd_warmup(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     check_names("agent", options.agent, fleet.agents, fleet.name)
@@ -23811,7 +23832,7 @@ EXAM_WORDS = (
          Flag("--exam", "let each model redo fixes from this repository's history"),
          *EXAM_WORDS, TRUST, JSON,
          group=LOOK, examples=("bench", "bench --quick --model heavy-coder",
-                               "bench --exam --questions 20"))
+                               "bench --exam --questions 20"), excludes=("exam quick",))
 def cmd_bench(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     check_names("model", options.model, fleet.models, fleet.name)

@@ -135,6 +135,9 @@ def test_an_agent_of_others_is_not_called_broken(fleet, quick, line):
 
 @pytest.mark.parametrize("words, what", [
     ("init --example laptop --node a=127.0.0.1", "--example and --node cannot be used together"),
+    ("warmup --pull --unload", "--unload and --pull cannot be used together"),
+    ("bench --quick --exam", "--exam and --quick cannot be used together"),
+    ("trust --show --forget", "--forget and --show cannot be used together"),
     ("init --example laptop --hybrid", "--example and --hybrid cannot be used together"),
     ("init --example laptop --offline", "--example and --offline cannot be used together"),
     ("init --scan=127.0.0.0/30 --offline", "--scan and --offline cannot be used together"),

@@ -191,19 +191,6 @@ def test_add_keeps_the_file_as_written(house, tmp_path, capsys, fake_node):
     assert fleet.models[fleet.agents["reviewer"].model].ollama_model == "devstral:24b"
 
 
-def test_a_json_fleet_is_written_by_its_person_alone(house, tmp_path, capsys, fake_node):
-    text = (tmp_path / "fleet.yaml").read_text()
-    (tmp_path / "fleet.yaml").unlink()
-    (tmp_path / "fleet.json").write_text(json.dumps(sf.parse_yaml(text)))
-    node = fake_node({"devstral:24b": {"parameters": "23.6B"}})
-    assert sf.main(["add", f"gpu={node.endpoint}"]) == 0
-    before = (tmp_path / "fleet.json").read_text()
-    assert sf.main(["recommend", "--write"]) == 3
-    said = capsys.readouterr().err
-    assert "fleet.json is JSON, which only you write" in said and "put in by hand" in said
-    assert (tmp_path / "fleet.json").read_text() == before
-
-
 def test_add_warns_of_nothing_that_the_next_command_does(house, tmp_path, capsys, fake_node):
     node = fake_node({"devstral:24b": {"parameters": "23.6B"}})
     assert sf.main(["add", f"gpu={node.endpoint}"]) == 0
