@@ -24503,8 +24503,8 @@ def split_name(prompt: str) -> tuple[str, str]:
 
 def typed_keys(options: Namespace) -> dict[str, Any]:
     """Return the keys of new tasks that were typed as flags."""
-    typed = {word: getattr(options, word) for word in (
-        "agent", "model", "coder", "base", "check", "changes", "touch", "setup", "after", "times")}
+    words = [name_of(flag) for flag in TASK_WORDS]
+    typed = {word: getattr(options, word) for word in words if word in FILE_KEYS["task"]}
     if str(options.coder).startswith("["):
         typed["coder"] = Document(options.coder, "--coder").value
     return {word: value for word, value in typed.items() if value}
@@ -24529,7 +24529,7 @@ def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTas
         taken = {*known.names, *tree}
         name = re.sub("[./]+", "-", branch) or free_name(text, taken)
         if name in taken:
-            raise refuse_name(name, taken, known.states.get(name), is_twice=name in tree)
+            raise refuse_name(name, taken, known)
         tree[name] = {**common, "prompt": text}
         if branch and name != branch:  # such as feat/login
             tree[name]["branch"] = branch
@@ -24542,12 +24542,11 @@ def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTas
     return list(plan.tasks.values())
 
 
-def refuse_name(name: str, taken: Collection[str], state: TaskState | None, *,
-                is_twice: bool) -> FleetError:
+def refuse_name(name: str, taken: Collection[str], known: KnownTasks) -> FleetError:
     """Return why a new task cannot have a name, and what to type."""
-    what = "two of these tasks are named" if is_twice else "there is already a task"
+    what = "there is already a task" if name in known.names else "two of these tasks are named"
     fix = f"name it `{free_name(name, taken)}`"
-    if state and state.state in ("parked", "stopped", "failed") and not is_twice:
+    if name in known.states and known.states[name].state in ("parked", "stopped", "failed"):
         fix = f"try it again: `subagent-fleet task retry {name}`, or {fix}"
     return FleetError("task-taken", f"{what} `{name}`", status=EXIT_USAGE, fix=fix)
 
@@ -24876,7 +24875,7 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
         plan_backing(fleet, options, folder), most=options.most or file.max or 0,
         notify=file.notify, worktrees=file.worktrees or "",
         tell=tell_events(folder, {*known.states, *tasks}, options),
-        reload=watch_tasks(world, known.path, fleet, options))
+        reload=watch_tasks(world, known.path, fleet))
     if options.dry_run:
         return backing
     if fleet and any(isinstance(task.coder, str) for task in tasks.values()):
@@ -24917,8 +24916,7 @@ def tell_events(folder: Folder, names: Iterable[str], options: Namespace
     return lambda name, word, text: tell_task(world, prefix + name, word, text, width)
 
 
-def watch_tasks(world: World, path: str, fleet: Fleet | None,
-                options: Namespace) -> Callable[[], TaskPlan | None]:
+def watch_tasks(world: World, path: str, fleet: Fleet | None) -> Callable[[], TaskPlan | None]:
     """Return what reads the task file again when it has changed."""
     if path in ("", "-"):
         return lambda: None
@@ -24930,14 +24928,11 @@ def watch_tasks(world: World, path: str, fleet: Fleet | None,
             return None  # where it was removed, what it said before stays
         seen[0] = now
         try:
-            plan = load_tasks(world, path, fleet)
+            return load_tasks(world, path, fleet)
         except FleetError as error:
             first = (*error.findings, error.finding)[0]
             raise FleetError("invalid-config", f"{first.where or path}: {first.what}; keeping "
                              "what it said before") from None
-        if options.most:
-            plan = replace(plan, file=replace(plan.file, max=None))
-        return plan
     return reload
 
 
@@ -25090,7 +25085,7 @@ def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
 TASK_ROLES = {"done": "ok", "running": "work", "checking": "work", "preparing": "work",
               "starting": "work", "waiting": "wait", "asking": "ask", "review": "ask",
               "attached": "ask", "parked": "warn", "failed": "bad", "stopped": "wait"}
-TASK_MARKS = {"ok": "✓", "work": "▶", "wait": "·", "ask": "?", "warn": "!", "bad": "✗"}
+TASK_MARKS = {**MARKS, "work": "▶", "wait": "·", "ask": "?"}
 
 
 def mark_task(state: str, look: Look) -> Cell:
@@ -25140,8 +25135,6 @@ def tell_task(world: World, name: str, word: str, text: str, width: int = 8) -> 
          TASK_FILE, CONFIG, OUT, JSON, group=WORK,
          examples=("tasks", "tasks --watch", "tasks parser"), excludes=("watch json",))
 def cmd_tasks(options: Namespace, world: World) -> int:
-    if options.config:
-        load_config(world, options.config)
     folders = find_folders(options, world, set())
 
     def show(clear: str) -> bool:
