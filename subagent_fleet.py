@@ -22943,7 +22943,7 @@ def look_at_programs(workspace: Workspace, fleet: Fleet, facts: Facts, until: fl
 
 def look_at_program(workspace: Workspace, fleet: Fleet, harness: Harness, until: float
                     ) -> SeenProgram:
-    """Return the version of a program, and which models it knows; nobody is asked."""
+    """Return the version of a program; nobody is asked."""
     world = workspace.world
     program = world.which(harness.program)
     if not program:
@@ -28166,12 +28166,12 @@ subagent-fleet task tidy
   run` takes over where they are. `task stop '*'` ends them. What is known of tasks is below
   `.git` (`subagent-fleet/run/tasks/NAME`: its state, and for each try the agent's output, the
   check's, a receipt). The worktrees are in `~/.local/state/subagent-fleet/worktrees`.
-- **States that need you**: `asking` (`task answer`); `review`: it has no check (`task diff`, then
-  `task accept`, or merge its branch, or `task retry NAME --say TEXT`); `failed` (the check, the
-  diff, the deadline, stuck twice); `parked`, with its reason (setup failed, changed what it may
-  not touch, a program is missing); `stopped`. `task retry` tries again with the task as the file
-  describes it now, `task say` resumes with your words, `task attach` opens the session in your
-  terminal and gives it back. `task forget` drops finished tasks from every list.
+- **States that need you**: `asking` (`task answer`); `review`: it has no check, or `check: none`
+  (`task diff`, then `task accept`, or merge its branch, or `task retry NAME --say TEXT`); `failed`
+  (the check, the diff, the deadline, stuck twice); `parked`, with its reason (setup failed, changed
+  what it may not touch, a program is missing); `stopped`. `task retry` tries again with the task as
+  the file describes it now, `task say` resumes with your words, `task attach` opens the session in
+  your terminal and gives it back. `task forget` drops finished tasks from every list.
 - **Checked is what is kept**: before the check, everything the agent left running is ended, a
   snapshot is taken, and the check runs on that snapshot in a second worktree. The branch becomes
   exactly that snapshot. Files that an agent or a check leaves in ignored places don't count.
