@@ -3298,21 +3298,6 @@ def _plan_tier(fleet: Fleet, tier: str, by_size: Sequence[Model]) -> str:
     return sized.name
 
 
-def plan_used_models(fleet: Fleet) -> set[str]:
-    """Return the models that can get work: of agents and tiers, their fallbacks and twins."""
-    twins = models_by_alias(fleet)
-    used = set()
-    pending = [agent.model for agent in fleet.agents.values()]
-    pending += plan_tiers(fleet).values()
-    while pending:
-        name = pending.pop()
-        if name not in used:
-            used.add(name)
-            pending += fleet.models[name].fallback
-            pending += [twin.name for twin in twins.pop(fleet.models[name].alias, ())]
-    return used
-
-
 def plan_fallbacks(fleet: Fleet) -> dict[str, list[str]]:
     """Return {alias: [aliases to try next]}; one alias never falls back on itself."""
     chains = {}
@@ -3671,11 +3656,13 @@ def plan_environment(fleet: Fleet) -> list[Variable]:
     tiers = plan_tiers(fleet)
     session = fleet.models[tiers["main"]]
     slowest = max(model.timeout for model in fleet.models.values()) * 1000
-    hosts = ",".join(_direct_hosts(fleet))
+    asked = [node.endpoint for node in fleet.nodes.values()]
+    asked += [gateway_url(gateway), OLLAMA_ENDPOINT]  # which LiteLLM asks, too (1.106.2)
+    hosts = ",".join(dict.fromkeys(map(_host_of, asked)))
 
     slots = sum(model.max_parallel for model in fleet.models.values())
     is_single = len({model.node for model in fleet.models.values()}) == 1
-    own_login = sends_login(fleet)
+    own_login = any(node.auth for node in fleet.nodes.values())  # a person's, handed to a node
 
     rows = [
         Variable(gateway.master_key_env, "", holds_key=True,
@@ -3740,18 +3727,6 @@ USUAL_VARIABLES = (
     Variable("LITELLM_LOCAL_MODEL_COST_MAP", "True", "LiteLLM starts without the internet"),
     *(Variable(name, "True", "LiteLLM shows no pages without a key")
       for name in ("NO_DOCS", "NO_REDOC", "NO_OPENAPI")))
-
-
-def _direct_hosts(fleet: Fleet) -> list[str]:
-    """Return the hosts that are asked without a proxy."""
-    urls = [node.endpoint for node in fleet.nodes.values()]
-    urls += [gateway_url(fleet.gateway), OLLAMA_ENDPOINT]  # which LiteLLM asks, too (1.106.2)
-    return list(dict.fromkeys(map(_host_of, urls)))
-
-
-def sends_login(fleet: Fleet) -> bool:
-    """Tell whether Claude Code keeps a person's own login, which a node is handed."""
-    return any(node.auth for node in fleet.nodes.values())
 
 
 def is_cloud(fleet: Fleet, model: Model) -> bool:
@@ -5179,8 +5154,17 @@ def _lint_main_fallback(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Config", "file")
 def _lint_unused_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of models that get no work."""
-    used = plan_used_models(fleet)
+    """Warn of models that get no work: from agents and tiers, as fallbacks and twins of those."""
+    twins = models_by_alias(fleet)
+    used = set()
+    pending = [agent.model for agent in fleet.agents.values()]
+    pending += plan_tiers(fleet).values()
+    while pending:
+        name = pending.pop()
+        if name not in used:
+            used.add(name)
+            pending += fleet.models[name].fallback
+            pending += [twin.name for twin in twins.pop(fleet.models[name].alias, ())]
     for name in fleet.models:
         if name not in used:
             yield warn(fleet, "unused-model", ("models", name),
@@ -5644,8 +5628,13 @@ def write_ignored(path: str) -> str:
 def check_worker(program: str, state: NodeState,
                  reached: Iterable[NodeState]) -> list[Finding]:
     """Return what keeps this machine from being a node, and what mends it."""
+    if not program and not state.online:
+        return [Finding("ollama-absent", "error", "Ollama is not installed",
+                        fix="install it from ollama.com/download")]
     if not state.online:
-        return [_check_stopped_ollama(program, state)]
+        return [Finding("ollama-stopped", "error", f"Ollama is installed ({program}) but does not "
+                        f"answer: {state.reason} ({state.endpoint})",
+                        fix="start its app or its service, or: ollama serve")]
 
     findings = []
     hole = worst_hole(state)
@@ -5662,17 +5651,6 @@ def check_worker(program: str, state: NodeState,
     if public:
         findings.append(_public_address("this machine", public[-1], "error"))
     return findings
-
-
-def _check_stopped_ollama(program: str, state: NodeState) -> Finding:
-    """Return the Finding on an Ollama that does not answer."""
-    if not program:
-        return Finding("ollama-absent", "error", "Ollama is not installed",
-                       fix="install it from ollama.com/download")
-    return Finding("ollama-stopped", "error",
-                   f"Ollama is installed ({program}) but does not answer: "
-                   f"{state.reason} ({state.endpoint})",
-                   fix="start its app or its service, or: ollama serve")
 
 
 # =============================================================================
