@@ -24853,7 +24853,7 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
         plan_backing(fleet, options, folder), most=options.most or file.max or 0,
         notify=file.notify, worktrees=file.worktrees or "",
         tell=tell_events(folder, {*known.states, *tasks}, options),
-        reload=watch_tasks(world, known.path, fleet))
+        reload=watch_tasks(world, known.path, fleet, options))
     if options.dry_run:
         return backing
     if fleet and any(isinstance(task.coder, str) for task in tasks.values()):
@@ -24894,7 +24894,8 @@ def tell_events(folder: Folder, names: Iterable[str], options: Namespace
     return lambda name, word, text: tell_task(world, prefix + name, word, text, width)
 
 
-def watch_tasks(world: World, path: str, fleet: Fleet | None) -> Callable[[], TaskPlan | None]:
+def watch_tasks(world: World, path: str, fleet: Fleet | None,
+                options: Namespace) -> Callable[[], TaskPlan | None]:
     """Return what reads the task file again when it has changed."""
     if path in ("", "-"):
         return lambda: None
@@ -24906,11 +24907,14 @@ def watch_tasks(world: World, path: str, fleet: Fleet | None) -> Callable[[], Ta
             return None  # where it was removed, what it said before stays
         seen[0] = now
         try:
-            return load_tasks(world, path, fleet)
+            plan = load_tasks(world, path, fleet)
         except FleetError as error:
             first = (*error.findings, error.finding)[0]
             raise FleetError("invalid-config", f"{first.where or path}: {first.what}; keeping "
                              "what it said before") from None
+        if options.most:  # was typed: whatever is edited, so many at most
+            plan = replace(plan, file=replace(plan.file, max=None))
+        return plan
     return reload
 
 
@@ -25113,6 +25117,8 @@ def tell_task(world: World, name: str, word: str, text: str, width: int = 8) -> 
          TASK_FILE, CONFIG, OUT, JSON, group=WORK,
          examples=("tasks", "tasks --watch", "tasks parser"), excludes=("watch json",))
 def cmd_tasks(options: Namespace, world: World) -> int:
+    if options.config:
+        load_config(world, options.config)
     folders = find_folders(options, world, set())
 
     def show(clear: str) -> bool:

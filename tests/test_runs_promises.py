@@ -1250,6 +1250,18 @@ def test_a_checks_worktree_that_cannot_go_is_told_and_stays(shop):
     assert shop.worktree("t").is_dir()
 
 
+def test_max_that_was_typed_holds_when_the_file_is_edited(shop):
+    tasks = {name: {"prompt": "x", "coder": shell(
+        'exec 9>"$HOME/lock"; flock -n 9 || echo double >> "$WITNESS"; touch "$HOME/began"; sleep 1')}
+        for name in "abc"}
+    shop.tasks(tasks, max=3)
+    child = shop.begin("run", "--max", 1)
+    shop.wait((shop.home / "began").exists)
+    shop.tasks(tasks, max=2)
+    shop.end(child)
+    assert shop.witness == "" and len(shop.rows()) == 3
+
+
 def test_tidy_of_a_task_that_waits_names_the_way_on(shop):
     shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT), "check": "false", "tries": 3}})
     child = shop.begin("run")
