@@ -3659,11 +3659,9 @@ def plan_environment(fleet: Fleet) -> list[Variable]:
     asked = [node.endpoint for node in fleet.nodes.values()]
     asked += [gateway_url(gateway), OLLAMA_ENDPOINT]  # which LiteLLM asks, too (1.106.2)
     hosts = ",".join(dict.fromkeys(map(_host_of, asked)))
-
     slots = sum(model.max_parallel for model in fleet.models.values())
     is_single = len({model.node for model in fleet.models.values()}) == 1
-    own_login = any(node.auth for node in fleet.nodes.values())  # a person's, handed to a node
-
+    own_login = any(node.auth for node in fleet.nodes.values())  # a person's
     rows = [
         Variable(gateway.master_key_env, "", holds_key=True,
                  why="the gateway's key; a key that is already set is kept"),
