@@ -4486,7 +4486,7 @@ def name_place(address: str, port: int, peers: Iterable[Peer], taken: set[str]) 
 # -- what `init` proposes --
 
 def file_keys(kind: str, record: Record, *shown: str) -> dict[str, Any]:
-    """Return a section's keys in a fleet file: those that are not as usual, and those to show."""
+    """Return a section's keys in a fleet file: those not as usual, and those to show."""
     entry = {}
     for name, key in FILE_KEYS[kind].items():
         value = getattr(record, key.attribute)
@@ -5152,7 +5152,7 @@ def _lint_main_fallback(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Config", "file")
 def _lint_unused_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of models that get no work: from agents and tiers, as fallbacks and twins of those."""
+    """Warn of models that get no work: from agents, tiers, or as fallbacks and twins of those."""
     twins = models_by_alias(fleet)
     used = set()
     pending = [agent.model for agent in fleet.agents.values()]
@@ -20640,7 +20640,7 @@ def describe_holder(world: World, port: int) -> str:
 
 
 def name_stop(world: World, fleet: Fleet, server: str, fix: str) -> str:
-    """Return a fix that says which port is free, and how another fleet's gateway is stopped."""
+    """Return a fix that names a free port, and how another fleet's gateway is stopped."""
     holder = world.find_holder(fleet.gateway.port)
     if holder and server == "subagent-fleet":
         fix = fix.replace("stop it", f"`kill {holder.process_id}`, which ends its Claude Code")
@@ -24731,7 +24731,7 @@ def go_on_behind(jobs: Sequence[RunJob], world: World) -> bool:
 
 
 def prepare_runs(folders: Iterable[Folder], options: Namespace) -> list[RunJob]:
-    """Return the repositories that can be worked on; with `--all` it is said why others cannot."""
+    """Return the repositories to work in; with `--all`, say why others cannot be used."""
     jobs = []
     for folder in folders:
         try:
