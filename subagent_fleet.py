@@ -18135,8 +18135,8 @@ class TaskWork:
         return receipt
 
     def _keep_what_is_there(self, state: TaskState) -> WorkDone:
-        """Keep a worktree at the end of a try, however that has ended."""
-        if not state.git or self._world.kind_of(state.worktree) != "directory":
+        """Keep a worktree at the end of a try, however that has ended; before setup, nothing."""
+        if not state.prepared or self._world.kind_of(state.worktree) != "directory":
             return WorkDone()
         try:
             return self._keep(state, read_baseline(self._folder, state))
@@ -18350,10 +18350,10 @@ class Supervisor:
         state = self.tasks[name]
         if name in self._threads or state.is_active:
             return
-        if state.wanted == "stop" and not state.is_over:
+        if state.wanted == "stop":
             self.write(name, "stopped", reason="no agent was running", wanted="")
             self.tell(name, "stopped", "no agent was running")
-        elif state.wanted == "attach" and state.state != "attached":
+        elif state.wanted == "attach":
             self.write(name, "attached", before=state.state if state.is_over else "waiting",
                        reason=state.reason, cause=state.cause, wanted="")
             self.tell(name, "attached")
@@ -18461,8 +18461,10 @@ class Supervisor:
         starts = plan_starts(states, limits, now)
         for name in starts:
             self._told.discard(name)
-            self.remember(name, state="preparing")
-            self._begin(name)
+            with self.changed:  # a thread that ends may just give it to a person
+                if self.tasks[name].state == "waiting":
+                    self.remember(name, state="preparing")
+                    self._begin(name)
         for state in waiting[:20]:
             name = state.name
             if name not in {*starts, *self._told} and state.until <= now:

@@ -372,6 +372,16 @@ def test_stop_ends_trees_that_resist_all_at_once_and_quickly(rig):
         assert rig.git("show", f"refs/subagent-fleet/t{number}/1:x") == "y"
 
 
+@pytest.mark.slow
+def test_a_stop_names_no_work_where_nothing_was_changed(rig):
+    rig.add("a", "@hang")
+    rig.work(lambda states: states and states["a"].state == "running")
+    rig.ask("stop", "a")
+    rig.work()
+    reason = rig.tasks()["a"].reason
+    assert "ended in" in reason and "saved" not in reason
+
+
 def test_a_task_that_was_not_running_is_stopped_and_says_so(rig):
     rig.add("a", "x", after=("nobody",))
     rig.ask("stop", "a")
@@ -708,6 +718,22 @@ def test_an_order_that_was_obeyed_is_not_obeyed_again(rig):
     rig.work()
     assert rig.states() == {"a": "done"}
     assert rig.git("show", "run/a:said") == "one"
+
+
+@pytest.mark.slow
+def test_a_person_has_the_session_however_slow_the_disk_is(rig, monkeypatch):
+    rig.add("a", "@hang")
+    rig.work(lambda states: states and states["a"].state == "running")
+    supervisor = rig.supervisor
+    write = supervisor.folder.write_state
+    monkeypatch.setattr(supervisor.folder, "write_state", lambda state: (
+        time.sleep(0.3 if state.state == "attached" else 0), write(state)))
+    rig.ask("attach", "a")
+    until = time.monotonic() + 20
+    while supervisor.is_busy or supervisor.tasks["a"].state == "running":
+        supervisor.step()
+        assert time.monotonic() < until
+    assert supervisor.tasks["a"].state == "attached"
 
 
 @pytest.mark.slow
