@@ -110,7 +110,8 @@ if TYPE_CHECKING:  # what checkers and editors read; the names are those below
     )
     from typing import Any, ClassVar, NoReturn, TypeVar
 
-    from typing_extensions import dataclass_transform  # a checker has it; 3.9's `typing` has not
+    # A checker has it; 3.9's `typing` has not.
+    from typing_extensions import dataclass_transform
 
     _Container = TypeVar("_Container", "dict[Any, Any]", "list[Any]")
     _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
@@ -240,9 +241,9 @@ class Record:
     """Values under the names that a subclass annotates; they stay as they are.
 
     To a checker they are frozen dataclasses. The standard library writes and compiles eight
-    functions for each of those when the file is imported, which was two thirds of a start; here
-    one set serves all classes. It is as fast, and takes some more memory: a plain `__dict__`.
-    `{}` as a default is a new one in each record.
+    functions for each of those when the file is imported, which was two thirds of a start;
+    here one set serves all classes. It is as fast, and takes some more memory: a plain
+    `__dict__`. `{}` as a default is a new one in each record.
     """
 
     _fields: ClassVar[dict[str, Field]] = {}
@@ -260,7 +261,8 @@ class Record:
                 field = Field(field)
             field.kind = kind
             cls._fields[name] = field
-        cls._needed = [name for name, field in cls._fields.items() if field.default is REQUIRED]
+        cls._needed = [name for name, field in cls._fields.items()
+                       if field.default is REQUIRED]
         cls._usual = {name: field.default for name, field in cls._fields.items()}
         cls._usual.update(dict.fromkeys(cls._needed, _ABSENT))
         cls._empty = [name for name, usual in cls._usual.items() if type(usual) is dict]
@@ -371,7 +373,8 @@ class Receipt(Record):
     sent: int = 0  # tokens that the prompt was thought to have; 0: not known
     cloud: bool = False  # it left the house
     passed_over: tuple[Passed, ...] = ()
-    said: str = ""  # who failed and in which words, as far as those are no prompt's or answer's
+    # Who failed and in which words, as far as those are no prompt's or answer's.
+    said: str = ""
     cached_tokens: int = 0  # of the input tokens: that the machine still had
     read_again: int = 0  # and that a machine had read before, but not this one or no more
     read_again_why: str = ""  # pushed out, or from where it moved
@@ -602,8 +605,8 @@ def read(record: type[_Record], value: object) -> _Record | None:
     """Return the record that a JSON value holds, None where it holds none.
 
     A field that is absent, or of another type, has its default; without a default there is
-    no record. What is `noted` of a field is how other programs spell it. Other keys are passed
-    over: a newer program may write them. There is none where its `_check` fails.
+    no record. What is `noted` of a field is how other programs spell it. Other keys are
+    passed over: a newer program may write them. There is none where its `_check` fails.
     """
     if not isinstance(value, dict):
         return None
@@ -752,8 +755,9 @@ _HINTS = {
     ":": ("syntax", "a colon without a key", "write a key before it, or quote the text"),
     **dict.fromkeys("|>", ("syntax", "only `+` or `-` may follow this on its line",
                            "put the text on the lines below, or quote it")),
-    **dict.fromkeys(_ODD_BLANKS, ("character", "this is not a plain space",
-                                  "write a plain space or nothing instead, or quote the text"))}
+    **dict.fromkeys(_ODD_BLANKS,
+                    ("character", "this is not a plain space",
+                     "write a plain space or nothing instead, or quote the text"))}
 
 
 def parse_yaml(text: str, source: str = "<text>") -> object:
@@ -1351,7 +1355,7 @@ def read_page(record: type[_Record], content: bytes | bytearray | None,
 
 
 def count_marks(body: bytes | bytearray) -> int:
-    """Return how many values a JSON text may hold, at the most; 8 MiB of `[],` become 180 MB."""
+    """Return how many values a JSON text may hold at most; 8 MiB of `[],` become 180 MB."""
     return sum(map(body.count, (b"[", b"{", b":", b",")))
 
 
@@ -1365,7 +1369,8 @@ def render_json(value: object) -> bytes:
 
 @_with(lambda: functools.lru_cache(1))
 def _json_encoder() -> json.JSONEncoder:
-    return json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=vars)  # of Records
+    return json.JSONEncoder(separators=(",", ":"), allow_nan=False,
+                            default=vars)  # of Records
 
 
 # == 4. Words =================================================================
@@ -1379,7 +1384,7 @@ def _json_encoder() -> json.JSONEncoder:
 # -- commands, as they were typed --
 
 class Typing(Record):
-    """How this program was called, so that messages name commands as they can be typed again."""
+    """How this program was called, so messages name commands as they can be typed again."""
 
     program: str = "subagent-fleet"
     # By command: the flags that name the places which were typed, such as ` --out build`.
@@ -1392,8 +1397,8 @@ AS_USUAL = Typing()
 def as_typed(text: str, typing: Typing) -> str:
     """Return a message with its commands as they were typed, where it leaves this program.
 
-    Messages are written with `subagent-fleet COMMAND`. The program becomes what was typed for it,
-    and a command gets the places that were typed, unless the message names one itself.
+    Messages are written with `subagent-fleet COMMAND`. The program becomes what was typed for
+    it, and a command gets the places that were typed, unless the message names one itself.
     """
     def retype(call: re.Match[str]) -> str:
         words = call["words"]
@@ -1405,8 +1410,9 @@ def as_typed(text: str, typing: Typing) -> str:
     if "subagent-fleet " not in text:  # usually: the pattern takes longer than the rest
         return text
     names = "|".join(typing.places)
-    return re.sub(rf"(?<![\w./-])subagent-fleet (?P<words>(?P<name>{names}|--help)( claude)?)\b"
-                  r"(?! claude)", retype, text)
+    return re.sub(
+        rf"(?<![\w./-])subagent-fleet (?P<words>(?P<name>{names}|--help)( claude)?)\b"
+        r"(?! claude)", retype, text)
 
 
 # -- what a terminal can show --
@@ -1529,7 +1535,8 @@ def width_of(text: str) -> int:
 
 
 def _width_of_char(char: str) -> int:
-    if char < "\u0300":  # what western text is made of, and the soft hyphen, which may be shown
+    # What western text is made of, and the soft hyphen, which may be shown.
+    if char < "\u0300":
         return 1
     if unicodedata.east_asian_width(char) in "WF":
         return 2
@@ -1553,7 +1560,7 @@ def crop(text: str, width: int) -> str:
 # -- amounts --
 
 def show_span(seconds: float | None) -> str:
-    """Return how long something takes: `1.4 s`, `45 s`, `3m20s`, `2h05m`, `3d`; `-`: not known."""
+    """Return a duration as text: `1.4 s`, `45 s`, `3m20s`, `2h05m`, `3d`; `-`: not known."""
     if seconds is None:
         return "-"
     if seconds < 59.95:
@@ -1647,11 +1654,12 @@ def format_words(parts: Iterable[object], look: Look, *, margin: str = "",
     lines = [cells]
     if look.columns and sum(width_of(cell.text) + 1 for cell in cells) - 1 > room:
         lines = break_lines(cells, room, room - len(indent))
-    return margin + f"\n{margin}{indent}".join(paint_words(line, look) for line in lines) + "\n"
+    return (margin + f"\n{margin}{indent}".join(paint_words(line, look) for line in lines)
+            + "\n")
 
 
 def wrap_text(text: str, look: Look, *, indent: str = "") -> str:
-    """Return text whose lines fit the columns, if there are any; what is indented stays whole."""
+    """Return text wrapped to the columns, if there are any; indented lines stay whole."""
     lines = []
     for line in text.split("\n"):
         line = clean_line(line)
@@ -1663,7 +1671,8 @@ def wrap_text(text: str, look: Look, *, indent: str = "") -> str:
 
 # -- findings --
 
-LEVELS = {"error": "bad", "warning": "warn", "info": "", "ok": "ok"}  # the worst first: its role
+# The worst first: its role.
+LEVELS = {"error": "bad", "warning": "warn", "info": "", "ok": "ok"}
 
 
 def format_finding(finding: Finding, *, indent: str = "", look: Look = PLAIN) -> str:
@@ -1707,12 +1716,13 @@ def format_fix(fix: str, look: Look, *, margin: str = "  ") -> str:
 LEAST_CELL = 20  # columns below which no column is made narrower
 
 
-def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *, look: Look = PLAIN,
-                 right: Collection[str] = (), spare: Collection[str] = ()) -> str:
+def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *,
+                 look: Look = PLAIN, right: Collection[str] = (),
+                 spare: Collection[str] = ()) -> str:
     """Return an aligned table of texts, numbers and Cells; without headers, only its rows.
 
-    The columns of `right` hold numbers. Where it is too wide for a terminal, its spares are left
-    out as far as that helps; then the widest columns wrap.
+    The columns of `right` hold numbers. Where it is too wide for a terminal, its spares are
+    left out as far as that helps; then the widest columns wrap.
     """
     table = [[Cell(header, "bold") for header in headers]] if headers else []
     table += [[as_cell(value) for value in row] for row in rows]
@@ -1740,12 +1750,13 @@ def _wrap_cell(cell: Cell, width: int) -> list[str]:
     """Return the texts that stand below each other; what fits keeps its blanks."""
     if width_of(cell.text) <= width:
         return [cell.text]
-    return [" ".join(word.text for word in line) for line in break_lines([cell], width, width)]
+    return [" ".join(word.text for word in line)
+            for line in break_lines([cell], width, width)]
 
 
 def _fit_columns(table: Sequence[Sequence[Cell]], spares: Iterable[int], room: int
                  ) -> dict[int, int]:
-    """Return {column: its width} of those that a table shows in so much room; 0 is no limit."""
+    """Return {column: width} of those that a table shows in so much room; 0 is no limit."""
     widths = {index: max(width_of(cell.text) for cell in column)
               for index, column in enumerate(zip(*table))}
     if not room:
@@ -1761,7 +1772,8 @@ def _fit_columns(table: Sequence[Sequence[Cell]], spares: Iterable[int], room: i
              for index in widths}
     for least in (words, dict.fromkeys(widths, 8)):
         while _measure_row(widths) > room:
-            widest = max(reversed(list(widths)), key=lambda index: widths[index] - least[index])
+            widest = max(reversed(list(widths)),
+                         key=lambda index: widths[index] - least[index])
             if widths[widest] <= least[widest]:
                 break
             widths[widest] -= 1
@@ -1775,7 +1787,8 @@ def _measure_row(widths: Mapping[int, int]) -> int:
 def pad_row(cells: Sequence[object], widths: Sequence[int]) -> str:
     """Return cells as one line, each as wide as it shall be."""
     texts = [as_cell(cell).text for cell in cells]
-    return "  ".join(text + " " * (width - width_of(text)) for text, width in zip(texts, widths))
+    return "  ".join(text + " " * (width - width_of(text))
+                     for text, width in zip(texts, widths))
 
 
 ENTRY_INDENT = " " * 10
@@ -1783,7 +1796,7 @@ ENTRY_INDENT = " " * 10
 
 def format_entry(cells: Sequence[object], widths: Sequence[int], parts: Sequence[object],
                  look: Look, *, margin: str = "") -> str:
-    """Return a line of a table that grows: columns whose widths are set, then words that wrap."""
+    """Return a line of a table that grows: columns of set widths, then words that wrap."""
     head = margin + pad_row(cells, widths)
     if not look.columns:
         return format_words(parts, look, margin=f"{head}  ") or f"{head.rstrip()}\n"
@@ -1950,7 +1963,8 @@ def _number_rule(least: int, most: int, words: str, example: int,
 
 
 def _gigabytes_rule(least: float, example: float) -> Rule:
-    return Rule({"type": "number", "minimum": least, "maximum": 65536}, "a number of GB", example,
+    return Rule({"type": "number", "minimum": least, "maximum": 65536},
+                "a number of GB", example,
                 slips=lambda text: _amount_slips(text, {"g": 1, "m": 1 / 1024, "t": 1024}))
 
 
@@ -1992,7 +2006,8 @@ def _address_slips(text: str) -> list[str]:
     scheme = "https" if text.lower().startswith("https") else "http"
     text = re.sub(r"^\w*[:;]?/+\s*|\s+(?=[:/])|[,?#].*|[^/]*@", "", text)
     slips = []
-    for address in (text, re.sub(r"(?<=[\w\]]):[^/]*", "", text)):  # with and without its port
+    # With and without its port.
+    for address in (text, re.sub(r"(?<=[\w\]]):[^/]*", "", text)):
         with contextlib.suppress(FleetError):
             endpoint = full_endpoint(f"{scheme}://{address}")
             slips += [endpoint.url, endpoint.host]
@@ -2100,7 +2115,8 @@ def _mend(value: Any, rule: Rule) -> Any:
     """Return what obeys a rule and was meant by a value, None where nobody can tell."""
     if isinstance(value, (list, dict)) and len(value) == 1 and not rule.item:
         value = next(iter(value))  # one thing, written as a list or with a colon
-    kinds = (str, int) if "pattern" in rule.schema else (str, int, float)  # 1.10 is 1.1 to YAML
+    kinds = ((str, int) if "pattern" in rule.schema
+             else (str, int, float))  # 1.10 is 1.1 to YAML
     if type(value) not in kinds or len(str(value)) > 200:
         return None
     text = str(value).strip(_QUOTES)
@@ -2143,7 +2159,8 @@ def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "",
         also: str = "") -> Any:
     """Declare a key: its rule or its own section, what it is for, what its absence means.
 
-    Its `name` in the file is the field's own, unless given; `also` is a second spelling of it.
+    Its `name` in the file is the field's own, unless given; `also` is a second
+    spelling of it.
     """
     return noted(FileKey(rule, words, default, name, also), default)
 
@@ -2471,7 +2488,8 @@ class _Checker:
         if len(name) > 60:
             name = f"{name[:60]}…"
         self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}",
-                   fix=fix or (f"known {kind}s: {some_of(records)}" if records else "remove it"))
+                   fix=fix or (f"known {kind}s: {some_of(records)}" if records
+                               else "remove it"))
 
 
 def _dotted(path: tuple) -> str:
@@ -2552,7 +2570,8 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
         nodes={name: replace(node, endpoint=split_endpoint(
             node.endpoint, NODE_KINDS[node.provider].port or 80).url)
             for name, node in file.nodes.items()},
-        models=file.models, agents=file.agents, document=document, lean=project.claude.lean), []
+        models=file.models, agents=file.agents, document=document,
+        lean=project.claude.lean), []
 
 
 def _empty_file(document: Document) -> Finding:
@@ -2571,7 +2590,8 @@ def _place_of(finding: Finding) -> list[int]:
     return [int(number) for number in finding.where.split(":")[-2:]]
 
 
-def _check_references(check: _Checker, nodes: dict[str, Node], models: dict[str, Model]) -> None:
+def _check_references(check: _Checker, nodes: dict[str, Node],
+                      models: dict[str, Model]) -> None:
     """Report names that nothing has, and who falls back on itself."""
     # Two models may fall back on each other: of a chain only the first step is taken, and
     # LiteLLM takes no more than five (1.106.2: `a` and `b` both dead answered in 0.06 s).
@@ -2605,9 +2625,11 @@ def _check_node(check: _Checker, node: Node, gateway: Gateway) -> None:
     for is_wrong, what, fix in (
             (node.provider != "anthropic", "is only for `provider: anthropic`",
              "remove it, or write `api_key_env:`"),
-            (node.api_key_env, "and `api_key_env` are two ways to log in", "remove one of them"),
-            (gateway.provider == "litellm", "needs this program's own gateway: LiteLLM cannot "
-             "tell its key from a login", "write `provider: builtin` under project.gateway"),
+            (node.api_key_env, "and `api_key_env` are two ways to log in",
+             "remove one of them"),
+            (gateway.provider == "litellm", "needs this program's own gateway: "
+             "LiteLLM cannot tell its key from a login",
+             "write `provider: builtin` under project.gateway"),
             (at.scheme == "http" and not LOOPBACK.fullmatch(at.host),
              "would send the login unencrypted", "write https://")):
         if node.auth and is_wrong:
@@ -2627,8 +2649,8 @@ def _check_model(check: _Checker, model: Model, node: Node | None) -> None:
     if node and node.provider == "anthropic":
         where = f"at {node.endpoint}: everything you send it leaves your network"
     elif (not node or node.provider == "ollama") and leaves_house(model.ollama_model or ""):
-        where = (f"`{model.ollama_model}`: Ollama sends this to ollama.com; it does not run on "
-                 "your machine")
+        where = (f"`{model.ollama_model}`: Ollama sends this to ollama.com; it does not run "
+                 "on your machine")
     if where and not model.cloud:
         check.error("cloud-model", (*path, model.name_key), f"is {where}",
                     fix="choose a local model, or add `cloud: true`")
@@ -2826,8 +2848,8 @@ def rate_model(model: NodeModel, calls_tools: bool | None = None) -> Rating:
     context = model.trained_context or MAIN_CONTEXT_TOKENS
     if context >= MAIN_CONTEXT_TOKENS:
         return Rating(score + 1, flaw)
-    return Rating(score, flaw or f"holds {context} tokens; Claude Code's own prompt takes 10,000 "
-                  "to 18,000")
+    return Rating(score, flaw or f"holds {context} tokens; Claude Code's own prompt takes "
+                  "10,000 to 18,000")
 
 
 def prints_calls(ollama_model: str) -> bool:
@@ -2836,8 +2858,9 @@ def prints_calls(ollama_model: str) -> bool:
 
 
 # What ollama.com offers without tools (November 2026), for where no machine is asked.
-_TOOLLESS = _Pattern("(?:.*/)?(?:(?:code)?gemma[23]?n?|(?:bak)?llava|llama2|codellama|moondream|"
-                     "phi[34]?|deepseek-coder|starcoder2?|tinyllama)(?::.*)?")
+_TOOLLESS = _Pattern(
+    "(?:.*/)?(?:(?:code)?gemma[23]?n?|(?:bak)?llava|llama2|codellama|moondream|"
+    "phi[34]?|deepseek-coder|starcoder2?|tinyllama)(?::.*)?")
 
 
 def lacks_tools(ollama_model: str) -> bool:
@@ -2881,7 +2904,7 @@ def mend_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
 
 
 def mend_toolless(model: Model, state: NodeState, gigabytes: float | None) -> str:
-    """Return what mends it that a model calls no tools: one that does and fits its machine."""
+    """Return the fix for a model that calls no tools: one that does and fits its machine."""
     pull = plan_pull(gigabytes)
     if not pull:
         return f"use another machine: {tell_pull(gigabytes)}"
@@ -2893,8 +2916,9 @@ def mend_toolless(model: Model, state: NodeState, gigabytes: float | None) -> st
 
 # -- what was measured --
 #
-# `bench` keeps what it measured in BENCH_FILE. The file may lie in anybody's directory: it is read
-# as data, bounded in everything, and a measurement speaks of no machine but that of its endpoint.
+# `bench` keeps what it measured in BENCH_FILE. The file may lie in anybody's directory: it
+# is read as data, bounded in everything, and a measurement speaks of no machine but that
+# of its endpoint.
 
 BENCH_FILE = f"{STATE_DIRECTORY}/bench.json"
 MEASUREMENTS_LIMIT = 1_000
@@ -2937,8 +2961,8 @@ class ExamScore(Record):
     def interval(self) -> tuple[float, float]:
         """Between which shares the true one is, with 95 % confidence (Wilson).
 
-        A question that is asked again tells of the model's luck, not of other questions. So it is
-        the questions that count.
+        A question that is asked again tells of the model's luck, not of other questions. So
+        it is the questions that count.
         """
         share, count, z = self.passed / self.asked, self.questions, 1.96
         center = share + z * z / (2 * count)
@@ -2947,7 +2971,7 @@ class ExamScore(Record):
         return max(0.0, (center - reach) / whole), min(1.0, (center + reach) / whole)
 
     def beats(self, other: ExamScore | None) -> bool:
-        """Tell whether it is better than another, by the same exam, beyond what luck can do."""
+        """Tell whether it beats another by the same exam, beyond what luck can do."""
         return bool(other and self.repository == other.repository
                     and self.interval[0] > other.interval[1])
 
@@ -2989,7 +3013,7 @@ class Measurement(Record):
 
     @property
     def instead(self) -> str:
-        """What it did instead of calling tools; nothing where it mostly did, or was not asked."""
+        """What it did instead of calling tools; nothing if it mostly did or was not asked."""
         if self.tools is None or self.tools.share > 0.5:
             return ""
         return self.tools.instead or "called no tool"
@@ -3000,7 +3024,7 @@ class Measurement(Record):
         return self.load_seconds is not None or self.exam is not None
 
     def is_of(self, model: NodeModel) -> bool:
-        """Tell whether it is of what a node has by that name now: a tag may be pulled again."""
+        """Tell whether a node still has this by that name: a tag may be pulled again."""
         return not (self.digest and model.digest) or self.digest == model.digest
 
 
@@ -3011,12 +3035,13 @@ class BenchPage(Record):
 
 
 def parse_measurements(content: bytes | None) -> tuple[Measurement, ...]:
-    """Return the measurements that a bench file holds; what is foreign in it is passed over."""
+    """Return the measurements that a bench file holds; anything foreign is passed over."""
     page = read_page(BenchPage, content, "bench/1") or BenchPage()
     return page.measurements[:MEASUREMENTS_LIMIT]
 
 
-def latest_measurements(measured: Iterable[Measurement]) -> dict[tuple[str, str], Measurement]:
+def latest_measurements(
+        measured: Iterable[Measurement]) -> dict[tuple[str, str], Measurement]:
     """Return {(endpoint, full name of the model): the latest measurement}."""
     return {(known.endpoint, full_model_name(known.model)): known
             for known in sorted(measured, key=lambda known: known.date)}
@@ -3038,7 +3063,8 @@ def merge_measurements(kept: Iterable[Measurement],
         if old and old.exam and not known.exam and old.digest == known.digest:
             known = replace(known, exam=old.exam)
         merged[place] = known
-    places = sorted(merged.values(), key=lambda known: (known.node, known.model, known.tokens))
+    places = sorted(merged.values(),
+                    key=lambda known: (known.node, known.model, known.tokens))
     return tuple(places[:MEASUREMENTS_LIMIT])
 
 
@@ -3051,9 +3077,10 @@ def is_older(version: str, than: str) -> bool:
 
 # -- what fits a machine, and how many conversations stay warm there --
 #
-# A server of models keeps 16 bits for each key and value (llama-server b10488, which Ollama 0.32.15
-# runs): of every token in the layers that see all, of a window and the batch it reads in those
-# that see only the last, a state where there is neither. Besides it keeps prompts in main memory.
+# A server of models keeps 16 bits for each key and value (llama-server b10488, which Ollama
+# 0.32.15 runs): of every token in the layers that see all, of a window and the batch it reads
+# in those that see only the last, a state where there is neither. Besides it keeps prompts in
+# main memory.
 
 ROUGH_TOKEN_BYTES = 12_000  # of a token of context, for each billion parameters
 LARGEST_MODEL_BYTES = 1 << 50  # what says it is larger says nothing
@@ -3067,14 +3094,15 @@ _PARAMETER_UNITS = {"M": 0.001, "B": 1.0, "T": 1000.0}
 
 # Where the metadata do not say it by layer: one in so many sees everything; the others see a
 # window, or keep a state.
-WINDOW_PATTERNS = {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "gptoss": 2}
+WINDOW_PATTERNS = {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2,
+                   "gptoss": 2}
 STATE_PATTERNS = {"qwen35": 4, "qwen35moe": 4, "qwen3next": 4}
 LAYERS_LIMIT = 1_000
 _BY_LAYER = ("attention.head_count_kv", "attention.sliding_window_pattern")
 
 
 def unread_layers(known: Mapping[str, Any]) -> list[str]:
-    """Return the keys whose value differs by layer, and was left out: Ollama empties long lists."""
+    """Return the keys that differ by layer and were left out: Ollama empties long lists."""
     names = (f"{known.get('general.architecture')}.{key}" for key in _BY_LAYER)
     return [name for name in names if name in known and known[name] in (None, [])]
 
@@ -3092,7 +3120,7 @@ class Metadata:
         return value if type(value) is int and 0 < value < 1_000_000 else 0
 
     def heads(self) -> list[int]:
-        """Return how many heads of keys and values each layer has; none where that is unclear."""
+        """Return how many heads of keys and values each layer has; none where unclear."""
         value = self.known.get(f"{self.kind}.attention.head_count_kv")
         counts = value[:self.layers] if isinstance(value, list) else [value] * self.layers
         heads = [count for count in counts if type(count) is int and 0 <= count < 100_000]
@@ -3108,8 +3136,9 @@ class Metadata:
 
     def widths(self, behind: str = "") -> int:
         """Return the values that a head keeps of a token, its key and its value."""
-        widths = sum(self.number(f"attention.{name}{behind}") or self.number(f"attention.{name}")
-                     for name in ("key_length", "value_length"))
+        widths = sum(
+            self.number(f"attention.{name}{behind}") or self.number(f"attention.{name}")
+            for name in ("key_length", "value_length"))
         heads = self.number("attention.head_count")
         if not widths and heads:  # they share the embedding
             return self.number("embedding_length") // heads * 2
@@ -3134,7 +3163,8 @@ def plan_cache(known: Mapping[str, Any]) -> dict[str, int]:
     # Latent attention keeps a key of this rank for all heads, and no values.
     rank = model.number("attention.kv_lora_rank")
     if rank and model.number("attention.key_length_mla"):
-        return {"token_bytes": model.layers * (rank + model.number("rope.dimension_count")) * 2}
+        return {
+            "token_bytes": model.layers * (rank + model.number("rope.dimension_count")) * 2}
 
     window = model.number("attention.sliding_window")
     cells = -(-(window + BATCH_TOKENS) // WINDOW_STEP) * WINDOW_STEP
@@ -3167,8 +3197,8 @@ def plan_fitting_context(model: NodeModel, gigabytes: float, slots: int = 1) -> 
 def plan_warm(model: NodeModel, context: int, slots: int, cache_gb: float) -> int | None:
     """Return how many conversations of this length stay warm; None: the metadata do not tell.
 
-    Those in the slots, and those whose prompts the server keeps in main memory: there it needs
-    room for one more, as it stores what a slot holds before it takes another out.
+    Those in the slots, and those whose prompts the server keeps in main memory: there it
+    needs room for one more, as it stores what a slot holds before it takes another out.
     """
     if not model.token_bytes:
         return None
@@ -3182,20 +3212,23 @@ def plan_kept_gigabytes(model: NodeModel, context: int) -> float:
 
 
 def plan_prompt_cache(state: NodeState, told: float | None = None) -> float:
-    """Return how many GB of prompts a server keeps in main memory for each model, if not told."""
+    """Return how many GB of prompts a server keeps in main memory per model, if not told."""
     if told is not None:
         return told
     is_llama = state.provider == "llamacpp" or (
-        state.provider == "ollama" and not is_older(state.version, "0.30"))  # before, there is none
+        state.provider == "ollama"
+        and not is_older(state.version, "0.30"))  # before, there is none
     return USUAL_CACHE_GB if is_llama else 0.0
 
 
-# What to pull where no model will do, the strongest first: as ollama.com had them in November 2026.
-PULLS = (NodeModel("gpt-oss:120b", 65_369_818_941, token_bytes=36_864, window_bytes=28_311_552),
-         NodeModel("qwen3-coder:30b", 18_556_701_140, token_bytes=98_304),
-         NodeModel("gpt-oss:20b", 13_793_441_244, token_bytes=24_576, window_bytes=18_874_368),
-         NodeModel("qwen3:8b", 5_225_388_164, token_bytes=147_456),
-         NodeModel("qwen3:4b", 2_497_293_931, token_bytes=147_456))
+# What to pull where no model will do, the strongest first: as ollama.com had them in
+# November 2026.
+PULLS = (
+    NodeModel("gpt-oss:120b", 65_369_818_941, token_bytes=36_864, window_bytes=28_311_552),
+    NodeModel("qwen3-coder:30b", 18_556_701_140, token_bytes=98_304),
+    NodeModel("gpt-oss:20b", 13_793_441_244, token_bytes=24_576, window_bytes=18_874_368),
+    NodeModel("qwen3:8b", 5_225_388_164, token_bytes=147_456),
+    NodeModel("qwen3:4b", 2_497_293_931, token_bytes=147_456))
 USABLE_SHARE = 0.75  # of a machine's memory: a Mac gives its GPU no more
 
 
@@ -3224,7 +3257,7 @@ def _weight_bytes(model: NodeModel) -> float:
 
 
 def parameters_of(model: NodeModel) -> float:
-    """Return a model's parameters in billions, as its node or else its name tells; 0: unknown."""
+    """Return a model's parameters in billions, by its node or else its name; 0: unknown."""
     match = _PARAMETERS.fullmatch(model.parameters)
     told = float(match[1]) * _PARAMETER_UNITS[match[2]] if match else billions(model.name)
     return min(told, 1_000_000)
@@ -3337,11 +3370,12 @@ def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState],
 
 def plan_route_states(fleet: Fleet, states: Mapping[str, NodeState]) -> dict[str, RouteState]:
     """Return how ready each model is on its node."""
-    return {name: plan_route_state(fleet, states, model) for name, model in fleet.models.items()}
+    return {name: plan_route_state(fleet, states, model)
+            for name, model in fleet.models.items()}
 
 
 def find_resident(node: NodeState, model: Model) -> LoadedModel | None:
-    """Return a model as it is loaded: as its route wants it, else in another way, or not at all."""
+    """Return a model as it is loaded: as its route wants it, else in another way, or None."""
     loaded = find_models(node.loaded, model.ollama_model)
     for resident in loaded:
         if fits_context(node.provider, resident.context, model.context):
@@ -3350,7 +3384,7 @@ def find_resident(node: NodeState, model: Model) -> LoadedModel | None:
 
 
 def fits_context(provider: str, loaded: int, wanted: int) -> bool:
-    """Tell whether a model that is loaded with a context serves a route that wants another."""
+    """Tell whether a model loaded with one context serves a route that wants another."""
     if provider == "ollama":  # which loads it again for any other
         return loaded in (0, wanted)  # 0: before Ollama 0.10
     return loaded == 0 or loaded >= wanted
@@ -3439,7 +3473,7 @@ class Load(Record):
 
 
 def plan_loads(fleet: Fleet, state: NodeState) -> list[Load]:
-    """Return what a node will hold, each of its models once; what is not there takes nothing."""
+    """Return what a node will hold, each model once; what is not there takes nothing."""
     jobs = plan_jobs(fleet)
     cache_gb = plan_prompt_cache(state, fleet.nodes[state.name].cache_gb)
     loads: dict[str, Load] = {}
@@ -3452,7 +3486,8 @@ def plan_loads(fleet: Fleet, state: NodeState) -> list[Load]:
         place = _place_of_model(model)
         users = tuple(job for job, used in jobs.items() if _place_of_model(used) == place)
         load = Load(model, held, users, cache_gb)
-        loads[place[1]] = max(load, loads.get(place[1], load), key=lambda load: load.gigabytes)
+        loads[place[1]] = max(load, loads.get(place[1], load),
+                              key=lambda load: load.gigabytes)
     return list(loads.values())
 
 
@@ -3464,8 +3499,9 @@ def list_loads(fleet: Fleet, states: Mapping[str, NodeState]) -> list[Load]:
 
 def report_load(load: Load) -> dict[str, Any]:
     """Return a load as JSON has it."""
-    return {"node": load.model.node, "model": load.model.ollama_model, "context": load.context,
-            "gigabytes": round(load.gigabytes, 2), "agents": load.users, "warm": load.warm}
+    return {"node": load.model.node, "model": load.model.ollama_model,
+            "context": load.context, "gigabytes": round(load.gigabytes, 2),
+            "agents": load.users, "warm": load.warm}
 
 
 def describe_load(load: Load, memory: float | None = None) -> str:
@@ -3483,7 +3519,7 @@ def describe_load(load: Load, memory: float | None = None) -> str:
 
 
 def describe_warm(load: Load) -> str:
-    """Return how many agents a model keeps warm, and how many there are; nothing if unknown."""
+    """Return how many agents a model keeps warm, and how many there are; "" if unknown."""
     if load.warm is None or not load.users:
         return ""
     agents = count_of(range(load.warm), "agent")
@@ -3523,7 +3559,7 @@ def show_host(host: str) -> str:
 
 
 def plain_address(host: str) -> str:
-    """Return a host as it compares: an IPv4 address within an IPv6 one is that, without a zone."""
+    """Return a host ready to compare: IPv4 within IPv6 becomes IPv4, zones are dropped."""
     host = host.strip("[]").partition("%")[0].lower()
     if ":" not in host:
         return host
@@ -3546,7 +3582,7 @@ _PRIVATE_NAME = _Pattern(r"[^.]+|.+[.](local|lan|home|internal|home[.]arpa|local
 
 
 def is_private(host: str) -> bool:
-    """Tell whether a host can only be at home: in private networks, Tailscale's among them."""
+    """Tell whether a host can only be at home: in private networks, including Tailscale's."""
     host = plain_address(host)
     if is_loopback(host):
         return True
@@ -3578,7 +3614,8 @@ def plan_stakes(fleet: Fleet, own_hosts: Collection[str] = ()) -> list[Stake]:
     stakes = []
     if not is_loopback(gateway.host) and gateway.host not in own_hosts:
         url = gateway_url(gateway)
-        stakes.append(Stake(f"gateway {url}", f"the gateway's key and all prompts go to {url}"))
+        stakes.append(
+            Stake(f"gateway {url}", f"the gateway's key and all prompts go to {url}"))
     return [*stakes, *plan_node_stakes(fleet.nodes.values(), own_hosts)]
 
 
@@ -3588,13 +3625,13 @@ def plan_node_stakes(nodes: Iterable[Node], own_hosts: Collection[str] = ()) -> 
     for node in nodes:
         host = _host_of(node.endpoint)
         if host not in own_hosts and not is_private(host):
-            stakes.append(Stake(f"node {node.endpoint}", "prompts, and what agents read, go to "
-                                f"{node.endpoint} (node {node.name})"))
+            stakes.append(Stake(f"node {node.endpoint}", "prompts, and what agents read, go "
+                                f"to {node.endpoint} (node {node.name})"))
         if node.api_key_env:
             stakes.append(plan_key_stake(node))
         if node.auth:
-            stakes.append(Stake(f"login {node.endpoint}", "the login that Claude Code sends goes "
-                                f"to {node.endpoint} (node {node.name})"))
+            stakes.append(Stake(f"login {node.endpoint}", "the login that Claude Code sends "
+                                f"goes to {node.endpoint} (node {node.name})"))
     return stakes
 
 
@@ -3671,10 +3708,10 @@ def plan_environment(fleet: Fleet) -> list[Variable]:
                  applies=own_login),
         Variable("ANTHROPIC_AUTH_TOKEN", "", "Claude Code shows the gateway this key",
                  holds_key=True, applies=not own_login),
-        Variable("ANTHROPIC_API_KEY", "", "Claude Code would show this key, too", is_unset=True,
-                 applies=not own_login),
-        # Otherwise the system prompt differs in each conversation from its 47th character on, and
-        # a node reads 10,000 tokens again (2.1.326). A login's own server may want it.
+        Variable("ANTHROPIC_API_KEY", "", "Claude Code would show this key, too",
+                 is_unset=True, applies=not own_login),
+        # Otherwise the system prompt differs in each conversation from its 47th character on,
+        # and a node reads 10,000 tokens again (2.1.326). A login's own server may want it.
         Variable("CLAUDE_CODE_ATTRIBUTION_HEADER", "0", "keeps prompt caching working",
                  applies=not own_login),
         Variable("NO_PROXY", hosts, "no proxy sees the key and the prompts", is_added=True),
@@ -3689,18 +3726,20 @@ def plan_environment(fleet: Fleet) -> list[Variable]:
                  "the main model's context; Claude Code would assume 1,000,000"),
         Variable("CLAUDE_CODE_MAX_OUTPUT_TOKENS",
                  str(min(session.max_output, session.context // 2)),
-                 "the longest answer; Claude Code keeps this much of the context free for it"),
+                 "the longest answer; Claude Code keeps this much of the "
+                 "context free for it"),
         Variable("CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT", "1",
                  "a shorter system prompt, because the context is small",
                  applies=session.context <= LEAN_CONTEXT_TOKENS),
         Variable("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1",
-                 "one machine: an agent and its caller would compete for it", applies=is_single),
+                 "one machine: an agent and its caller would compete for it",
+                 applies=is_single),
         Variable("CLAUDE_CODE_MAX_CONCURRENT_SUBAGENTS", str(2 * slots),
-                 "twice the fleet's slots: Claude Code refuses more, the gateway lets them wait",
-                 applies=not is_single),
-        # A request waits for its turn, then for a first token, then for the next candidate's. Left
-        # alone, 2.1.326 gives up after 300 to 360 s of silence and asks again, up to 11 times;
-        # each time the node reads the prompt from its beginning.
+                 "twice the fleet's slots: Claude Code refuses more, "
+                 "the gateway lets them wait", applies=not is_single),
+        # A request waits for its turn, then for a first token, then for the next candidate's.
+        # Left alone, 2.1.326 gives up after 300 to 360 s of silence and asks again, up to 11
+        # times; each time the node reads the prompt from its beginning.
         Variable("API_FORCE_IDLE_TIMEOUT", "0", "a local model may need minutes to begin"),
         Variable("CLAUDE_STREAM_IDLE_TIMEOUT_MS", str(slowest * 3),
                  "three times the slowest model's timeout"),
@@ -3710,12 +3749,13 @@ def plan_environment(fleet: Fleet) -> list[Variable]:
     return [row for row in rows if row.applies]
 
 
-# What every fleet wants alike. With a person at it, Claude Code 2.1.327 fetches a list of plugins
-# whatever else is said. 2.1.197 lets CLAUDE_CODE_SUBAGENT_MODEL beat an agent's model, 2.1.326 only
-# together with _FORCE.
+# What every fleet wants alike. With a person at it, Claude Code 2.1.327 fetches a list of
+# plugins whatever else is said. 2.1.197 lets CLAUDE_CODE_SUBAGENT_MODEL beat an agent's
+# model, 2.1.326 only together with _FORCE.
 USUAL_VARIABLES = (
     Variable("CLAUDE_CODE_TOTAL_TOKENS_REMINDER", "off", "keeps prompt caching working"),
-    Variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1", "nothing but the gateway is asked"),
+    Variable("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1",
+             "nothing but the gateway is asked"),
     Variable("CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL", "1",
              "nothing but the gateway is asked"),
     Variable("CLAUDE_CODE_SUBAGENT_MODEL", "", "it would replace every agent's model",
@@ -3745,7 +3785,8 @@ def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dic
             if variable.value and environ.get(name):  # a person's own headers, a line each
                 merged[name] = f"{environ[name]}\n{merged[name]}"
             if variable.value and merged.get("ANTHROPIC_AUTH_TOKEN") == key:
-                del merged["ANTHROPIC_AUTH_TOKEN"]  # of a shell that knows the fleet as it was
+                # Of a shell that knows the fleet as it was.
+                del merged["ANTHROPIC_AUTH_TOKEN"]
         elif variable.is_added and environ.get(name):
             merged[name] = f"{environ[name]},{variable.value}"
         else:
@@ -3754,14 +3795,14 @@ def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dic
 
 
 def harness_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
-    """Return what any other program is started with: the key, and no proxy before the gateway."""
+    """Return what any other program is started with: the key, and no proxy to the gateway."""
     wanted = merge_environment(environ, fleet, key)
     names = (fleet.gateway.master_key_env, "NO_PROXY", "no_proxy")
     return {**environ, **{name: wanted[name] for name in names}}
 
 
 def litellm_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
-    """Return what LiteLLM is started with: nothing in it names code or settings of a project."""
+    """Return what LiteLLM starts with: nothing in it names code or settings of a project."""
     kept = {}
     for name, value in environ.items():
         if not re.match("PYTHON|LITELLM_|(CONFIG_FILE_PATH|WORKER_CONFIG)$", name):
@@ -3770,8 +3811,8 @@ def litellm_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> d
     return merge_environment(kept, fleet, key)
 
 
-# What a local model does not use of Claude Code's tools: with the short prompt and without them
-# the first request is a third as long (2.1.327).
+# What a local model does not use of Claude Code's tools: with the short prompt and without
+# them the first request is a third as long (2.1.327).
 LEAN_LIMIT_TOKENS = 131072  # with more context there is room for all
 SPARE_TOOLS = """
     Workflow ScheduleWakeup ListAgents ReportFindings CronCreate CronDelete CronList EnterWorktree
@@ -3782,14 +3823,14 @@ _TOOL_FLAGS = ("--allowedTools", "--allowed-tools", "--tools")
 
 
 def is_lean(fleet: Fleet) -> bool:
-    """Tell whether Claude Code is started with few tools: as the file says, else by the window."""
+    """Tell whether Claude Code starts with few tools: by the file, else by the window."""
     if fleet.lean is not None:
         return fleet.lean
     return fleet.models[plan_tiers(fleet)["main"]].context <= LEAN_LIMIT_TOKENS
 
 
 def plan_denied_tools(fleet: Fleet, words: Sequence[str]) -> tuple[str, ...]:
-    """Return the tools that are off in a session; those that an agent or the words name stay."""
+    """Return the tools off in a session; those that an agent or the words name stay on."""
     if not is_lean(fleet):
         return ()
 
@@ -3810,14 +3851,16 @@ def plan_settings(fleet: Fleet, environ: Mapping[str, str], permissions: Mapping
     """Return the settings of a session, which lead it to the fleet.
 
     Those that Claude Code is started with beat a project's and a person's usual ones (2.1.327
-    and 2.1.197). An empty word there counts as unset, and nothing else unsets what a project sets.
+    and 2.1.197). An empty word there counts as unset, and nothing else unsets what a
+    project sets.
     """
     wanted = {variable.name: environ.get(variable.name, "")
               for variable in plan_environment(fleet)
               if variable.name != fleet.gateway.master_key_env}
     if is_lean(fleet):
         wanted["CLAUDE_CODE_SIMPLE_SYSTEM_PROMPT"] = "1"
-    # Auto mode asks a server of Anthropic before every action, which no gateway has (2.1.326).
+    # Auto mode asks a server of Anthropic before every action, which no gateway
+    # has (2.1.326).
     return {"env": wanted, "permissions": {"disableAutoMode": "disable", **permissions}}
 
 
@@ -3888,23 +3931,25 @@ class Change(Record):
 def fleet_digest(fleet: Fleet) -> str:
     """Return what tells two configs apart whose models are not served alike."""
     # All of a node counts but what is only said to people, so that a new key counts unasked.
-    nodes = [replace(node, tags=(), memory_gb=None, mac=None) for node in fleet.nodes.values()]
+    nodes = [replace(node, tags=(), memory_gb=None, mac=None)
+             for node in fleet.nodes.values()]
     return digest(repr([*nodes, *fleet.models.values()]).encode("utf-8"))[:16]
 
 
 # -- who does what where --
 #
-# `init`, the first `up`, `worker`, `add` and `recommend` ask `plan_assignment`. All models in one
-# list, the strongest first; then four rules, of which each takes what finds room beside what the
-# rules before it took:
-# 1. the main session and the implementer get the strongest that calls tools and holds the prompt;
+# `init`, the first `up`, `worker`, `add` and `recommend` ask `plan_assignment`. All models in
+# one list, the strongest first; then four rules, of which each takes what finds room beside
+# what the rules before it took:
+# 1. the main session and the implementer get the strongest that calls tools and
+#    holds the prompt;
 # 2. the reviewer is the strongest on another machine, of another maker if that can be;
 # 3. plans and summaries come from the fastest, no plans from a small one;
 # 4. a machine that idles shares the work of another, takes a job over, or stands in.
 # Ties break by name: the same machines give the same file.
 
-# What is to be done, and the least context for it: `main` and Claude Code's tiers read its own
-# prompt, other agents do not.
+# What is to be done, and the least context for it: `main` and Claude Code's tiers read its
+# own prompt, other agents do not.
 JOBS = {"main session": MAIN_CONTEXT_TOKENS, "implementer": MAIN_CONTEXT_TOKENS,
         "reviewer": MAIN_CONTEXT_TOKENS, "planner": SMALL_CONTEXT_TOKENS,
         "summarizer": SMALL_CONTEXT_TOKENS}
@@ -3912,7 +3957,8 @@ MAIN_JOB = "main session"
 PLANNING_BILLIONS = 7.0  # a smaller model plans and sums up only where no other is free
 CODER_FACTOR = 1.25  # a coder comes before a general model of its size
 THINKER_FACTOR = 0.9  # and one that thinks comes after it: here it is asked not to
-BYTES_A_BILLION = 6e8  # at four bits a weight, where neither name nor node tell the parameters
+# At four bits a weight, where neither name nor node tell the parameters.
+BYTES_A_BILLION = 6e8
 CONTEXT_STEP = 4096
 _CODER = _Pattern("cod(?:er|e[^a-z]|estral)|devstral")
 _ACTIVE = _Pattern(r"a(\d+(?:\.\d+)?)b(?![a-z])")
@@ -3970,8 +4016,8 @@ def plan_candidate(node: str, model: NodeModel, measurement: Measurement | None 
         rate = measurement.answer_rate or 0.0
         calls_tools = not measurement.instead if measurement.tools else None
         if measurement.context and not measurement.context.is_full:
-            # What it was asked with was cut or refused, so it holds less, whatever it was trained
-            # for. How much less was not measured: half is a guess.
+            # What it was asked with was cut or refused, so it holds less, whatever it was
+            # trained for. How much less was not measured: half is a guess.
             context = min(context or measurement.tokens, measurement.tokens) // 2
     rating = rate_model(replace(model, trained_context=context), calls_tools)
     size = plan_size(model)
@@ -4004,13 +4050,14 @@ def plan_candidates(states: Iterable[NodeState], measured: Iterable[Measurement]
 
 
 def rank_by_exam(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return models, each stronger than those it beats in an exam, whatever their sizes say."""
+    """Return models, each stronger than those it beats in an exam, whatever their sizes."""
     def least_share(candidate: Candidate) -> float:
         return candidate.exam.interval[0] if candidate.exam else 0.0
 
     ranked: list[Candidate] = []
     for candidate in sorted(candidates, key=least_share):  # who is beaten comes first
-        beaten = [other for other in ranked if candidate.exam and candidate.exam.beats(other.exam)]
+        beaten = [other for other in ranked
+                  if candidate.exam and candidate.exam.beats(other.exam)]
         best = max((other.strength for other in beaten), default=0.0)
         ranked.append(replace(candidate, strength=max(candidate.strength, best * 1.01),
                               beats=tuple(other.model.name for other in beaten)))
@@ -4018,7 +4065,7 @@ def rank_by_exam(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def choose_best(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return those of the best kind: they call tools, hold the prompt. None that will not do."""
+    """Return the best kind: they call tools and hold the prompt. None that will not do."""
     best = max((candidate.rating.score for candidate in candidates), default=0)
     return [candidate for candidate in candidates if candidate.rating.score == best > 0]
 
@@ -4045,7 +4092,8 @@ class Seating:
         self.nodes: dict[str, list[Candidate]] = {state.name: [] for state in online}
         for candidate in self.candidates:
             self.nodes[candidate.node].append(candidate)
-        self.able = {}  # by job, the strongest first; where nobody can do it, who comes nearest
+        # By job, the strongest first; where nobody can do it, who comes nearest.
+        self.able = {}
         for job, least in JOBS.items():
             able = [one for one in self.candidates if one.calls_tools and one.holds(least)]
             self.able[job] = able or choose_best(self.candidates)
@@ -4070,10 +4118,10 @@ class Seating:
                 if candidate.strength * 2 > other.strength and candidate is not other]
 
     def fastest(self, job: str) -> list[Candidate]:
-        """Return who can do a job, the fastest first; of equals, whose machine has less to do."""
+        """Return who can do a job, fastest first; of equals, whose machine has less to do."""
         able = self.able[job]
-        # Where one was not measured there is no scale for all. Who calls no tool is not chosen
-        # for being quick at that.
+        # Where one was not measured there is no scale for all. Who calls no tool is not
+        # chosen for being quick at that.
         is_measured = all(candidate.rate and candidate.calls_tools for candidate in able)
 
         def order(candidate: Candidate) -> tuple[Any, ...]:
@@ -4129,7 +4177,7 @@ def _assign_strongest(seating: Seating) -> None:
 
 
 def _assign_reviewer(seating: Seating) -> None:
-    """A second pair of eyes, at work at the same time: another machine's, of another maker."""
+    """Seat a reviewer to work at the same time: on another machine, from another maker."""
     main = seating.doing[MAIN_JOB]
     near = seating.near("reviewer", main)
     away = [one for one in near if one.node != main.node]
@@ -4137,7 +4185,8 @@ def _assign_reviewer(seating: Seating) -> None:
     twins = [one for one in away[:1] if one.place[1] == main.place[1]]
     nobody = "no other model is strong enough"
     if len(seating.able["reviewer"]) == 1:
-        nobody = "the only model that can do it" if main.calls_tools else "no other comes nearer"
+        nobody = ("the only model that can do it" if main.calls_tools
+                  else "no other comes nearer")
     elif away or others:
         nobody = "no other model fits beside it"
     elif near:
@@ -4146,7 +4195,8 @@ def _assign_reviewer(seating: Seating) -> None:
     seating.take("reviewer", [
         ([one for one in away if one in others],
          "the strongest on another machine, of another family"),
-        (twins, "the same model on another machine"), (away, "the strongest on another machine"),
+        (twins, "the same model on another machine"),
+        (away, "the strongest on another machine"),
         (others, "of another family than the main session's, beside it"),
         ([main], nobody)])
 
@@ -4159,12 +4209,14 @@ def _assign_fastest(seating: Seating) -> None:
     main = seating.doing[MAIN_JOB]
     busy = {candidate.node for candidate in seating.doing.values()}
     seating.take("planner", [
-        (grown(seating.fastest("planner")), f"the fastest of at least {PLANNING_BILLIONS:g} B"),
-        ([one for one in seating.able["planner"] if one.node not in busy], "the strongest left"),
+        (grown(seating.fastest("planner")),
+         f"the fastest of at least {PLANNING_BILLIONS:g} B"),
+        ([one for one in seating.able["planner"] if one.node not in busy],
+         "the strongest left"),
         ([main], "nothing else fits")])
 
-    # On another machine than the main session's where there is one; a small model only where no
-    # other is free.
+    # On another machine than the main session's where there is one; a small model only where
+    # no other is free.
     fastest = seating.fastest("summarizer")
     away = [candidate for candidate in fastest if candidate.node != main.node]
     seating.take("summarizer", [
@@ -4175,8 +4227,8 @@ def _assign_fastest(seating: Seating) -> None:
 
 def _employ_idle(seating: Seating) -> None:
     """A machine that idles shares the work of another, takes a job over, or stands in."""
-    # First who has a model that works elsewhere: a twin keeps its work as strong as it was. Not
-    # with less context: one alias promises the same on each of its machines.
+    # First who has a model that works elsewhere: a twin keeps its work as strong as it was.
+    # Not with less context: one alias promises the same on each of its machines.
     contexts = {candidate.place[1]: seating.contexts[candidate.place]
                 for candidate in reversed(seating.running)}
     _run_idle(seating, "summarizer", lambda candidate: contexts.get(candidate.place[1], 0))
@@ -4185,7 +4237,8 @@ def _employ_idle(seating: Seating) -> None:
         # The job that needs the least strength moves first; the main session never does.
         for job in ("summarizer", "planner", "reviewer", "implementer"):
             now = seating.doing[job]
-            near = [candidate for candidate in seating.near(job, now) if candidate.node == node]
+            near = [candidate for candidate in seating.near(job, now)
+                    if candidate.node == node]
             if len(seating.jobs_at(now.node)) > 1:  # else that machine would idle
                 seating.take(job, [(near, f"{node} would idle; more than half as strong")])
             if seating.doing[job] is not now:
@@ -4206,8 +4259,8 @@ def _run_idle(seating: Seating, job: str, wish: Callable[[Candidate], int]) -> N
                 break
 
 
-SEAT_NAMES = {"main session": "heavy-coder", "implementer": "builder", "reviewer": "second-coder",
-              "planner": "small-coder", "summarizer": "reader"}
+SEAT_NAMES = {"main session": "heavy-coder", "implementer": "builder",
+              "reviewer": "second-coder", "planner": "small-coder", "summarizer": "reader"}
 SEAT_ALIASES = {"main session": "claude-sonnet-local", "reviewer": "claude-opus-local",
                 "planner": "claude-haiku-local"}
 FALLBACKS = 2  # of a model other than the main session's, which all can stand in for
@@ -4255,18 +4308,20 @@ def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement]
 
 
 def _plan_placements(seating: Seating) -> tuple[Load, ...]:
-    """Return the models to write: those with jobs in the jobs' order, then twins and spares."""
+    """Return the models to write: those with jobs in job order, then twins and spares."""
     loads: dict[tuple[str, str], Load] = {}
     for candidate in (*seating.doing.values(), *seating.running):
         if candidate.place not in loads:
             others = [load.model for load in loads.values()]
             loads[candidate.place] = _plan_placement(seating, candidate, others)
     by_strength = [loads[candidate.place].model for candidate in seating.running]
-    return tuple(replace(load, model=replace(load.model, fallback=_plan_heirs(load, by_strength)))
-                 for load in loads.values())
+    return tuple(
+        replace(load, model=replace(load.model, fallback=_plan_heirs(load, by_strength)))
+        for load in loads.values())
 
 
-def _plan_placement(seating: Seating, candidate: Candidate, others: Collection[Model]) -> Load:
+def _plan_placement(seating: Seating, candidate: Candidate,
+                    others: Collection[Model]) -> Load:
     """Return a model as it is to be; one model with one context has one alias everywhere."""
     node, full_name = candidate.place
     context = seating.contexts[node, full_name]
@@ -4286,8 +4341,8 @@ def _plan_placement(seating: Seating, candidate: Candidate, others: Collection[M
         aliases.append(_plan_alias(candidate.model, machine, others))
         model = Model(name, node, candidate.model.name, aliases[0], context, usual.timeout)
     name = _free_name(model.name, machine, taken={other.name for other in others})
-    return Load(replace(model, name=name, ollama_model=candidate.model.name), candidate.model, jobs,
-                seating.caches[node], why or "answers when another machine does not")
+    return Load(replace(model, name=name, ollama_model=candidate.model.name), candidate.model,
+                jobs, seating.caches[node], why or "answers when another machine does not")
 
 
 def _plan_alias(model: NodeModel, node: str, others: Iterable[Model]) -> str:
@@ -4299,7 +4354,7 @@ def _plan_alias(model: NodeModel, node: str, others: Iterable[Model]) -> str:
 
 
 def _plan_heirs(load: Load, strongest: Sequence[Model]) -> tuple[str, ...]:
-    """Return who stands in for a model: the strongest of the other machines, no alias twice."""
+    """Return who stands in for a model: the strongest on other machines, no alias twice."""
     model = load.model
     heirs: dict[str, str] = {}  # by alias
     for other in strongest:
@@ -4331,7 +4386,8 @@ def _explain_idle(seating: Seating, node: str) -> str:
         return "it has no model"
     if not any(candidate.rating.score for candidate in candidates):
         return "none of its models can chat there"
-    if seating.able[MAIN_JOB][0].calls_tools and not any(one.calls_tools for one in candidates):
+    if (seating.able[MAIN_JOB][0].calls_tools
+            and not any(one.calls_tools for one in candidates)):
         return "none of its models is known to call tools"
     if not any(candidate in seating.able[MAIN_JOB] for candidate in candidates):
         return "the contexts of its models are too small"
@@ -4350,7 +4406,8 @@ def _plan_flaw(seating: Seating) -> str:
 
 # -- machines that nobody named --
 
-SCAN_PORTS = (OLLAMA_PORT, 1234, 8080, 8000)  # Ollama, LM Studio, llama.cpp, vLLM: as they come
+# Ollama, LM Studio, llama.cpp, vLLM: as they come.
+SCAN_PORTS = (OLLAMA_PORT, 1234, 8080, 8000)
 SCAN_PREFIX = 22  # of the largest network that is scanned: 1,022 addresses
 PEERS_LIMIT = 256
 NET_EXAMPLE = "192.168.1.0/24"
@@ -4369,8 +4426,8 @@ class Peer(Record):
 def parse_network(text: str, command: str) -> str:
     """Return a network that may be scanned: private, IPv4, not too large."""
     def refuse(why: str, status: int = EXIT_USAGE) -> NoReturn:
-        raise FleetError("scan-network", f"{command}: `{clean_name(text)}` {why}", status=status,
-                         fix=f"subagent-fleet {command} --scan {NET_EXAMPLE}")
+        raise FleetError("scan-network", f"{command}: `{clean_name(text)}` {why}",
+                         status=status, fix=f"subagent-fleet {command} --scan {NET_EXAMPLE}")
 
     try:
         network = ipaddress.IPv4Network(text if "/" in text else f"{text}/24", strict=False)
@@ -4402,7 +4459,7 @@ def plan_networks(addresses: Iterable[str]) -> list[str]:
 
 
 def plan_places(networks: Iterable[str], peers: Iterable[Peer]) -> list[tuple[str, int]]:
-    """Return each (address, port) that a scan knocks at, Ollama's port of all addresses first."""
+    """Return each (address, port) that a scan tries, Ollama's port of all addresses first."""
     addresses = [peer.address for peer in peers]
     for network in networks:
         addresses += map(str, ipaddress.IPv4Network(network).hosts())
@@ -4446,7 +4503,8 @@ def parse_peers(text: str) -> list[Peer] | None:
 
 def _parse_peer(entry: TailscalePeer) -> Peer | None:
     """Return a machine that could serve models, by its address in the tailnet."""
-    inside = [address for address in entry.TailscaleIPs if address_kind(address) == "Tailscale"]
+    inside = [address for address in entry.TailscaleIPs
+              if address_kind(address) == "Tailscale"]
     is_foreign = entry.Expired or entry.ShareeNode or entry.Location
     if not inside or not entry.Online or is_foreign or entry.OS.lower() in _PEER_PHONES:
         return None
@@ -4470,7 +4528,8 @@ class Scan(Record):
     peers: tuple[Peer, ...]
     counts: dict[str, int]  # of addresses: open, refused, silent, unreachable
     found: tuple[Found, ...]
-    others: tuple[tuple[str, str], ...]  # (address:port, why) of what answers and is something else
+    # (address:port, why) of what answers and is something else.
+    others: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]  # what could not be looked at
 
 
@@ -4571,8 +4630,9 @@ def plan_hybrid(starter: Starter) -> Starter:
         "node", Node(node, CLAUDE_ENDPOINT, provider="anthropic", auth="client"))}
     models = dict(starter.tree["models"])
     for name, model in CLAUDE_MODELS.items():
-        models[name] = file_keys("model", Model(name, node, model, model, 200_000, timeout=600,
-                                                max_parallel=8, max_output=64_000, cloud=True))
+        models[name] = file_keys("model",
+                                 Model(name, node, model, model, 200_000, timeout=600,
+                                       max_parallel=8, max_output=64_000, cloud=True))
     opus, sonnet = CLAUDE_MODELS
     local = starter.tree["agents"]["summarizer"]["model"]
     tiers = {"main": opus, "opus": opus, "sonnet": sonnet, "haiku": local, "fable": opus}
@@ -4677,7 +4737,7 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
 
 
 def _keep_home(fleet: Fleet, state: NodeState) -> NodeState:
-    """Return what a node has without what would leave the house, unless the file has it so."""
+    """Return what a node has without what would leave home, unless the file has it so."""
     node = fleet.nodes[state.name]
     is_far = node.provider == "anthropic" or not is_private(_host_of(node.endpoint))
     clouds = {_place_of_model(model): model.cloud for model in fleet.models.values()}
@@ -4694,7 +4754,8 @@ def _advise_jobs(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
         if now is None or now.cloud:
             continue  # a cloud is the person's own decision: it is neither judged nor moved
         planned = plan.model(job)
-        advice = Advice(job, now, planned, plan.why[job], _list_settings(fleet, plan, now, planned))
+        advice = Advice(job, now, planned, plan.why[job],
+                        _list_settings(fleet, plan, now, planned))
         flaw = plan.flaws.get(_place_of_model(now))
         if advice.is_move and flaw and flaw != plan.flaws[_place_of_model(planned)]:
             advice = replace(advice, why=f"{now.ollama_model} {flaw}")
@@ -4705,7 +4766,8 @@ def _advise_others(fleet: Fleet, plan: Assignment, silent: Collection[NodeState]
                    ) -> Iterator[Advice]:
     """Yield the models without a job that come, then those that go."""
     offline = {state.name for state in silent}
-    own = {_place_of_model(model): model for model in fleet.models.values() if not model.cloud}
+    own = {_place_of_model(model): model for model in fleet.models.values()
+           if not model.cloud}
     placed = [_place_of_model(load.model) for load in plan.placements]
     for place, load in zip(placed, plan.placements):
         if not load.users and place not in own:
@@ -4743,14 +4805,15 @@ def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState],
         elif not fleet.nodes[name].memory_gb and len(rank_models(state)) > 1:
             narrow.append(name)
     if narrow:
-        yield (f"The memory of {join_words(narrow)}. Without `memory_gb:` each machine gets only "
-               "one model. Add it, then run `subagent-fleet recommend`.")
+        yield (f"The memory of {join_words(narrow)}. Without `memory_gb:` each machine gets "
+               "only one model. Add it, then run `subagent-fleet recommend`.")
     if unmeasured:
-        yield f"How well these would work: {some_of(unmeasured, 3)}. Run `subagent-fleet bench`."
+        yield (f"How well these would work: {some_of(unmeasured, 3)}. "
+               "Run `subagent-fleet bench`.")
 
 
 def _plan_ties(measured: Iterable[Measurement]) -> Iterator[str]:
-    """Yield which models did the exam, and are neither better nor worse by it than another."""
+    """Yield which models did the exam and are neither better nor worse by it than another."""
     scores = {known.model: known.exam for known in measured if known.exam}
     ties = [name for name, score in scores.items() if any(
         other is not score and not score.beats(other) and not other.beats(score)
@@ -4804,7 +4867,8 @@ def plan_addition(known: Collection[Model], state: NodeState,
         twin = next((other for other in known
                      if _place_of_model(other)[1] == full_model_name(held.name)), None)
         if twin:
-            model = replace(model, alias=twin.alias, context=twin.context, timeout=twin.timeout)
+            model = replace(model, alias=twin.alias, context=twin.context,
+                            timeout=twin.timeout)
         added.append(model)
     node = Node(state.name, state.endpoint, provider=state.provider)
     return {"nodes": {state.name: file_keys("node", node)},
@@ -4834,9 +4898,10 @@ def plan_added_models(fleet: Fleet, state: NodeState) -> list[NodeModel]:
 
 # == 7. Findings ==============================================================
 #
-# Takes a Fleet and the Facts that were gathered; gives Findings: what is so, and what fixes it.
-# A finding is a function with its row, `@check`, above it. The row says what it needs: `validate`
-# runs those that the file is enough for, `doctor` runs all, after it has seen nodes and disk.
+# Takes a Fleet and the Facts that were gathered; gives Findings: what is so, and what fixes
+# it. A finding is a function with its row, `@check`, above it. The row says what it needs:
+# `validate` runs those that the file is enough for, `doctor` runs all, after it has seen
+# nodes and disk.
 
 LITELLM_INSTALL = ("uv tool install --python 3.12 'litellm[proxy]==1.106.2' "
                    "(or pipx install …)")
@@ -4844,7 +4909,8 @@ CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OUR_GATEWAY = "this fleet's gateway"
 OLD_GATEWAY = "a gateway with an older config"
 FAR_GATEWAY = "a gateway elsewhere"
-SILENT_GATEWAY = "a program that does not answer"  # and then perhaps which, see describe_holder
+# And then perhaps which, see describe_holder.
+SILENT_GATEWAY = "a program that does not answer"
 FIND_WORK = "`subagent-fleet recommend` shows what it could do; or remove it"
 FIND_ROOM = "`subagent-fleet recommend` shows what fits; or correct `memory_gb`"
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
@@ -4939,7 +5005,7 @@ def lint_fleet(fleet: Fleet) -> Iterator[Finding]:
 
 def plan_doctor(fleet: Fleet | None, facts: Facts, *,
                 topics: Sequence[str] = ()) -> list[tuple[str, Finding]]:
-    """Return (topic, Finding) for all that the checks, or those of some topics, have to say."""
+    """Return (topic, Finding) for all that the checks, or those of some topics, report."""
     findings = []
     for row in CHECKS:
         is_asked = not topics or row.topic in topics
@@ -4979,7 +5045,8 @@ def _locate(fleet: Fleet, *path: str) -> str:
     return fleet.document.locate(path)[0]
 
 
-def warn(fleet: Fleet, slug: str, path: tuple[str | int, ...], *, what: str, fix: str) -> Finding:
+def warn(fleet: Fleet, slug: str, path: tuple[str | int, ...], *, what: str,
+         fix: str) -> Finding:
     """Return a warning about a value of the fleet file; of a section, about its name."""
     dotted = ".".join(step for step in path if isinstance(step, str))
     is_section = len(path) == 2 or path[-2] == "frontmatter"
@@ -5022,7 +5089,8 @@ def _check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     elif re.match(r"1\.82\.[78]$|.*litellm_init\.pth", version):
         yield Finding("litellm-poisoned", "error",
                       f"LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
-                      fix=f"remove it, change every secret of this machine, {LITELLM_INSTALL}")
+                      fix="remove it, change every secret of this machine, "
+                          f"{LITELLM_INSTALL}")
     elif is_older(version, "1.104.0"):
         yield Finding("litellm-old", "error" if is_needed else "warning",
                       f"LiteLLM {version} without its key is an open proxy",
@@ -5074,12 +5142,13 @@ def _lint_nodes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             yield warn(fleet, "endpoint-gateway", path, fix=fix,
                        what=f"{node.endpoint} is this fleet's own gateway, not an Ollama")
         if name not in busy:
-            yield warn(fleet, "unused-node", path[:2], what="no model runs on it", fix=FIND_WORK)
+            yield warn(fleet, "unused-node", path[:2], what="no model runs on it",
+                       fix=FIND_WORK)
 
 
 @check("Config", "file")
 def _lint_twins(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of an alias that is now this model, now that one, and of one model with two contexts."""
+    """Warn of an alias that means two models, and of one model with two contexts."""
     owners: dict[str, Model] = {}
     firsts: dict[tuple[str, str], Model] = {}
     for name, model in fleet.models.items():
@@ -5109,7 +5178,7 @@ def _plan_prompts(fleet: Fleet) -> dict[str, list[str]]:
 
 @check("Config", "file")
 def _lint_tokens(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of a context that Claude Code's own prompt fills, or that is less than an answer."""
+    """Warn of a context that Claude Code's prompt fills, or that is less than an answer."""
     served = _plan_prompts(fleet)
     for name, model in fleet.models.items():
         least = SMALL_CONTEXT_TOKENS
@@ -5120,7 +5189,8 @@ def _lint_tokens(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                    "10,000 to 18,000 tokens")
         if model.context < least:
             yield warn(fleet, "small-context", ("models", name, "context"),
-                       what=f"{model.context}; {why}", fix=f"write `context: {least}` or more")
+                       what=f"{model.context}; {why}",
+                       fix=f"write `context: {least}` or more")
         # The default is nobody's wish: of a context below it `small-context` says enough.
         if model.max_output > model.context and model.max_output != Model.max_output:
             most = max(model.context // 2, LEAST_CONTEXT_TOKENS)
@@ -5171,13 +5241,14 @@ def _lint_unused_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Config", "file")
 def _lint_agents(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of tools and keys that Claude Code does not know, and of editors that only say so."""
+    """Warn of tools and keys unknown to Claude Code, and of editors that only print calls."""
     for name, agent in fleet.agents.items():
         for index, tool in enumerate(agent.tools or ()):
             yield from _lint_tool(fleet, ("agents", name, "tools", index), tool.split("(")[0])
         for key in agent.frontmatter:
             if key not in KNOWN_FRONTMATTER:
-                fix = nearest(key, KNOWN_FRONTMATTER) or f"known: {some_of(KNOWN_FRONTMATTER)}"
+                fix = (nearest(key, KNOWN_FRONTMATTER)
+                       or f"known: {some_of(KNOWN_FRONTMATTER)}")
                 yield warn(fleet, "unknown-frontmatter", ("agents", name, "frontmatter", key),
                            what="Claude Code is not known to read it", fix=fix)
         model = fleet.models[agent.model].ollama_model
@@ -5211,7 +5282,8 @@ def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
     variable = fleet.gateway.master_key_env
     key = environ.get(variable)
     is_exposed = not is_loopback(fleet.gateway.host)
-    if key is None or (len(key) >= 16 and len(set(key)) >= 8):  # not sk-local-dev and the like
+    # Not sk-local-dev and the like.
+    if key is None or (len(key) >= 16 and len(set(key)) >= 8):
         return
 
     why = "it has fewer than 16 characters" if len(key) < 16 else "it is easy to guess"
@@ -5283,7 +5355,8 @@ def _name_hole(hole: Hole, who: str, where: str) -> Finding:
 @check("Nodes", "nodes")
 def _check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the nodes that web pages or the internet may use."""
-    open_to_pages: dict[str, list[str]] = {}  # by provider: what holds of several is said once
+    # By provider: what holds of several is said once.
+    open_to_pages: dict[str, list[str]] = {}
     for name, look in facts.looks.items():
         node = fleet.nodes[name]
         if look.answers_any_page:
@@ -5297,8 +5370,8 @@ def _check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         fix = f"remove OLLAMA_ORIGINS on `{who}`, then restart Ollama"
         if provider != "ollama":
             fix = f"give {kind_title(provider)} on `{who}` a key, and write `api_key_env:`"
-        yield Finding("open-origin", "warning", f"{who}: answers any web page that is opened in a "
-                      "browser near it", fix=fix)
+        yield Finding("open-origin", "warning", f"{who}: answers any web page that is opened "
+                      "in a browser near it", fix=fix)
 
 
 def _public_address(who: str, address: str, level: str) -> Finding:
@@ -5335,7 +5408,7 @@ def _check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Nodes", "file")
 def _check_memory(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Name the models that are larger than their machine, then those that evict each other."""
+    """Name the models larger than their machine, then those that evict each other."""
     for name, node in fleet.nodes.items():
         state = facts.states.get(name) or NodeState(name, node.endpoint, "not asked")
         memory = node.memory_gb or float("inf")
@@ -5364,12 +5437,14 @@ def _name_large_model(fleet: Fleet, load: Load) -> Finding:
     if load.held:
         key = "context"
         what = f"{model.ollama_model} with a context of {model.context:,} needs"
-        least = MAIN_CONTEXT_TOKENS if _plan_prompts(fleet)[model.name] else SMALL_CONTEXT_TOKENS
+        least = (MAIN_CONTEXT_TOKENS if _plan_prompts(fleet)[model.name]
+                 else SMALL_CONTEXT_TOKENS)
         context = plan_fitting_context(load.held, memory, model.max_parallel)
         if context >= least:
             fix = f"write `context: {context}`"
     return warn(fleet, "model-too-large", ("models", model.name, key),
-                what=f"{what} about {load.gigabytes:.0f} GB; {model.node} has {memory:g}", fix=fix)
+                what=f"{what} about {load.gigabytes:.0f} GB; {model.node} has {memory:g}",
+                fix=fix)
 
 
 # -- Routes --
@@ -5399,20 +5474,21 @@ def _check_needs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     chains = plan_fallbacks(fleet)
     sharing = models_by_alias(fleet)
     for alias in sharing:
-        models = [model for link in (alias, *chains.get(alias, ())) for model in sharing[link]]
+        models = [model for link in (alias, *chains.get(alias, ()))
+                  for model in sharing[link]]
         if len({model.ollama_model for model in models}) == 1:
             continue  # there is nothing to choose
         if all(_is_blind(model, facts) for model in models):
-            yield Finding("no-images", "info", f"`{alias}`: images are dropped: no model behind it "
-                          "can read them", fix="name one that can as a `fallback`")
+            yield Finding("no-images", "info", f"`{alias}`: images are dropped: no model "
+                          "behind it can read them", fix="name one that can as a `fallback`")
 
         first = models[0]
         shorter = [model.context for model in models if model.context < first.context]
         if shorter:
             longest = max(shorter)
             able = [model.name for model in models if model.context > longest]
-            yield Finding("short-fallback", "info", f"`{alias}`: prompts over {longest:,} tokens "
-                          f"can only go to {join_words(able)}")
+            yield Finding("short-fallback", "info", f"`{alias}`: prompts over {longest:,} "
+                          f"tokens can only go to {join_words(able)}")
 
 
 def _is_blind(model: Model, facts: Facts) -> bool:
@@ -5429,7 +5505,8 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
     where = _locate(fleet, "models", model.name, "ollama_model")
     if not held.name:
         what = f"models.{model.name}: {model.ollama_model} is not on {model.node}"
-        yield Finding("model-missing", "error", what, where, fix=mend_missing(fleet, model, state))
+        yield Finding("model-missing", "error", what, where,
+                      fix=mend_missing(fleet, model, state))
     elif held.remote:
         yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is "
                       f"sent by `{model.node}` to {held.remote}", where,
@@ -5438,7 +5515,7 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
 
 def _ability_flaws(fleet: Fleet, model: Model, facts: Facts, users: Sequence[str]
                    ) -> Iterator[Finding]:
-    """Yield what will be asked of a model that it cannot do, or did not when `bench` tried."""
+    """Yield what a model will be asked and cannot do, or did not when `bench` tried."""
     state = facts.states[model.node]
     held = _held_model(model, state)
     capabilities = held.capabilities
@@ -5447,8 +5524,8 @@ def _ability_flaws(fleet: Fleet, model: Model, facts: Facts, users: Sequence[str
     known = find_measurement(facts.measured, state.endpoint, model.ollama_model)
     if users and capabilities is not None and "tools" not in capabilities:
         yield Finding("no-tools", "error",
-                      f"{what} cannot call tools, which {', '.join(users)} will ask of it", where,
-                      fix=mend_toolless(model, state, facts.memory.get(model.node)))
+                      f"{what} cannot call tools, which {', '.join(users)} will ask of it",
+                      where, fix=mend_toolless(model, state, facts.memory.get(model.node)))
     elif users and known and known.instead and known.is_of(held):
         yield Finding("bench-no-tools", "warning",
                       f"models.{model.name}: in `bench` {model.ollama_model} "
@@ -5468,8 +5545,8 @@ def _context_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fin
     trained = _held_model(model, state).trained_context
     wanted = min(model.context, trained or model.context)
     if wanted < model.context:
-        yield Finding("context-untrained", "warning", f"{what} was trained for {wanted}", where,
-                      fix=f"write `context: {wanted}`")
+        yield Finding("context-untrained", "warning", f"{what} was trained for {wanted}",
+                      where, fix=f"write `context: {wanted}`")
 
     loaded = find_resident(state, model)
     if loaded and 0 < loaded.context < wanted:
@@ -5499,15 +5576,16 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
         "": ("port-free", "info", f"no gateway runs at {url}",
              "`subagent-fleet serve` in another terminal, or `subagent-fleet up`"),
         OUR_GATEWAY: ("gateway-up", "ok", f"{holder} answers at {url}", ""),
-        OLD_GATEWAY: ("gateway-old", "error", f"the gateway at {url} is still running the old "
-                      f"{fleet.document.source}", "in its terminal, quit Claude Code or "
-                      "stop `serve` (Ctrl-C); then start it again. To continue a session: "
-                      "`subagent-fleet up -- --resume`"),
-        FAR_GATEWAY: ("gateway-elsewhere", "error", f"{url} is not on this machine, so it gets the "
-                      "key only if you trust it", "subagent-fleet trust"),
+        OLD_GATEWAY: ("gateway-old", "error", f"the gateway at {url} is still running "
+                      f"the old {fleet.document.source}", "in its terminal, quit Claude "
+                      "Code or stop `serve` (Ctrl-C); then start it again. To continue a "
+                      "session: `subagent-fleet up -- --resume`"),
+        FAR_GATEWAY: ("gateway-elsewhere", "error", f"{url} is not on this machine, so it "
+                      "gets the key only if you trust it", "subagent-fleet trust"),
         "another program": ("port-taken", "error", f"another program answers at {url}{taken}",
                             OTHER_PORT),
-        SILENT_GATEWAY: ("gateway-silent", "error", f"nothing answers in time at {url}{program}",
+        SILENT_GATEWAY: ("gateway-silent", "error",
+                         f"nothing answers in time at {url}{program}",
                          "try again; if that does not help, stop it, then "
                          f"`subagent-fleet {start}`; "
                          "or write another `port:` under project.gateway"),
@@ -5548,10 +5626,10 @@ def _check_confinement(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     """Say what agents of tasks can do beyond what their task may touch."""
     if facts.task_file and not facts.is_confined:
         yield Finding("tasks-unconfined", "info",
-                      f"agents that work on {facts.task_file} can run any command: `touch` blocks "
-                      "edits, but sees what commands change only afterwards",
-                      fix="write `sandbox: required` under its `defaults:` (Claude Code's sandbox: "
-                          "on macOS built in, on Linux with bubblewrap and socat)")
+                      f"agents that work on {facts.task_file} can run any command: `touch` "
+                      "blocks edits, but sees what commands change only afterwards",
+                      fix="write `sandbox: required` under its `defaults:` (Claude Code's "
+                          "sandbox: on macOS built in, on Linux with bubblewrap and socat)")
 
 
 def overridden_names(fleet: Fleet, environment: Mapping[str, object]) -> list[str]:
@@ -5584,7 +5662,8 @@ def _check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
                           ("removed", "their agents are gone")):
         if action in groups:
             fix = "subagent-fleet doctor --fix"
-            if action == "created" and "edited" not in groups:  # else it writes nothing at all
+            # Else it writes nothing at all.
+            if action == "created" and "edited" not in groups:
                 fix = "subagent-fleet generate"
             yield Finding(f"files-{action}", "warning",
                           f"{some_of(groups[action], 5)}: {words}", fix=fix)
@@ -5616,8 +5695,8 @@ def _check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 def write_ignored(path: str) -> str:
     """Return the command that adds to a `.gitignore` what others shall not get."""
-    # The bare names: `./` or `../` before them would ignore nothing. An editor may have left out
-    # the end of the last line.
+    # The bare names: `./` or `../` before them would ignore nothing. An editor may have left
+    # out the end of the last line.
     return f"printf '\\n{ENVIRONMENT_FILE}\\n{STATE_DIRECTORY}/\\n' >> {path}"
 
 
@@ -5630,8 +5709,8 @@ def check_worker(program: str, state: NodeState,
         return [Finding("ollama-absent", "error", "Ollama is not installed",
                         fix="install it from ollama.com/download")]
     if not state.online:
-        return [Finding("ollama-stopped", "error", f"Ollama is installed ({program}) but does not "
-                        f"answer: {state.reason} ({state.endpoint})",
+        return [Finding("ollama-stopped", "error", f"Ollama is installed ({program}) but "
+                        f"does not answer: {state.reason} ({state.endpoint})",
                         fix="start its app or its service, or: ollama serve")]
 
     findings = []
@@ -5674,7 +5753,8 @@ class Target(Record):
     """A kind of generated file: its paths, who may read it, and what writes it."""
 
     name: str  # as --target has it
-    pattern: str  # its paths, and none that could be anybody else's: what matches may be removed
+    # Its paths, and none that could be anybody else's: what matches may be removed.
+    pattern: str
     mode: int
     render: Callable[[Fleet, str], dict[str, str]]  # of a fleet and its key: {path: text}
 
@@ -5897,7 +5977,8 @@ class Harness(Record):
     environment: dict[str, str]  # its values are templates
     agent_file: str = ""  # of its agents, where each has a file of its own
     agent: str = ""  # a template; without one it has no agents
-    tools: dict[str, str] | None = None  # ours, as it names them; None: it cannot limit an agent
+    # Ours, as it names them; None: it cannot limit an agent.
+    tools: dict[str, str] | None = None
     taken_names: tuple[str, ...] = ()  # agents of its own, which ours would replace
     prefix: str = ""  # of an alias, where it is named
     swallows_key: bool = False  # started by hand without the key, it says nothing of that
@@ -5960,7 +6041,8 @@ class Harness(Record):
         main = plan_tier_alias(fleet, "main")
         longest = max(model.timeout for model in fleet.models.values()) * 1000
         values = {
-            "headline": _headline(fleet), "url": url, "variable": fleet.gateway.master_key_env,
+            "headline": _headline(fleet), "url": url,
+            "variable": fleet.gateway.master_key_env,
             "name": fleet.name, "title": f"subagent-fleet: {fleet.name}",
             "main": self.prefix + main,
             "small": self.prefix + plan_tier_alias(fleet, "haiku"),
@@ -6175,7 +6257,8 @@ _HARNESS_ROWS = (
             tools={"Read": "read", "Grep": "grep", "Glob": "glob", "Edit": "edit",
                    "Write": "write", "Bash": "bash", "WebFetch": "webfetch", "Agent": "task",
                    "Task": "task", "Skill": "skill"},
-            taken_names=("build", "plan", "general", "explore", "title", "compaction", "summary"),
+            taken_names=("build", "plan", "general", "explore", "title", "compaction",
+                         "summary"),
             prefix="fleet/", swallows_key=True),
     Harness("codex", "codex", "codex", "npm install -g @openai/codex", 24_576,
             {"config.toml": _CODEX, "models.json": _CODEX_MODELS}, "",
@@ -6190,15 +6273,16 @@ _HARNESS_ROWS = (
             {"AIDER_OPENAI_API_KEY": "$key", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
             prefix="openai/", rivals=(".aider.model.settings.yml",)),
     # As a system's settings they beat those of a project.
-    Harness("qwen", "qwen-code", "qwen", "npm install -g @qwen-code/qwen-code (Node 22)", 32_768,
-            {"settings.json": _QWEN}, "",
-            {"QWEN_HOME": "$directory",
-             "QWEN_CODE_SYSTEM_SETTINGS_PATH": "$directory/settings.json",
-             "QWEN_STREAM_MAX_LIFETIME_MS": "86400000"},
-            agent_file="agents/%s.md", agent=_QWEN_AGENT,
-            tools={"Read": "read_file", "Grep": "grep_search", "Glob": "glob", "Edit": "edit",
-                   "Write": "write_file", "Bash": "run_shell_command", "WebFetch": "web_fetch",
-                   "Skill": "skill"}),
+    Harness(
+        "qwen", "qwen-code", "qwen", "npm install -g @qwen-code/qwen-code (Node 22)", 32_768,
+        {"settings.json": _QWEN}, "",
+        {"QWEN_HOME": "$directory",
+         "QWEN_CODE_SYSTEM_SETTINGS_PATH": "$directory/settings.json",
+         "QWEN_STREAM_MAX_LIFETIME_MS": "86400000"},
+        agent_file="agents/%s.md", agent=_QWEN_AGENT,
+        tools={"Read": "read_file", "Grep": "grep_search", "Glob": "glob", "Edit": "edit",
+               "Write": "write_file", "Bash": "run_shell_command", "WebFetch": "web_fetch",
+               "Skill": "skill"}),
     Harness("pi", "pi", "pi", "npm install -g @mariozechner/pi-coding-agent", 8_192,
             {"models.json": _PI}, "--provider fleet --model $main",
             {"PI_CODING_AGENT_DIR": "$directory", "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
@@ -6223,24 +6307,26 @@ def plan_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
     main = plan_tier_alias(fleet, "main")
     windows = plan_windows(fleet)
     odd = [alias for alias in windows if re.match(r"gpt-|codex-|o\d", alias)]
-    behind_login = [model.alias for model in fleet.models.values() if fleet.nodes[model.node].auth]
+    behind_login = [model.alias for model in fleet.models.values()
+                    if fleet.nodes[model.node].auth]
     tools = {name: set(plan_tools(agent.tools)) for name, agent in fleet.agents.items()
              if harness.agent and agent.tools is not None}
     lost = [name for name, wanted in tools.items() if wanted - set(harness.tools or ())]
     taken = [name for name in fleet.agents if name in harness.taken_names]
     for is_lost, slug, level, what, fix in (
-            (fleet.gateway.provider == "litellm", "gateway", "info", "was never tried with LiteLLM "
-             "as the gateway, only with `provider: builtin`", ""),
+            (fleet.gateway.provider == "litellm", "gateway", "info", "was never tried with "
+             "LiteLLM as the gateway, only with `provider: builtin`", ""),
             (main in behind_login, "login", "warning", "has no Claude login, and "
              f"`{main}` needs one", "another model as project.claude.main"),
             (windows[main].context < harness.least_context, "context", "warning",
              f"needs more context: `{main}` holds {windows[main].context:,} tokens",
              f"context: {harness.least_context} or more"),
-            (odd and harness.name == "codex", "alias", "warning", f"treats {some_of(odd, 5)} as "
-             "OpenAI's own models and speaks to them in another way", "another litellm_alias"),
+            (odd and harness.name == "codex", "alias", "warning", f"treats {some_of(odd, 5)} "
+             "as OpenAI's own models and speaks to them in another way",
+             "another litellm_alias"),
             (not harness.agent, "agents", "info", f"has no agents: it runs on `{main}`", ""),
-            (tools and harness.tools is None, "tools", "info", "cannot limit an agent's tools: "
-             f"{some_of(tools, 5)} can use all of them there", ""),
+            (tools and harness.tools is None, "tools", "info", "cannot limit an agent's "
+             f"tools: {some_of(tools, 5)} can use all of them there", ""),
             (lost and harness.tools, "tools", "info", "does not have every tool of "
              f"{some_of(lost, 5)}; the missing ones are left out", ""),
             (taken, "names", "warning", f"already has agents named {some_of(taken, 5)}; the "
@@ -6276,7 +6362,8 @@ TARGETS = (LITELLM_TARGET, CLAUDE_TARGET, ENVIRONMENT_TARGET,
 # 2.1.327, codex 0.169.0, opencode 1.18.33, qwen-code 0.24.4, pi 0.73.1). Those of opencode
 # that lie in both are listed once.
 SKILL_PLACES = {"claude-code": ".claude/skills", "codex": ".agents/skills",
-                "opencode": ".agents/skills", "qwen": ".agents/skills", "pi": ".agents/skills"}
+                "opencode": ".agents/skills", "qwen": ".agents/skills",
+                "pi": ".agents/skills"}
 PLUGIN_TARGETS = ("claude-code", "codex")  # see MARKETPLACES
 PLUGIN_PLACE = ".agents/plugins/subagent-fleet"  # hidden: both marketplaces point there
 BOOTSTRAP_SKILL = "subagent-fleet-bootstrap"
@@ -6320,7 +6407,7 @@ def render_skills(targets: Iterable[str], names: Iterable[str]) -> dict[str, byt
 
 
 def render_plugins(targets: Collection[str], source: bytes) -> dict[str, bytes]:
-    """Return {path: bytes} of a marketplace with one plugin; `source` is this file's own text.
+    """Return {path: bytes} of a marketplace with one plugin; `source` is this file's text.
 
     The plugin's first skill fetches this version, and knows its checksum.
     """
@@ -6527,9 +6614,10 @@ def _starter_block(kind: str, sections: dict[str, dict[str, object]],
 # -- what `add` puts into a fleet file --
 
 def insert_sections(document: Document, added: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a fleet file with more sections under `nodes:` and `models:`; the rest is untouched.
+    """Return a fleet file with more sections under `nodes:` and `models:`; the rest stays.
 
-    They go behind the last one of their kind, as it is indented, and before what stands below.
+    They go behind the last one of their kind, as it is indented, and before what
+    stands below.
     """
     if document.text.lstrip().startswith("{"):
         return _insert_into_json(document, added)
@@ -6552,7 +6640,8 @@ def insert_sections(document: Document, added: Mapping[str, Mapping[str, Any]]) 
             lines = [margin + row + "\n" for row in dump_yaml(dict(sections)).splitlines()]
             insertions.append((match.end() if match else len(text), "".join(lines)))
 
-    for end, more in sorted(insertions, reverse=True):  # from below: what is above stays in place
+    # From below: what is above stays in place.
+    for end, more in sorted(insertions, reverse=True):
         gap = "" if text[:end].endswith("\n") else "\n"
         text = text[:end] + gap + more + text[end:]
     return text
@@ -6573,8 +6662,9 @@ def _insert_into_json(document: Document, added: Mapping[str, Mapping[str, Any]]
 def _cannot_insert(document: Document, sections: Mapping[str, Any], where: str) -> FleetError:
     """Return the error for a file that is written so that nothing can be put in."""
     # As JSON, which is YAML between braces, too.
-    return FleetError("cannot-add", f"{document.source} is written in braces; add these lines by "
-                      "hand", excerpt=json.dumps(dict(sections), indent=2)[2:-2] + "\n",
+    return FleetError("cannot-add", f"{document.source} is written in braces; add "
+                      "these lines by hand",
+                      excerpt=json.dumps(dict(sections), indent=2)[2:-2] + "\n",
                       fix=f"write them {where}")
 
 
@@ -6584,9 +6674,10 @@ def _cannot_insert(document: Document, sections: Mapping[str, Any], where: str) 
 
 # == 9. Talk ==================================================================
 #
-# What a client asks and a model answers, in nobody's dialect. A Dialect makes a Talk of a request
-# and bytes of Deltas; a Backend makes an Ask of a Talk and Deltas of what a node says. So there
-# are as many translations as there are dialects and backends, never one for each pair.
+# What a client asks and a model answers, in nobody's dialect. A Dialect makes a Talk
+# of a request and bytes of Deltas; a Backend makes an Ask of a Talk and Deltas of what
+# a node says. So there are as many translations as there are dialects and backends,
+# never one for each pair.
 
 IMAGE_WEIGHT = 4_000  # bytes of JSON that take as many tokens as an image
 BYTES_A_TOKEN = 4.0  # of JSON; learned per model from its first answer on
@@ -6608,14 +6699,15 @@ class Refusal(FleetError):
         super().__init__("api-error", what)
         self.http = http
         self.kind = REFUSAL_KINDS.get(http, "api_error")  # in the words of the Messages API
-        # Above 0: when the client should come back. codex 0.169 asks 30 times in 25 s if not told.
+        # Above 0: when the client should come back. codex 0.169 asks 30 times in 25 s
+        # if not told.
         self.retry_seconds = retry_seconds
         if http in RETRY_STATUSES and not retry_seconds:
             self.retry_seconds = RETRY_SECONDS
 
 
 class PromptTooLong(Refusal):
-    """A prompt of more tokens than the model's context holds, as its node counted or we did."""
+    """A prompt of more tokens than the model's context holds, as its node or we counted."""
 
     def __init__(self, tokens: int, maximum: int) -> None:
         # Claude Code 2.1.326 compacts on exactly these words.
@@ -6723,7 +6815,7 @@ class Talk(Record):
 
 
 def join_texts(texts: Iterable[str]) -> str:
-    """Return blocks of text as one; glued together, the last word of one runs into the next."""
+    """Join blocks of text; glued together, the last word of one runs into the next."""
     pieces: list[str] = []
     for text in filter(None, texts):
         if pieces and not pieces[-1].endswith("\n") and not text.startswith("\n"):
@@ -6758,7 +6850,8 @@ class End(Record):
 class Delta(Record):
     """One step of an answer: thinking or text that grows, a call, or the end.
 
-    A cloud's answer to a Messages client is `raw`: the JSON of an event, whose name is the text.
+    A cloud's answer to a Messages client is `raw`: the JSON of an event,
+    whose name is the text.
     """
 
     kind: str  # thinking, text, call, end or raw
@@ -6771,8 +6864,8 @@ class Delta(Record):
 class Sieve:
     """Tells thinking from text in what a model prints, and ends the text at a stop sequence.
 
-    Text that may yet grow to a mark is held back until more comes. A <think> section counts only
-    at the very beginning.
+    Text that may yet grow to a mark is held back until more comes. A <think> section counts
+    only at the very beginning.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -6844,19 +6937,22 @@ def _growing_tail(text: str, mark: str) -> int:
 
 # == 10. Backends =============================================================
 #
-# What a node speaks. A Backend makes Asks and reads Replies; it knows no socket and no clock. What
-# a node says is not trusted: a field of the wrong type counts as absent, only an answer without
-# its list makes the node `bad answer`, and what is wrong in an answer is the node's fault.
+# What a node speaks. A Backend makes Asks and reads Replies; it knows no socket and no
+# clock. What a node says is not trusted: a field of the wrong type counts as absent, only
+# an answer without its list makes the node `bad answer`, and what is wrong in an answer
+# is the node's fault.
 #
 # There are three wires: Ollama's own API, Chat Completions for all other servers at home, and
-# Messages for the cloud, where what comes is passed on as it came. llama-server and vLLM make Chat
-# Completions of Messages before they do anything else, so nothing is lost by speaking them.
+# Messages for the cloud, where what comes is passed on as it came. llama-server and vLLM
+# make Chat Completions of Messages before they do anything else, so nothing is lost by
+# speaking them.
 
 ANSWER_MARKS = 100_000  # values in one answer of a node; see count_marks
 TOKENS_LIMIT = 10 ** 9  # a higher count, of tokens or seconds, is none
 ARGUMENTS_DEPTH_LIMIT = 64
 # Words for a prompt that the context does not hold: Ollama 0.32.15 and llama.cpp, LM Studio,
-# Anthropic, vLLM, OpenAI and OpenRouter. What counts the tokens is `n`, what they may be `most`.
+# Anthropic, vLLM, OpenAI and OpenRouter. What counts the tokens is `n`,
+# what they may be `most`.
 _TOO_LONG = tuple(map(_Pattern, (
     r"(?:\((?P<n>\d{1,9}) tokens\) )?exceeds the available context size"
     r" \((?P<most>\d{1,9}) tokens\)",
@@ -6874,7 +6970,8 @@ _NOT_ABLE = _Pattern(r"does not support|image input")
 class Backend(ABC):
     """What one kind of node speaks: what to ask of it, and how to read what it says.
 
-    An Ask that a server has nothing for is one that it answers all the same: its version page.
+    An Ask that a server has nothing for is one that it answers all the same:
+    its version page.
     """
 
     name = ""  # as `provider:` and a node's reason have it
@@ -6909,13 +7006,15 @@ class Backend(ABC):
         return Ask(path, extract, payload)
 
     def _entries(self, value: Any, path: str) -> list[dict[str, Any]]:
-        """Return the entries of a list of models, each with its name; null is an empty list."""
+        """Return the entries of a model list, each with its name; null is an empty list."""
         entries = value.get(self.list_field, "") if isinstance(value, dict) else ""
         entries = [] if entries is None else entries
         key = self.list_key
-        if not isinstance(entries, list) or not all(read_field(entry, key) for entry in entries):
+        if (not isinstance(entries, list)
+                or not all(read_field(entry, key) for entry in entries)):
             raise NodeFailure("bad answer", f"{path} holds no list of models")
-        return sorted(entries, key=lambda entry: entry[key])  # Ollama's own order changes by ask
+        # Ollama's own order changes by ask.
+        return sorted(entries, key=lambda entry: entry[key])
 
     def _list(self, path: str, make: Callable[[dict[str, Any]], Any]) -> Ask:
         """Ask for a list of models; `make` makes something of each entry."""
@@ -6940,7 +7039,7 @@ class Backend(ABC):
 
     @abstractmethod
     def list_loaded(self) -> Ask:
-        """Ask for the LoadedModels in its memory; context 0: the server does not say which."""
+        """Ask for the LoadedModels in memory; context 0: the server does not say which."""
 
     def describe(self, model_name: str) -> Ask:
         """Ask for what a NodeModel's list entry does not tell, as a dict of its fields."""
@@ -6962,7 +7061,7 @@ class Backend(ABC):
         return Ask(self.identify().path, extract)
 
     def check_loading(self, model: Model) -> Ask | None:
-        """Ask whether a load that goes on after its answer has ended: a boolean; None: none does.
+        """Ask whether a load that outlasts its answer has ended: a boolean; None: none does.
 
         NodeFailure where it has failed.
         """
@@ -7023,7 +7122,8 @@ def error_text(error: object) -> str:
 
 # Why a node failed, as far as that may be kept: its message may quote a prompt or an answer.
 _FAILURES = {
-    "out of memory": _Pattern(r"(?i)out of memory|more (?:system |gpu )?memory|failed to allocate"),
+    "out of memory": _Pattern(r"(?i)out of memory|more (?:system |gpu )?memory"
+                              r"|failed to allocate"),
     "a tool call it cannot read": _Pattern(r"(?i)tool call"),
     "its engine stopped": _Pattern(r"(?i)runner process|terminated|exit status|segfault"),
     "it is busy": _Pattern(r"(?i)busy|overloaded|too many requests"),
@@ -7040,7 +7140,8 @@ def error_words(reply: Reply) -> str:
     """Return what a node says about a request it refused, in its own words."""
     if 300 <= reply.status < 400:
         return f"it redirects to {reply.headers.get('location', 'elsewhere')}; not followed"
-    if reply.status == 400 and b" HTTPS " in reply.body:  # what Go and nginx say on a TLS port
+    # What Go and nginx say on a TLS port.
+    if reply.status == 400 and b" HTTPS " in reply.body:
         raise NodeFailure("tls", "it speaks TLS; write https://")
     return error_text(reply.body.decode("utf-8", "replace").strip()).split("\n")[0]
 
@@ -7067,10 +7168,11 @@ def refuse_error(value: Any) -> Any:
 
 # -- Ollama --
 #
-# Facts: Ollama 0.32.15. Its own /v1/messages cannot carry num_ctx, keep_alive, think or truncate:
-# every request there would reload the model or lose its beginning.
+# Facts: Ollama 0.32.15. Its own /v1/messages cannot carry num_ctx, keep_alive, think or
+# truncate: every request there would reload the model or lose its beginning.
 
-# What Ollama or its engine takes of a tool's schema; one other word can fail the whole request.
+# What Ollama or its engine takes of a tool's schema; one other word can fail the
+# whole request.
 SCHEMA_TYPES: dict[str, Any] = {
     "type": (str, list), "description": str, "enum": list, "required": list, "anyOf": list,
     "allOf": list, "properties": dict, "$defs": dict, "$ref": str, "items": object,
@@ -7101,7 +7203,8 @@ class Ollama(Backend):
                          {"model": model_name})
 
     def load(self, model: Model, *, unload: bool = False) -> Ask:
-        # With another num_ctx than the route's, the route's first request would load it again.
+        # With another num_ctx than the route's, the route's first request would
+        # load it again.
         return self._ask("/api/chat", self._parse_loading, {
             "model": model.ollama_model, "messages": [], "stream": False,
             "think": model.thinking, "keep_alive": 0 if unload else model.keep_alive,
@@ -7151,14 +7254,14 @@ class Ollama(Backend):
             "trained_context": read_field(info, length_key, int),
             **plan_cache(info)}
         if unread_layers(info):
-            # The whole answer has the words of its tokenizer, megabytes of them, behind what is
-            # wanted: keys come in their alphabetical order.
+            # The whole answer has the words of its tokenizer, megabytes of them, behind what
+            # is wanted: keys come in their alphabetical order.
             facts["more"] = Ask("/api/show", functools.partial(self._parse_layers, info),
                                 {"model": model_name, "verbose": True}, enough=ENOUGH_BYTES)
         return {key: fact for key, fact in facts.items() if fact}
 
     def _parse_layers(self, info: Mapping[str, Any], reply: Reply) -> dict[str, object]:
-        """Return what a model's context takes, by the beginning of all that /api/show knows."""
+        """Return what a model's context takes, by the start of all that /api/show knows."""
         known = dict(info)
         for name in unread_layers(info):
             key = re.escape(name).encode()
@@ -7191,7 +7294,8 @@ class Ollama(Backend):
 
 def _with_wish(talk: Talk) -> Talk:
     """Return a talk with the client's choice of tools as words in its last turn."""
-    # Ollama ignores tool_choice: showing fewer tools and a word in the last turn is all there is.
+    # Ollama ignores tool_choice: showing fewer tools and a word in the last turn
+    # is all there is.
     wishes = {"any": "Answer by calling one of your tools.",
               "tool": f"Answer by calling the tool `{talk.chosen_tool}`."}
     wish = wishes.get(talk.choice)
@@ -7221,7 +7325,8 @@ def _chat_messages(talk: Talk, thinking: bool) -> list[dict[str, Any]]:
     kept = [{"role": "system", "content": join_texts(talk.system)}] if talk.system else []
     said = len(kept)
     for message in messages:
-        message = {name: value for name, value in message.items() if value or name == "content"}
+        message = {name: value for name, value in message.items()
+                   if value or name == "content"}
         if message["content"] or len(message) > 2:
             kept.append(message)
     if len(kept) == said:  # Ollama would take that for "load the model" and answer nothing
@@ -7280,8 +7385,8 @@ def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, 
     return messages
 
 
-# Tools that were rendered: a client sends the same ones every time, and to compare them takes a
-# tenth of mending them. A list that is replaced, never changed: any thread may read it.
+# Tools that were rendered: a client sends the same ones every time, and to compare them takes
+# a tenth of mending them. A list that is replaced, never changed: any thread may read it.
 _rendered_tools: list[tuple[tuple[Tool, ...], bool, list[dict[str, Any]]]] = []
 
 
@@ -7303,7 +7408,8 @@ def render_tools(talk: Talk, *, mends: bool) -> list[dict[str, Any]]:
         schema: dict[str, Any] = tool.schema if isinstance(tool.schema, dict) else {}
         parameters = {"properties": {}, **schema, "type": "object"}
         if mends:
-            # One tool whose schema is not called an object and Ollama refuses the whole request.
+            # One tool whose schema is not called an object and Ollama refuses the
+            # whole request.
             root = {SCHEMA_SYNONYMS.get(word, word): value for word, value in schema.items()}
             root["type"] = "object"
             parameters = {"properties": {}, **_mend_schema(root, root)}
@@ -7334,8 +7440,10 @@ def _mend_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
             value = _mend_schema(value, root)
         elif word in ("anyOf", "allOf"):
             value = [_mend_schema(part, root) for part in value]
-        elif word in ("properties", "$defs"):  # `$ref` as a name there the engine would follow
-            value = {key: _mend_schema(part, root) for key, part in value.items() if key != "$ref"}
+        elif word in ("properties", "$defs"):
+            # `$ref` as a name there the engine would follow.
+            value = {key: _mend_schema(part, root) for key, part in value.items()
+                     if key != "$ref"}
         words[word] = value
 
     words = {word: value for word, value in words.items() if value not in ([], "")}
@@ -7361,9 +7469,9 @@ def _known_reference(reference: str, root: dict[str, Any]) -> str:
 class Reader:
     """Reads one answer of a model, line by line.
 
-    It tells thinking from text, finds the stop sequence, makes calls and counts: a server's own
-    `read` makes calls of `say`, `call` and `end`. Which stop sequence ended an answer no server
-    tells, so they are looked for here. What is not counted is estimated.
+    It tells thinking from text, finds the stop sequence, makes calls and counts: a server's
+    own `read` makes calls of `say`, `call` and `end`. Which stop sequence ended an answer no
+    server tells, so they are looked for here. What is not counted is estimated.
     """
 
     has_begun = False  # the model has said something; until then only its server has
@@ -7385,7 +7493,8 @@ class Reader:
             raise NodeFailure("bad answer", "it sent something that is not an answer")
         error = part.get("error")
         if error:  # which comes under HTTP 200, too
-            status = (read_field(part, "status", int) or first_field(error, ("code", "status"), int)
+            status = (read_field(part, "status", int)
+                      or first_field(error, ("code", "status"), int)
                       or ERROR_STATUSES.get(read_field(error, "type"), 500))
             raise self.refusal(status, error_text(error))
         self._deltas = []
@@ -7464,7 +7573,8 @@ class Reader:
                 tokens = int(counts.get("n") or self._estimate)
                 return PromptTooLong(max(tokens, maximum + 1), maximum)
 
-        what = f"node {model.node}, model {model.ollama_model}: {words or f'it answered {status}'}"
+        what = (f"node {model.node}, model {model.ollama_model}: "
+                f"{words or f'it answered {status}'}")
         if _NO_IMAGES.search(words):
             refusal: Refusal = NoImages(400, what)
         elif status == 404 or _NOT_THERE.search(words):
@@ -7477,7 +7587,8 @@ class Reader:
         elif status in RETRY_STATUSES:
             refusal = Refusal(529, what)
         else:
-            refusal = Refusal(500, f"{what}; {kind_title(self._provider)}'s log there says more")
+            refusal = Refusal(500,
+                              f"{what}; {kind_title(self._provider)}'s log there says more")
         refusal.reason = name_failure(status, words)
         return refusal
 
@@ -7525,13 +7636,13 @@ def is_deeper(value: object, limit: int) -> bool:
 
 # -- servers that speak Chat Completions --
 #
-# A server is a row: where it says its version, where its models are listed, what it takes. What
-# they say of a model stands at one of a few places, whoever says it.
+# A server is a row: where it says its version, where its models are listed, what it takes.
+# What they say of a model stands at one of a few places, whoever says it.
 
-OPTIONAL_FIELDS = ("metadata", "context_management", "output_config", "thinking", "tool_choice",
-                   "temperature", "top_k", "top_p", "service_tier", "container", "mcp_servers",
-                   "chat_template_kwargs", "stream_options", "parallel_tool_calls",
-                   "response_format", "max_tokens")
+OPTIONAL_FIELDS = ("metadata", "context_management", "output_config",
+                   "thinking", "tool_choice", "temperature", "top_k", "top_p", "service_tier",
+                   "container", "mcp_servers", "chat_template_kwargs", "stream_options",
+                   "parallel_tool_calls", "response_format", "max_tokens")
 _PIXELS = {"/9j/": "image/jpeg", "R0lG": "image/gif", "UklG": "image/webp"}  # else PNG
 ERROR_STATUSES = {kind: status for status, kind in REFUSAL_KINDS.items()}
 # What a list says of a model, and where; llama-server, vLLM and others, LM Studio.
@@ -7543,16 +7654,17 @@ _CONTEXTS = ("meta.n_ctx", "max_model_len", "context_length", "context_window",
 
 
 class ChatServer(Backend):
-    """Whatever speaks Chat Completions; all that it lists is loaded, unless its kind says more."""
+    """Whatever speaks Chat Completions; all it lists is loaded, unless its kind says more."""
 
     mends_schemas = False  # it takes only such schemas as llama.cpp does
-    has_template = False  # it tells the chat template whether to think, and shows it old thoughts
+    # It tells the chat template whether to think, and shows it old thoughts.
+    has_template = False
 
     def list_models(self) -> Ask:
         return self._list(self.list_path, self._model)
 
     def _model(self, entry: dict[str, Any]) -> NodeModel:
-        """Return what a list says of a model; of one that a router does not run it says little."""
+        """Return what a list says of a model; it says little of one a router does not run."""
         count = first_field(entry, ("meta.n_params",), int)
         parameters = f"{count / 1e9:.1f}B" if count >= 5e7 else ""
         trained = first_field(entry, _TRAINED_CONTEXTS, int)
@@ -7641,7 +7753,8 @@ def _open_messages(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             url = f"data:{_PIXELS.get(image[:4], 'image/png')};base64,{image}"
             images.append({"type": "image_url", "image_url": {"url": url}})
         if role == "user" and images:
-            message["content"] = [*images, *([{"type": "text", "text": text}] if text else [])]
+            message["content"] = [*images,
+                                  *([{"type": "text", "text": text}] if text else [])]
             images = []
 
         message.pop("tool_name", None)
@@ -7656,7 +7769,7 @@ def _open_messages(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class ChatReader(Reader):
-    """Reads the `data:` lines of a Chat Completion; what else there is are names and comments."""
+    """Reads the `data:` lines of a Chat Completion; the rest are names and comments."""
 
     def __init__(self, *words: Any) -> None:
         super().__init__(*words)
@@ -7674,9 +7787,11 @@ class ChatReader(Reader):
     def read(self, part: dict[str, Any]) -> None:
         usage = part.get("usage")
         if usage:
-            counts = {name: first_field(usage, (path,), int) for name, path in _CHAT_COUNTS.items()}
+            counts = {name: first_field(usage, (path,), int)
+                      for name, path in _CHAT_COUNTS.items()}
             self._usage.update((name, count) for name, count in counts.items() if count)
-        for name, key in _CHAT_TIMES.items() if "timings" in part else ():  # llama-server's own
+        # llama-server's own.
+        for name, key in _CHAT_TIMES.items() if "timings" in part else ():
             self._usage[name] = read_field(part["timings"], key, float) / 1000
         choices = read_field(part, "choices", list)
         choice = choices[0] if choices else None
@@ -7709,7 +7824,8 @@ class ChatReader(Reader):
     def refusal(self, status: int, words: str) -> Refusal:
         refusal = super().refusal(status, words)
         if type(refusal) is Refusal and refusal.http == 400:
-            for name in OPTIONAL_FIELDS:  # a server that knows only some of them can do without
+            # A server that knows only some of them can do without.
+            for name in OPTIONAL_FIELDS:
                 if re.search(rf"(?<![\w.]){name}(?!\w)", words):
                     is_needed = name == "max_tokens" and self._provider != OpenAI.name
                     return refusal if is_needed else NoField(refusal.what, name)
@@ -7780,7 +7896,8 @@ class LlamaCpp(ChatServer):
             said = error_words(reply)
             if reply.status == 404 and unload:
                 return "stays: llama-server keeps its one model"
-            # Where there is one model there is nothing at this path; the rest is no wish to load.
+            # Where there is one model there is nothing at this path;
+            # the rest is no wish to load.
             if reply.status in (200, 404) or "running" in said:
                 return ""
             raise NodeFailure(f"http {reply.status}", said)
@@ -7795,10 +7912,12 @@ class LlamaCpp(ChatServer):
                     continue
                 if first_field(entry, ("status.failed",), bool):
                     code = first_field(entry, ("status.exit_code",), int)
-                    raise NodeFailure("error", f"llama-server could not load it (exit code {code})")
+                    raise NodeFailure("error",
+                                      f"llama-server could not load it (exit code {code})")
                 return _load_state(entry) == "loaded"
             known = some_of([f"`{entry['id']}`" for entry in entries], 5)
-            raise NodeFailure("http 404", f"it has no model `{model.ollama_model}`; it has {known}")
+            raise NodeFailure("http 404",
+                              f"it has no model `{model.ollama_model}`; it has {known}")
         return self._ask(self.list_path, parse)
 
 
@@ -7832,8 +7951,9 @@ class LMStudio(ChatServer):
 # -- the cloud --
 #
 # What came as Messages goes there as it came, and its answer goes back as it came: signed
-# thinking, marks of the cache and blocks of its own servers are worth nothing changed, and what is
-# new there tomorrow passes. Who speaks another dialect is translated to Chat Completions.
+# thinking, marks of the cache and blocks of its own servers are worth nothing changed, and
+# what is new there tomorrow passes. Who speaks another dialect is translated to Chat
+# Completions.
 
 class HandedBack(Refusal):
     """What a cloud refused, which goes back to the client as it came."""
@@ -7867,7 +7987,8 @@ class Anthropic(ChatServer):
         def extract(reply: Reply) -> Any:
             value = parse_answer(reply.body, self)
             words = error_words(reply)
-            if reply.status == 401 and "invalid" not in words and read_field(value, "error", dict):
+            if (reply.status == 401 and "invalid" not in words
+                    and read_field(value, "error", dict)):
                 return parse({"data": []})
             if reply.status != 200:
                 raise NodeFailure(f"http {reply.status}", words)
@@ -7897,12 +8018,13 @@ class CloudChatReader(ChatReader):
 
 
 class CloudReader(CloudChatReader):
-    """Passes the answer of /v1/messages on; of it only how it ended and its counts are read."""
+    """Passes on the answer of /v1/messages; reads only how it ended and its counts."""
 
     def __init__(self, *words: Any) -> None:
         super().__init__(*words)
         self._came = b""  # the JSON of this line
-        self._beginning: list[Delta] = []  # goes with the first content: until then others may
+        # Goes with the first content: until then others may.
+        self._beginning: list[Delta] = []
         self._pieces: list[bytes] = []  # of an answer that is no stream
 
     def feed(self, line: bytes | bytearray) -> list[Delta]:
@@ -7965,10 +8087,11 @@ def backend_of(node: Node) -> Backend:
 PROMPT_MARKS = 500_000  # values in one request; see count_marks
 
 
-# Headers in which a client names its session, and the agent in it. The first pair counts of which
-# the session was sent: Claude Code, opencode's subagents, opencode, codex, pi.
+# Headers in which a client names its session, and the agent in it. The first pair counts of
+# which the session was sent: Claude Code, opencode's subagents, opencode, codex, pi.
 CONVERSATION_HEADERS = (
-    ("x-claude-code-session-id", "x-claude-code-agent-id"), ("x-parent-session-id", "x-session-id"),
+    ("x-claude-code-session-id", "x-claude-code-agent-id"),
+    ("x-parent-session-id", "x-session-id"),
     ("x-session-id", ""), ("session-id", "thread-id"), ("session_id", ""))
 
 
@@ -7980,11 +8103,12 @@ class Conversation(Record):
 
 
 class Dialect:
-    """What one kind of client speaks: its requests, JSON objects, and what writes its answers."""
+    """What a kind of client speaks: its requests (JSON objects) and its answers' writer."""
 
     path = ""  # where its requests go
     count_path = ""  # where it asks how many tokens a request has; "" where it never does
-    fields: Mapping[str, str] = {}  # that translation reads; what is expected, in _FIELD_KINDS
+    # That translation reads; what is expected, in _FIELD_KINDS.
+    fields: Mapping[str, str] = {}
     writes: type[Writer]
 
     def parse(self, body: bytes | bytearray) -> Talk:
@@ -7993,7 +8117,8 @@ class Dialect:
             raise Refusal(413, "body: far more in it than any prompt has")
         request = parse_object(body)
         if request is None:
-            raise Refusal(400, "body: expected a JSON object, its numbers no larger than JSON's")
+            raise Refusal(400,
+                          "body: expected a JSON object, its numbers no larger than JSON's")
         self._check_fields(request)
         try:
             return self._read(request)
@@ -8018,7 +8143,7 @@ class Dialect:
         """Return the Talk of a request whose fields have their types."""
 
     def conversation(self, headers: Mapping[str, str], talk: Talk) -> Conversation:
-        """Return whose request it is, as its headers (names in lower case) or it itself tell."""
+        """Return whose request it is, as its headers (lower-case names) or it itself tell."""
         for session_header, agent_header in CONVERSATION_HEADERS:
             session = _read_id(headers.get(session_header, ""))
             if session:
@@ -8058,7 +8183,8 @@ _FIELD_KINDS: dict[str, tuple[str, Any]] = {
 def _read_stops(value: object, name: str) -> tuple[str, ...]:
     """Return the texts at which an answer ends."""
     stops = [value] if isinstance(value, str) else value or ()
-    if not isinstance(stops, (list, tuple)) or not all(isinstance(stop, str) for stop in stops):
+    if (not isinstance(stops, (list, tuple))
+            or not all(isinstance(stop, str) for stop in stops)):
         raise Refusal(400, f"{name}: expected a list of texts")
     if len(stops) > STOPS_LIMIT or any(len(stop) > STOP_LIMIT_CHARACTERS for stop in stops):
         raise Refusal(400, f"{name}: at most {STOPS_LIMIT}, each of at most "
@@ -8108,7 +8234,8 @@ def _read_content(content: object, where: str, parts: Parts | None = None) -> Pa
     """Return all of a content that a local model can be shown; other blocks are left out."""
     if parts is None:
         parts = Parts()
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    blocks = ([{"type": "text", "text": content}] if isinstance(content, str)
+              else content or [])
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise Refusal(400, f"{where}: expected text or a list of content blocks")
     for block in blocks:
@@ -8129,7 +8256,8 @@ def _read_text(block: dict[str, Any], where: str, parts: Parts) -> None:
 def _read_image(block: dict[str, Any], where: str, parts: Parts) -> None:
     source = read_field(block, "source", dict)
     if source.get("type") != "base64":
-        raise Refusal(400, f"{where}: a local model can only be shown base64 images, not URLs")
+        raise Refusal(400, f"{where}: a local model can only be shown base64 "
+                      "images, not URLs")
     _read_pixels(_block_text(source, "data", where), where, parts)
 
 
@@ -8137,8 +8265,8 @@ def _read_image_url(block: dict[str, Any], where: str, parts: Parts) -> None:
     url = read_field(block, "image_url") or first_field(block, ("image_url.url",))
     match = _DATA_URL.match(url)
     if not match:
-        raise Refusal(400, f"{where}: a local model can only be shown images as data: URLs with "
-                      "base64")
+        raise Refusal(400, f"{where}: a local model can only be shown images as data: URLs "
+                      "with base64")
     _read_pixels(url[match.end():], where, parts)
 
 
@@ -8186,7 +8314,8 @@ def _read_tool_use(block: dict[str, Any], where: str, parts: Parts) -> None:
 
 def _read_tool_result(block: dict[str, Any], where: str, parts: Parts) -> None:
     call_id = _block_text(block, "tool_use_id", where)
-    _read_result(call_id, block.get("content"), where, parts, failed=block.get("is_error") is True)
+    _read_result(call_id, block.get("content"), where, parts,
+                 failed=block.get("is_error") is True)
 
 
 def _read_result(call_id: str, content: object, where: str, parts: Parts, *,
@@ -8226,12 +8355,13 @@ class _Block(Record):
 class Writer:
     """Writes one answer, which it gathers in blocks: whole, or each step as it comes.
 
-    Where it `is_stream`, each method returns what is sent now: a dialect says how a stream begins,
-    waits, fails and ends, and how each block starts, grows and stops.
+    Where it `is_stream`, each method returns what is sent now: a dialect says how a stream
+    begins, waits, fails and ends, and how each block starts, grows and stops.
     """
 
     call_prefix = "call"
-    number = 0  # of the event written last, where a dialect numbers them; another may go on there
+    # Of the event written last, where a dialect numbers them; another may go on there.
+    number = 0
 
     def __init__(self, talk: Talk, answer_id: str) -> None:
         self.is_stream, self._talk, self._id = talk.is_stream, talk, answer_id
@@ -8276,7 +8406,8 @@ class Writer:
     def begin(self) -> bytes:
         """Return what opens the stream.
 
-        It may be sent long before the first Delta, and asked for after some that wait to be sent.
+        It may be sent long before the first Delta, and asked for after some that
+        wait to be sent.
         """
         return b""
 
@@ -8318,8 +8449,8 @@ def render_event(event: dict[str, Any]) -> bytes:
 
 # -- Messages: Claude Code, and whoever uses Anthropic's SDK --
 #
-# What no local model can take (the bytes of a PDF, server tools, citations, cache marks) is left
-# out: a history that was refused stays refused.
+# What no local model can take (the bytes of a PDF, server tools, citations, cache marks) is
+# left out: a history that was refused stays refused.
 
 def _read_turns(messages: list[Any]) -> tuple[_History, frozenset[str]]:
     """Return what was said, and the names of the deferred tools that may be used."""
@@ -8328,7 +8459,8 @@ def _read_turns(messages: list[Any]) -> tuple[_History, frozenset[str]]:
     for number, message in enumerate(messages):
         role = read_field(message, "role")
         if role not in ("user", "assistant", "system"):
-            raise Refusal(400, f"messages.{number}: expected the role user, assistant or system")
+            raise Refusal(400, f"messages.{number}: expected the role user, "
+                          "assistant or system")
 
         parts = _read_content(message.get("content"), f"messages.{number}")
         if role == "system":  # which many templates take only at the very beginning
@@ -8415,7 +8547,8 @@ class MessagesWriter(Writer):
         kind, name = f"{block.kind}_delta", block.kind
         if block.call:
             kind, name = "input_json_delta", "partial_json"
-        self._before = ('event: content_block_delta\ndata: {"type":"content_block_delta","index":'
+        self._before = ('event: content_block_delta\n'
+                        'data: {"type":"content_block_delta","index":'
                         f'{block.index},"delta":{{"type":"{kind}","{name}":')
         return render_event({"type": "content_block_start", "index": block.index,
                              "content_block": self._show(block)})
@@ -8451,7 +8584,7 @@ class MessagesWriter(Writer):
 
 
 def _usage_of(end: End) -> dict[str, int]:
-    """Return the tokens of an answer; what was cached is counted by itself, where there is any."""
+    """Return the tokens of an answer; cached ones are counted apart, where there are any."""
     usage = {"input_tokens": end.input_tokens, "output_tokens": end.output_tokens}
     if end.cache_read or end.cache_written:
         usage["input_tokens"] = max(end.input_tokens - end.cache_read - end.cache_written, 0)
@@ -8479,7 +8612,8 @@ class Messages(Dialect):
             alias=request["model"],
             turns=history.turns(),
             # Claude Code's billing line always differs and would spoil the prompt cache.
-            system=tuple(text for text in _read_content(request.get("system"), "system")["texts"]
+            system=tuple(text
+                         for text in _read_content(request.get("system"), "system")["texts"]
                          if not text.startswith("x-anthropic-billing-header:")),
             tools=_read_tools(request.get("tools") or (), usable_tools),
             choice=kind if kind in ("any", "tool", "none") else "auto",
@@ -8495,10 +8629,10 @@ class Messages(Dialect):
 # -- what Chat Completions and Responses share --
 #
 # Facts of the real clients (opencode 1.18, codex 0.169, aider 0.86, qwen-code 0.24, pi 0.73,
-# cn 1.5): system and developer messages may come twice and in the middle, and are joined at the
-# front; a content is null, text or parts, that of a tool result, too. What no local model has a
-# word for (reasoning effort, encrypted reasoning, stores, seeds, service tiers) is left out; what
-# would change the answer's shape is refused.
+# cn 1.5): system and developer messages may come twice and in the middle, and are joined at
+# the front; a content is null, text or parts, that of a tool result, too. What no local model
+# has a word for (reasoning effort, encrypted reasoning, stores, seeds, service tiers) is left
+# out; what would change the answer's shape is refused.
 
 _DATA_URL = _Pattern(r"data:[^,]{0,200};base64,")
 # Fields that ask for what no node has, and the values that do not.
@@ -8552,7 +8686,8 @@ def _custom_schema(words: object) -> dict[str, Any]:
     if read_field(form, "definition"):
         syntax = read_field(form, "syntax") or "a"
         told = f"The whole text, in this {syntax} grammar:\n{read_field(form, 'definition')}"
-    return {"type": "object", "properties": {"input": {"type": "string", "description": told}},
+    return {"type": "object",
+            "properties": {"input": {"type": "string", "description": told}},
             "required": ["input"]}
 
 
@@ -8570,7 +8705,7 @@ def _read_choice(choice: object, tools: _OpenTools) -> tuple[str, str]:
 
 
 def _read_call(call_id: str, words: dict[str, Any], where: str, tools: _OpenTools) -> Call:
-    """Return a call of an earlier answer; of a tool that takes one text, with that as `input`."""
+    """Return a call of an earlier answer; a tool that takes one text gets it as `input`."""
     name = tools.name_of(read_field(words, "namespace"), _block_text(words, "name", where))
     if "input" in words:
         return Call(call_id, name, {"input": _block_text(words, "input", where)})
@@ -8589,7 +8724,8 @@ def _read_format(form: object) -> object:
     if kind == "json_object":
         return "json"
     if kind == "json_schema":
-        return read_field(read_field(form, "json_schema", dict) or form, "schema", dict) or "json"
+        return (read_field(read_field(form, "json_schema", dict) or form, "schema", dict)
+                or "json")
     return None
 
 
@@ -8607,7 +8743,8 @@ class OpenDialect(Dialect):
             history.add(role, parts)
         limits = [request[name] for name in TOKEN_FIELDS
                   if name in self.fields and request.get(name) is not None]
-        form = request.get("response_format") or read_field(request.get("text"), "format", dict)
+        form = (request.get("response_format")
+                or read_field(request.get("text"), "format", dict))
         return Talk(
             alias=request["model"],
             turns=history.turns(),
@@ -8624,7 +8761,8 @@ class OpenDialect(Dialect):
             thread=read_field(request, "prompt_cache_key"))
 
     @abstractmethod
-    def _said(self, request: dict[str, Any], tools: _OpenTools) -> Iterator[tuple[str, Parts]]:
+    def _said(self, request: dict[str, Any],
+              tools: _OpenTools) -> Iterator[tuple[str, Parts]]:
         """Yield who said something, and what."""
 
 
@@ -8634,7 +8772,8 @@ def _read_message(message: Any, where: str, tools: _OpenTools) -> tuple[str, Par
     """Return who said a message, and what."""
     role = read_field(message, "role")
     if role not in ("system", "developer", "user", "assistant", "tool"):
-        raise Refusal(400, f"{where}: expected the role system, developer, user, assistant or tool")
+        raise Refusal(400, f"{where}: expected the role system, developer, user, "
+                      "assistant or tool")
     content = message.get("content")
     if role == "tool":
         call_id = _block_text(message, "tool_call_id", where)
@@ -8702,8 +8841,9 @@ class ChatWriter(Writer):
         error = {"message": refusal.what, "type": refusal.kind, "param": None,
                  "code": codes.get(refusal.http)}
         if isinstance(refusal, PromptTooLong):
-            words = (f"This model's maximum context length is {refusal.maximum} tokens. However, "
-                     f"your messages resulted in {refusal.tokens} tokens ({refusal.what}).")
+            words = (f"This model's maximum context length is {refusal.maximum} tokens. "
+                     f"However, your messages resulted in {refusal.tokens} tokens "
+                     f"({refusal.what}).")
             error.update(message=words, param=cls.field_name, code="context_length_exceeded")
         return {"error": error}
 
@@ -8766,7 +8906,8 @@ class ChatCompletions(OpenDialect):
         "response_format": "object", "parallel_tool_calls": "boolean"}
     writes = ChatWriter
 
-    def _said(self, request: dict[str, Any], tools: _OpenTools) -> Iterator[tuple[str, Parts]]:
+    def _said(self, request: dict[str, Any],
+              tools: _OpenTools) -> Iterator[tuple[str, Parts]]:
         for number, message in enumerate(request["messages"]):
             yield _read_message(message, f"messages.{number}", tools)
 
@@ -8782,7 +8923,8 @@ def _read_item(item: Any, where: str, tools: _OpenTools) -> tuple[str, Parts]:
     if kind == "message":
         role = read_field(item, "role")
         if role not in ("user", "assistant", "system", "developer"):
-            raise Refusal(400, f"{where}: expected the role system, developer, user or assistant")
+            raise Refusal(400, f"{where}: expected the role system, developer, "
+                          "user or assistant")
         _read_content(item.get("content"), where, parts)
         return "system" if role == "developer" else role, parts
 
@@ -8822,15 +8964,16 @@ _ITEM_KINDS = {
                           {"type": "summary_text"}, "summary_index",
                           "response.reasoning_summary_part"),
     "call": _ItemKind("function_call", "fc", "response.function_call_arguments", "arguments"),
-    "custom": _ItemKind("custom_tool_call", "ctc", "response.custom_tool_call_input", "input")}
+    "custom": _ItemKind("custom_tool_call", "ctc", "response.custom_tool_call_input",
+                        "input")}
 
 
 class ResponsesWriter(ChatWriter):
     """Writes a response.
 
     Clients act on `output_item.done` and `response.completed`; on `response.incomplete` codex
-    drops the turn, so that an answer cut at its length is completed, and says so inside. Comments
-    do not keep codex waiting, a `response.in_progress` does.
+    drops the turn, so that an answer cut at its length is completed, and says so inside.
+    Comments do not keep codex waiting, a `response.in_progress` does.
     """
 
     field_name = "input"
@@ -8846,14 +8989,16 @@ class ResponsesWriter(ChatWriter):
 
     def _response(self, **more: Any) -> dict[str, Any]:
         return {"id": f"resp_{self._id}", "object": "response", "created_at": self._talk.came,
-                "status": "in_progress", "model": self._talk.alias, "output": [], "error": None,
+                "status": "in_progress",
+                "model": self._talk.alias, "output": [], "error": None,
                 "incomplete_details": None, "instructions": None, "metadata": {}, "tools": [],
                 "tool_choice": "auto", "parallel_tool_calls": not self._talk.one_call,
                 "usage": None, **more}
 
     def begin(self) -> bytes:
         return b"".join(
-            render_event({"type": kind, "sequence_number": number, "response": self._response()})
+            render_event({"type": kind, "sequence_number": number,
+                          "response": self._response()})
             for number, kind in enumerate(("response.created", "response.in_progress")))
 
     def ping(self) -> bytes:
@@ -8916,10 +9061,11 @@ class ResponsesWriter(ChatWriter):
             "response.output_item.done", output_index=block.index, item=self._item(block))
 
     def fail(self, refusal: Refusal) -> bytes:
-        """Return both events that end a response: the AI SDK acts on the first, codex the other."""
+        """Return both final events: the AI SDK acts on the first, codex on the other."""
         error = self.error(refusal)["error"]
         error["code"] = error["code"] or "server_error"
-        if refusal.retry_seconds:  # on this code and these words codex comes back, and only then
+        # On this code and these words codex comes back, and only then.
+        if refusal.retry_seconds:
             error["code"] = "rate_limit_exceeded"
             error["message"] += f". Please try again in {refusal.retry_seconds}s."
         told = {"code": error["code"], "message": error["message"]}
@@ -8941,7 +9087,8 @@ class ResponsesWriter(ChatWriter):
                  "total_tokens": end.input_tokens + end.output_tokens}
         how: dict[str, Any] = {"status": "completed"}
         if end.reason == "max_tokens":
-            how = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+            how = {"status": "incomplete",
+                   "incomplete_details": {"reason": "max_output_tokens"}}
         return self._response(**how, usage=usage, output=self._output())
 
 
@@ -8956,7 +9103,8 @@ class Responses(OpenDialect):
         "parallel_tool_calls": "boolean"}
     writes = ResponsesWriter
 
-    def _said(self, request: dict[str, Any], tools: _OpenTools) -> Iterator[tuple[str, Parts]]:
+    def _said(self, request: dict[str, Any],
+              tools: _OpenTools) -> Iterator[tuple[str, Parts]]:
         yield "system", _read_content(request.get("instructions"), "instructions")
         items = request["input"]
         if isinstance(items, str):
@@ -8983,13 +9131,14 @@ def dialect_of(path: str) -> Dialect | None:
 
 # == 12. HTTP =================================================================
 #
-# Connections and HTTP/1.1 on them, from both sides: an Exchange asks a node, a Visitor is a client
-# that asks us. No wait is longer than its deadline. It is transport and knows no product: what a
-# node does wrong is a NodeFailure, what a client does wrong a BadRequest, both in words of HTTP.
-# It may use sockets and the clock; only section 13 opens connections.
+# Connections and HTTP/1.1 on them, from both sides: an Exchange asks a node, a Visitor is a
+# client that asks us. No wait is longer than its deadline. It is transport and knows no
+# product: what a node does wrong is a NodeFailure, what a client does wrong a BadRequest,
+# both in words of HTTP. It may use sockets and the clock; only section 13 opens connections.
 #
-# It reads as strictly as RFC 9112 lets a server be. Where two readers of the same bytes could see
-# two requests (both lengths, two codings, odd blanks, folded or broken fields), it sees none.
+# It reads as strictly as RFC 9112 lets a server be. Where two readers of the same bytes
+# could see two requests (both lengths, two codings, odd blanks, folded or broken fields),
+# it sees none.
 
 if TYPE_CHECKING:
     import _thread
@@ -9046,7 +9195,8 @@ def _name_failure(error: Exception) -> NodeFailure:
 
     words = getattr(error, "strerror", None) or str(error)
     if type(error).__name__.startswith("SSL"):  # ssl is not imported to name it
-        words = getattr(error, "verify_message", "") or getattr(error, "reason", None) or words
+        words = (getattr(error, "verify_message", "")
+                 or getattr(error, "reason", None) or words)
         if re.search("WRONG_VERSION|HTTP_REQUEST|RECORD_LAYER", words):
             words = "it does not speak TLS; write http://"
         return NodeFailure("tls", words)
@@ -9060,8 +9210,8 @@ def _name_failure(error: Exception) -> NodeFailure:
 class Wire:
     """One connection: bytes come and go, and no wait is longer than `deadline`.
 
-    The deadline may be set anew; `cut` from any thread aborts whatever waits. A call is made first
-    and its socket awaited only where it says so: most of the time there is something.
+    The deadline may be set anew; `cut` from any thread aborts whatever waits. A call is made
+    first and its socket awaited only where it says so: most of the time there is something.
     http.client has no such end: a byte a second in its headers holds it for ever.
     """
 
@@ -9083,7 +9233,7 @@ class Wire:
         return self._socket.fileno()
 
     def cut(self) -> None:
-        """End the connection, from any thread: whoever waits for it or reads finds its end."""
+        """End the connection, from any thread: whoever waits for it or reads sees its end."""
         with contextlib.suppress(OSError):  # nobody is connected any more
             # The base class's shutdown wakes a reader in another thread, with TLS too.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
@@ -9151,7 +9301,8 @@ class Wire:
                 return head
             check()
             if not self._fill():
-                raise NodeFailure("bad answer", f"it closed the connection in mid {self.speech}")
+                raise NodeFailure("bad answer",
+                                  f"it closed the connection in mid {self.speech}")
 
     def _read_fields(self, head: str, at: int) -> dict[str, str]:
         """Return the header fields from a place on, names in lower case."""
@@ -9161,7 +9312,8 @@ class Wire:
             if not match:
                 raise NodeFailure("bad answer", "a line of its headers is not `Name: value`")
             at = match.end()
-            # str.strip() would take more than RFC 9112 calls a blank: `\x0bchunked`, `chunked\xa0`.
+            # str.strip() would take more than RFC 9112 calls a blank: `\x0bchunked`,
+            # `chunked\xa0`.
             name, value = match[1].lower(), match[2].strip(" \t")
             if name in fields:
                 if name in SINGLE_FIELDS:
@@ -9171,7 +9323,7 @@ class Wire:
         return fields
 
     def _take_chunks(self) -> Iterator[bytes]:
-        """Yield what the chunks of a body hold, as much as has come at once; pass its trailers.
+        """Yield what the chunks of a body hold, as much as came at once; pass its trailers.
 
         A model's answer has a chunk for each word, and one by one they cost twice as much.
         """
@@ -9211,7 +9363,7 @@ class Wire:
                 raise NodeFailure("bad answer", f"it closed the connection {early}")
 
     def _check_chunk(self, ending: bytes) -> None:
-        """Raise where what came can become no size of a chunk, behind the end of the one before."""
+        """Raise if what came cannot be a chunk's size, after the end of the one before."""
         rest = self._buffer[:HEADER_LIMIT_BYTES]
         if not ending.startswith(rest[:len(ending)]):
             raise NodeFailure("bad answer", "a chunk is longer than it said")
@@ -9237,7 +9389,8 @@ class Wire:
             if not self._buffer and not self._fill():
                 if count is None:
                     return
-                raise NodeFailure("bad answer", f"it closed the connection {count} bytes early")
+                raise NodeFailure("bad answer",
+                                  f"it closed the connection {count} bytes early")
             piece = bytes(self._buffer[:count])
             del self._buffer[:count]
             if count is not None:
@@ -9248,8 +9401,8 @@ class Wire:
 class Exchange(Wire):
     """One request to a node, and its answer as it arrives.
 
-    Where it was sent on a connection that was kept, `again` gives a fresh one: a server may close
-    what is idle at the moment at which it is used.
+    Where it was sent on a connection that was kept, `again` gives a fresh one: a server may
+    close what is idle at the moment at which it is used.
     """
 
     status = 0  # until `read_head`
@@ -9340,7 +9493,7 @@ class Exchange(Wire):
         return body
 
     def lines(self) -> Iterator[bytes | bytearray]:
-        """Yield the lines of the body as they come, without their ends; empty ones are left."""
+        """Yield the lines of the body as they come, without their ends; skip empty ones."""
         rest = bytearray()
         self._left = self.pieces()
         for piece in self._left:
@@ -9362,7 +9515,8 @@ class Exchange(Wire):
         self.deadline = self._clock() + LEAVE_SECONDS
         with contextlib.suppress(NodeFailure):
             is_over = any(next(self._left, None) is None for _ in range(8))
-            if self._buffer or not self.headers.keys() & {"transfer-encoding", "content-length"}:
+            if (self._buffer
+                    or not self.headers.keys() & {"transfer-encoding", "content-length"}):
                 is_over = False
             if is_over and self.idle is not None and len(self.idle) < IDLE_LIMIT:
                 self.idle.append(self._socket)
@@ -9372,9 +9526,9 @@ class Exchange(Wire):
     def leave(self) -> None:
         """Close in mid answer, so that the node does not notice at the wrong moment.
 
-        One (Ollama 0.32.15, its issue 17131) never frees the slot of a model whose client it sees
-        go while a token waits to be sent. A byte ahead keeps it from looking: a write that fails
-        then tells it, which is safe. Where nothing comes, no token waits.
+        One (Ollama 0.32.15, its issue 17131) never frees the slot of a model whose client it
+        sees go while a token waits to be sent. A byte ahead keeps it from looking: a write
+        that fails then tells it, which is safe. Where nothing comes, no token waits.
         """
         if self.fileno() < 0:  # there was no fresh connection to ask on
             return
@@ -9406,7 +9560,7 @@ class Visitor(Wire):
         self.reached: tuple[str, int] = connection.getsockname()[:2]  # which address of ours
 
     def read_request(self, seconds: float) -> tuple[str, str, dict[str, str]] | None:
-        """Return (method, target, headers), or None when the client has nothing more to say."""
+        """Return (method, target, headers), or None if the client has nothing more to say."""
         self.deadline = self._clock() + seconds
         with contextlib.suppress(NodeFailure):  # nothing was asked yet
             if not self._buffer:
@@ -9433,7 +9587,7 @@ class Visitor(Wire):
         return match[1], match[2], self.headers
 
     def _find_length(self) -> int | None:
-        """Return how long the request's body is, None for chunks; refuse what says it twice."""
+        """Return the request body's length, None for chunks; refuse what says it twice."""
         coding = self.headers.get("transfer-encoding")
         length = self.headers.get("content-length")
         if coding is not None:
@@ -9449,7 +9603,8 @@ class Visitor(Wire):
             return 0
         if not re.fullmatch("[0-9]+", length):
             raise BadRequest(400, "request: its Content-Length is no number")
-        digits = length.lstrip("0")[:19] or "0"  # 19 are too many anyway, 4,301 no int() takes
+        # 19 are too many anyway, 4,301 no int() takes.
+        digits = length.lstrip("0")[:19] or "0"
         return int(digits)
 
     def read_body(self, limit: int, seconds: float,
@@ -9484,7 +9639,7 @@ class Visitor(Wire):
 
     def reply(self, status: int, body: bytes, *, head: str = "",
               kind: str = "application/json") -> None:
-        """Send a whole answer, JSON where no `kind` is named; `head` holds further header lines."""
+        """Send a whole answer, JSON if no `kind` is named; `head` holds more header lines."""
         reason = "OK" if status == 200 else "Refused"
         if not self.stays:
             head += "Connection: close\r\n"
@@ -9496,7 +9651,7 @@ class Visitor(Wire):
         self.send(answer)
 
     def stream(self, piece: bytes, *, head: str = "", last: bool = False) -> None:
-        """Send a piece of an answer whose length nobody knows: `head` begins it, `last` ends it.
+        """Send a piece of an answer of unknown length: `head` begins it, `last` ends it.
 
         HTTP/1.0 knows no chunks: there the end of the connection is the end of the answer.
         """
@@ -9524,11 +9679,12 @@ class Visitor(Wire):
             raise ClientGone() from None
 
     def wait(self, other: Wire | None, seconds: float) -> bool:
-        """Tell whether `other` becomes readable in time; raise ClientGone when the client goes."""
+        """Tell whether `other` is readable in time; raise ClientGone when the client goes."""
         until = self._clock() + seconds
         while True:
             watched = [other] if other else []
-            # What a client sends ahead waits here; what is more is left in its socket, unseen.
+            # What a client sends ahead waits here; what is more is left in its
+            # socket, unseen.
             if len(self._buffer) <= HEADER_LIMIT_BYTES:
                 watched.append(self)
             ready = _ready(watched, until - self._clock())
@@ -9592,7 +9748,7 @@ class Listener:
             return None
 
     def ring(self) -> None:
-        """Have nobody wait in `accept` any more; from a signal handler too, and after `close`."""
+        """End every wait in `accept`; from a signal handler too, and after `close`."""
         with contextlib.suppress(OSError):  # full is as good as set; closed: nobody waits
             self._rope.send(b"!")
 
@@ -9604,14 +9760,14 @@ class Listener:
 
 def _ready(things: Sequence[Any], seconds: float, *, reads: bool = True,
            sends: bool = False) -> list[Any]:
-    """Return those of `things`, which have a `fileno`, that can be read, or sent to, in time."""
+    """Return the `things`, each with a `fileno`, that can be read, or sent to, in time."""
     seconds = max(seconds, 0)
     closed = [thing for thing in things if thing.fileno() < 0]
     if closed:  # by another thread, a moment ago: whoever reads it finds its end
         return closed
     if not hasattr(select, "poll"):  # Windows
-        readable, sendable, _ = select.select(things if reads else [], things if sends else [], [],
-                                              seconds)
+        readable, sendable, _ = select.select(things if reads else [],
+                                              things if sends else [], [], seconds)
         return readable + sendable
 
     poll = select.poll()  # select.select fails on descriptors above 1023
@@ -9623,15 +9779,17 @@ def _ready(things: Sequence[Any], seconds: float, *, reads: bool = True,
 
 # == 13. World ================================================================
 #
-# The only door: terminal, disk, programs, signals, network and what this machine is called. It
-# gives out text, bytes and objects of its own or of section 12, never a socket, a process or a
-# descriptor. What the system refuses becomes a FleetError in plain words.
+# The only door: terminal, disk, programs, signals, network and what this machine is called.
+# It gives out text, bytes and objects of its own or of section 12, never a socket, a process
+# or a descriptor. What the system refuses becomes a FleetError in plain words.
 
-# A directory can be a repository of its own making, whose settings name programs: to watch files,
-# to fetch what is missing (a lazy fetch, seen with 2.39.5), to run before or after this and that.
-# Git before 2.38 knows no safe.bareRepository, before 2.44 no GIT_NO_LAZY_FETCH; of every version
-# GIT_ALLOW_PROTOCOL lets none reach another repository, not even one on the disk.
-GIT_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null", "safe.bareRepository=explicit")
+# A directory can be a repository of its own making, whose settings name programs: to watch
+# files, to fetch what is missing (a lazy fetch, seen with 2.39.5), to run before or after
+# this and that. Git before 2.38 knows no safe.bareRepository, before 2.44 no
+# GIT_NO_LAZY_FETCH; of every version GIT_ALLOW_PROTOCOL lets none reach another repository,
+# not even one on the disk.
+GIT_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null",
+                "safe.bareRepository=explicit")
 GIT_ENVIRONMENT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1",
                    "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
 TREE_FILES_LIMIT = 2000
@@ -9639,17 +9797,19 @@ TREE_FILE_LIMIT_BYTES = 256 * 1024
 PART_BYTES = 1024 * 1024  # of a file that grows, at once: some 3,000 receipts
 LINE_LIMIT_BYTES = 32 * 1024 * 1024  # a longer line is no JSON that anybody wrote
 # What is kept for a user: the variable that says where, and where it is without one.
-USER_PLACES = {"state": ("XDG_STATE_HOME", ".local/state"), "cache": ("XDG_CACHE_HOME", ".cache"),
+USER_PLACES = {"state": ("XDG_STATE_HOME", ".local/state"),
+               "cache": ("XDG_CACHE_HOME", ".cache"),
                "data": ("XDG_DATA_HOME", ".local/share")}
 BYTECODE_FILES = 4  # of one Python: this program's versions that take turns
 
 
 def run_together(world: World, jobs: Mapping[Any, Callable[[], Any]], *,
-                 until: float = float("inf"), threads: int = 512) -> Iterator[tuple[Any, Any]]:
+                 until: float = float("inf"),
+                 threads: int = 512) -> Iterator[tuple[Any, Any]]:
     """Yield (key, value or NodeFailure) of each job as it ends, (None, None) while none does.
 
-    Nobody waits for its threads past `until`. concurrent.futures joins its threads at exit, so one
-    silent node would hold the process.
+    Nobody waits for its threads past `until`. concurrent.futures joins its threads at exit,
+    so one silent node would hold the process.
     """
     todo = list(jobs.items())[::-1]
     done: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -9764,7 +9924,8 @@ def _refuse_link(place: Place) -> FleetError:
             break
     return FleetError("in-the-way", status=EXIT_REFUSED,
                       what=f"{place} lies behind a symbolic link; nothing is written there",
-                      fix=f"put a directory in the place of the link: `ls -ld {shlex.quote(link)}`")
+                      fix="put a directory in the place of the link: "
+                          f"`ls -ld {shlex.quote(link)}`")
 
 
 def _open_below(step: str, here: int, *, makes: bool) -> int:
@@ -9810,9 +9971,10 @@ def _descend(place: Place, inner: str, *, makes: bool) -> int:
 
 
 class Directory:
-    """The directory of a path, held open: what is done in it is done there, wherever links lead.
+    """The directory of a path, held open: work in it is done there, wherever links lead.
 
-    Where a system has no descriptors of directories (Windows), its path is looked at and used.
+    Where a system has no descriptors of directories (Windows), its path is looked
+    at and used.
     """
 
     def __init__(self, path: str, *, makes: bool = False, is_whole: bool = False) -> None:
@@ -9907,18 +10069,19 @@ class Directory:
 
 
 def _is_straight(root: str, inner: str) -> bool:
-    """Tell whether a path goes on from a root through directories alone, and not out of it."""
+    """Tell whether a path goes from a root through directories alone, and not out of it."""
     try:
         real = os.path.realpath(root)
         straight = os.path.normpath(os.path.join(real, inner))
         return (os.path.realpath(straight) == straight
                 and os.path.commonpath([real, straight]) == real)
-    except (OSError, ValueError):  # a link was taken away while it was followed; another drive
+    except (OSError, ValueError):
+        # A link was taken away while it was followed; another drive.
         return False
 
 
 def _open_to_read(path: str) -> IO[bytes]:
-    """Return a regular file to read, or standard input for `-`; a pipe in its place blocks not."""
+    """Return a regular file to read, or standard input for `-`; a pipe cannot block it."""
     if path == "-":
         return open(0, "rb", closefd=False)
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -9955,10 +10118,10 @@ class Child:
 
 
 class Hold:
-    """A file lock: whoever has its descriptor holds it, and it falls when the last of them ends.
+    """A file lock: whoever has its descriptor holds it; it falls when the last of them ends.
 
-    A child that inherits it holds it alone once this one is released. Nothing else is asked about
-    who lives: no process number is trusted, so none can be taken for another's.
+    A child that inherits it holds it alone once this one is released. Nothing else is asked
+    about who lives: no process number is trusted, so none can be taken for another's.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -10068,7 +10231,8 @@ def _plan_destination(url: str) -> Destination:
     from urllib.parse import quote, urlsplit
     parts = urlsplit(url)
     return Destination(
-        parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80),
+        parts.scheme, parts.hostname or "",
+        parts.port or (443 if parts.scheme == "https" else 80),
         re.sub(r"%[^]]*", "", parts.netloc),  # an IPv6 zone means nothing there
         quote(parts.path or "/", safe="/%:@!$&'()*+,;="))
 
@@ -10240,7 +10404,8 @@ class World:
         """Return where something of ours is kept for this user: state, cache or data."""
         variable, usual = USER_PLACES[kind]
         base = self.environ.get(variable, "")
-        if not re.match(r"/|[A-Za-z]:", base):  # a relative one does not count, by its standard
+        # A relative one does not count, by its standard.
+        if not re.match(r"/|[A-Za-z]:", base):
             base = self.path(self.home, usual)
         return self.path(base, "subagent-fleet", *names)
 
@@ -10302,7 +10467,7 @@ class World:
     # -- disk: reading --
 
     def read_bytes(self, path: str, *, limit: int = TEXT_LIMIT_BYTES) -> bytes:
-        """Read a regular file, or standard input for `-`; refuse what is larger than the limit."""
+        """Read a regular file, or standard input for `-`; refuse more than the limit."""
         kind = "file" if path == "-" else self.kind_of(path)
         if kind not in ("file", "absent"):
             raise FleetError("not-file", f"{path} is a {kind}, not a file",
@@ -10322,14 +10487,14 @@ class World:
             return os.path.getsize(path)
 
     def changed_at(self, path: str) -> float:
-        """Return when a file was last changed, in seconds since 1970; 0 where there is none."""
+        """Return when a file was last changed, in seconds since 1970; 0 if there is none."""
         try:
             return os.stat(path).st_mtime
         except (OSError, ValueError):
             return 0.0
 
     def read_part(self, path: str, start: int, limit: int) -> bytes:
-        """Return up to `limit` bytes of a regular file from an offset; nothing where it is none."""
+        """Return up to `limit` bytes of a regular file from an offset; else nothing."""
         if self.kind_of(path) != "file":
             return b""
         with trying("read", path), open(path, "rb") as stream:
@@ -10343,7 +10508,7 @@ class World:
     # -- disk: writing --
 
     def make_directory(self, path: str, *, is_private: bool = False) -> None:
-        """Make a directory and those above it; one that `is_private` only its owner enters."""
+        """Make a directory and those above it; if `is_private`, only its owner enters."""
         with trying("make", path), Directory(path, makes=True, is_whole=True) as directory:
             if is_private:
                 directory.close_to_others()
@@ -10358,7 +10523,8 @@ class World:
         held = {}  # by root and path: 200 agents share one
         with contextlib.ExitStack() as holding:
             try:
-                # All are written beside their places first, so that a full disk changes nothing.
+                # All are written beside their places first, so that a full disk
+                # changes nothing.
                 for path, content, mode in files:
                     place = _as_place(path)
                     key = (place.root, place.above)
@@ -10439,14 +10605,15 @@ class World:
         if not program:
             return Ran(127, b"", f"{words[0]} is not on the PATH")
         try:
-            done = subprocess.run([program, *words[1:]], env=environ or self.environ, input=given,
-                                  timeout=max(0.1, seconds), capture_output=True,
+            done = subprocess.run([program, *words[1:]], env=environ or self.environ,
+                                  input=given, timeout=max(0.1, seconds), capture_output=True,
                                   pass_fds=[hold.fileno()] if hold else ())
         except subprocess.TimeoutExpired:
             return Ran(124, b"", f"{words[0]} took longer than {seconds:.0f} s")
         except (OSError, ValueError) as error:
             return Ran(126, b"", str(error))
-        return Ran(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace").strip())
+        return Ran(done.returncode, done.stdout,
+                   done.stderr.decode("utf-8", "replace").strip())
 
     def read_program(self, words: Sequence[str], until: float) -> str | None:
         """Return what a program prints; None when it is absent, fails or takes too long."""
@@ -10460,7 +10627,7 @@ class World:
 
     def run(self, argv: Sequence[str], environ: Mapping[str, str], *,
             directory: str | None = None) -> int:
-        """Run a program on this terminal to its end; return its exit code as a shell has it."""
+        """Run a program on this terminal to its end; return its exit code as a shell does."""
         child: subprocess.Popen[bytes] | None = None
         came: list[int] = []
 
@@ -10483,7 +10650,7 @@ class World:
         return code if code >= 0 else 128 - code
 
     def start(self, launch: Launch) -> Child:
-        """Start a program in the background; with SIGTERM we end from now on as with Ctrl-C."""
+        """Start a program in the background; from now on, SIGTERM ends us as Ctrl-C does."""
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         came = []
 
@@ -10515,8 +10682,9 @@ class World:
         # webbrowser would start a browser for terminals where there is no other.
         program = self.which("open" if sys.platform == "darwin" else "xdg-open")
         if program:
-            subprocess.Popen([program, url], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                             stderr=subprocess.DEVNULL, start_new_session=True)
+            subprocess.Popen([program, url], stdin=subprocess.DEVNULL,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                             start_new_session=True)
         return bool(program)
 
     # -- programs that outlive this one, and what is known of them --
@@ -10585,7 +10753,8 @@ class World:
             # The system's own clock, which an exec keeps: the deadline holds without us.
             prepare = (lambda: signal.alarm(seconds)) if seconds else None
             return Child(subprocess.Popen(
-                launch.argv, cwd=launch.directory, env=launch.environ, stdin=stdin, stdout=stdout,
+                launch.argv, cwd=launch.directory,
+                env=launch.environ, stdin=stdin, stdout=stdout,
                 stderr=stderr, pass_fds=inherited, start_new_session=launch.outlives,
                 preexec_fn=prepare))
 
@@ -10607,7 +10776,8 @@ class World:
     def git_words(self, directory: str) -> list[str]:
         """Return git's first words, with which nothing of a repository's own is run."""
         words = ["-C", directory]
-        for setting in (*GIT_SETTINGS, "gc.auto=0", "commit.gpgSign=false", "core.quotePath=false"):
+        for setting in (*GIT_SETTINGS, "gc.auto=0", "commit.gpgSign=false",
+                        "core.quotePath=false"):
             words += ["-c", setting]
         return words
 
@@ -10625,7 +10795,7 @@ class World:
             return []
 
     def find_odd(self, directory: str) -> tuple[list[str], list[str]]:
-        """Return the repositories below a directory, and what is no file, directory or link."""
+        """Return repositories below a directory, and what is no file, directory or link."""
         nested = []
         odd = []
         for place, directories, names in os.walk(directory):
@@ -10650,7 +10820,7 @@ class World:
 
     def first_files(self, directory: str, names: Sequence[str], count: int, size: int
                     ) -> list[str]:
-        """Return as many of these files as there may be, of a size that there may be together."""
+        """Return the first of these files, up to a count and up to a total size."""
         first = []
         for name in names[:count]:
             with contextlib.suppress(OSError):
@@ -10661,7 +10831,7 @@ class World:
         return first
 
     def copy_file(self, source: str, target: str) -> None:
-        """Copy a regular file with its mode; links are not followed out of the target's root."""
+        """Copy a regular file with its mode; no link is followed out of the target's root."""
         with trying("copy", source), _open_to_read(source) as stream, \
                 Directory(target, makes=True) as directory:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
@@ -10671,7 +10841,7 @@ class World:
                 shutil.copyfileobj(stream, copy)
 
     def find_marked(self, words: Collection[str]) -> dict[str, list[int]] | None:
-        """Return {word: processes that have it in their environment}; None: it cannot be seen."""
+        """Return {word: processes with it in their environment}; None: it cannot be seen."""
         if not self.has_proc():
             return None
         marked: dict[str, list[int]] = {word: [] for word in words}
@@ -10683,7 +10853,7 @@ class World:
         return marked
 
     def find_tree(self, words: Collection[str], root: int) -> set[int]:
-        """Return the processes that carry a mark; else those of the session of a program of ours.
+        """Return the processes with a mark; else those of the session of a program of ours.
 
         What such a session has started apart from it is found by the mark alone.
         """
@@ -10704,7 +10874,7 @@ class World:
             return 0
 
     def find_inside(self, directory: str) -> list[int]:
-        """Return the processes that work in a directory or below, where the system shows it."""
+        """Return the processes that work in a directory or below, if the system shows it."""
         root = os.path.join(os.path.realpath(directory), "")
         inside = []
         for name in self._process_names():
@@ -10733,19 +10903,21 @@ class World:
         return count
 
     def measure(self, numbers: Collection[int]) -> dict[int, tuple[int, float]]:
-        """Return {process: (megabytes, percent of a processor)}, as far as the system says."""
+        """Return {process: (megabytes, percent of a processor)}, where the system says."""
         if not numbers:
             return {}
         listed = self.read_program(["ps", "-o", "pid=,rss=,pcpu=", "-p",
                                     ",".join(map(str, numbers))], self.clock() + 2.0)
         rows = [line.split() for line in (listed or "").splitlines()]
-        return {int(row[0]): (int(row[1]) // 1024, float(row[2])) for row in rows if len(row) == 3}
+        return {int(row[0]): (int(row[1]) // 1024, float(row[2]))
+                for row in rows if len(row) == 3}
 
     def free_megabytes(self) -> int:
         """Return how much memory can be had; 0 where the system does not say."""
         known = self.read_part("/proc/meminfo", 0, 4096).decode("ascii", "replace")
         match = re.search(r"MemAvailable:\s+(\d+) kB", known)
-        return int(match[1]) // 1024 if match else int(self.total_gigabytes() * 500)  # half of it
+        return (int(match[1]) // 1024 if match
+                else int(self.total_gigabytes() * 500))  # half of it
 
     def total_gigabytes(self) -> float:
         """Return how much memory this machine has; 0.0 where the system does not say."""
@@ -10758,10 +10930,10 @@ class World:
         os.execv(argv[0], list(argv))
 
     def compile_own_source(self) -> str:
-        """Return a file of this user's that holds this program as bytecode; "" where none can be.
+        """Return this user's file that holds this program as bytecode; "" where none can be.
 
-        Python keeps none of a script: it would compile a megabyte at each start, and hold what
-        that took for as long as it runs.
+        Python keeps none of a script: it would compile a megabyte at each start, and hold
+        what that took for as long as it runs.
         """
         import marshal
         source = self.own_source()
@@ -10812,8 +10984,8 @@ class World:
                       keeps: bool = False) -> Exchange:
         """Send a GET, or a POST of `body`; return the Exchange that reads its answer.
 
-        No proxies are used and no redirects followed: a node is where the fleet file says. Where
-        it `keeps`, the connection may be one that was kept, and can be kept again.
+        No proxies are used and no redirects followed: a node is where the fleet file says.
+        Where it `keeps`, the connection may be one that was kept, and can be kept again.
         """
         there = _plan_destination(url)
         lines = {"Host": there.place, "User-Agent": f"subagent-fleet/{__version__}"}
@@ -10822,7 +10994,8 @@ class World:
         method = "GET"
         if body is not None:
             method = "POST"
-            lines.update({"Content-Type": "application/json", "Content-Length": str(len(body))})
+            lines.update({"Content-Type": "application/json",
+                          "Content-Length": str(len(body))})
         lines.update(headers or {})
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         request = f"{method} {there.path} HTTP/1.1\r\n{head}\r\n".encode("latin-1")
@@ -10877,7 +11050,7 @@ class World:
 
     def ask_lines(self, endpoint: str, ask: Ask, wait: Callable[[], object] | None = None, *,
                   stall_seconds: float) -> Iterator[Any]:
-        """Yield what an Ask makes of each line of an answer, none awaited for longer than that."""
+        """Yield what an Ask makes of each line of an answer; each has `stall_seconds`."""
         until = self.clock() + stall_seconds
         with contextlib.closing(self._open_ask(endpoint, ask, until)) as exchange:
             exchange.await_more = wait
@@ -10887,7 +11060,7 @@ class World:
                 exchange.deadline = self.clock() + stall_seconds
 
     def _connect(self, there: Destination, until: float) -> socket.socket:
-        """Return a socket to the endpoint: every address of the name gets its share of the time."""
+        """Return a socket to the endpoint: each address of its name gets a share of time."""
         addresses = self.resolve(there.host, there.port, until)
         failures = []
         for index, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -10944,8 +11117,8 @@ class World:
               ) -> Iterator[tuple[tuple[str, int], str]]:
         """Connect to each (IPv4 address, port); yield it with what came of that.
 
-        That is open, refused, silent or unreachable. So many at once that silence costs its time
-        once for all of them; nothing is sent.
+        That is open, refused, silent or unreachable. So many at once that silence costs its
+        time once for all of them; nothing is sent.
         """
         self.allow_files(KNOCKS_AT_ONCE + 256)
         share = seconds / -(-max(1, len(places)) // KNOCKS_AT_ONCE)
@@ -10967,7 +11140,8 @@ class World:
     def broadcast_addresses(self) -> list[str]:
         """Return the IPv4 broadcast addresses of this machine's networks.
 
-        The last one leads to the network of the first road; of others, a home's have 256 places.
+        The last one leads to the network of the first road; of others, a home's
+        have 256 places.
         """
         own = [address for address in self.own_names()[1]
                if ipaddress.ip_address(address).is_private]
@@ -10996,15 +11170,17 @@ class World:
             listening.setblocking(False)
             return Listener(listening, self.clock)
         except OSError as error:
-            reason, _, _ = str(error.strerror or error).partition(" (while ")  # the address again
+            reason, _, _ = str(error.strerror or error).partition(
+                " (while ")  # the address again
             slug, fix = "cannot-listen", "choose another with --host or --port"
             if error.errno == errno.EADDRINUSE:
                 slug = "port-taken"
                 fix = f"{OTHER_PORT} (lsof -nP -iTCP:{port} -sTCP:LISTEN shows it)"
-            raise FleetError(slug, f"cannot listen on {host}:{port}: {reason}", fix=fix) from None
+            raise FleetError(slug, f"cannot listen on {host}:{port}: {reason}",
+                             fix=fix) from None
 
     def allow_files(self, count: int) -> None:
-        """Let the process open so many files, where the system lets it: macOS begins with 256."""
+        """Let the process open so many files, if the system lets it: macOS starts at 256."""
         with contextlib.suppress(ImportError):  # Windows has no such limit
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
@@ -11025,7 +11201,7 @@ class World:
             return stream.read()
 
     def own_names(self) -> tuple[str, tuple[str, ...]]:
-        """Return this machine's name and the IPv4 addresses it would call from. Nothing is sent."""
+        """Return this machine's name and IPv4 addresses it would call from. Send nothing."""
         addresses = []
         for target in ROUTE_TARGETS:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as caller, \
@@ -11073,7 +11249,7 @@ class World:
         return self.read_program(words, self.clock() + 2.0) or ""
 
     def find_holder(self, port: int) -> PortHolder | None:
-        """Return who listens on a port, where the system tells: mostly of one's own processes."""
+        """Return who listens on a port, if the system says: mostly of one's own processes."""
         if self.kind_of("/proc/net/tcp") != "file":
             match = re.match(r"p(\d+)\nc(.*)", self._list_listeners(port))
             return PortHolder(int(match[1]), match[2], "") if match else None
@@ -11084,7 +11260,8 @@ class World:
             with contextlib.suppress(OSError):  # closed since, or somebody else's
                 if os.readlink(path) in sockets:
                     place = self.parent(self.parent(path))
-                    program = self.read_part(f"{place}/comm", 0, 64).decode("utf-8", "replace")
+                    program = self.read_part(f"{place}/comm", 0, 64).decode(
+                        "utf-8", "replace")
                     return PortHolder(int(os.path.basename(place)), program.strip(),
                                       os.readlink(f"{place}/cwd"))
         return None
@@ -11126,8 +11303,8 @@ def probe_nodes(world: World, nodes: Mapping[str, Node], seconds: float,
                 are_known: bool = True) -> dict[str, NodeState]:
     """Return {name: NodeState}: every node asked at once, no answer awaited past `seconds`.
 
-    The capabilities of the fleet's `models` are asked for; without any, those of all there are.
-    Where nobody has said what the nodes run, that is found out.
+    The capabilities of the fleet's `models` are asked for; without any, those of all there
+    are. Where nobody has said what the nodes run, that is found out.
     """
     deadline = world.clock() + seconds
     wanted = {full_model_name(model.ollama_model) for model in (models or {}).values()}
@@ -11142,7 +11319,8 @@ def probe_nodes(world: World, nodes: Mapping[str, Node], seconds: float,
             for name, node in nodes.items()}
 
 
-def probe(world: World, node: Node, deadline: float, wanted: Collection[str] = ()) -> NodeState:
+def probe(world: World, node: Node, deadline: float,
+          wanted: Collection[str] = ()) -> NodeState:
     """Ask a node who it is, what it has, then what its `wanted` models (none: all) can do."""
     def ask(question: Ask) -> Any:
         return ask_node(world, node, question, deadline=deadline)
@@ -11192,14 +11370,15 @@ def probe_unknown(world: World, node: Node, deadline: float,
 
 
 def sign(world: World, node: Node, ask: Ask) -> Ask:
-    """Return an Ask with the key that its node wants; only keys that may go there are sent."""
+    """Return an Ask with the key that its node wants; only keys allowed there are sent."""
     variable = node.api_key_env
     if not variable:
         return ask
 
     key = world.node_keys.get((node.endpoint, variable))
     if key is None and world.environ.get(variable):
-        raise NodeFailure("not trusted", f"its key, {variable}, is not trusted to go there yet")
+        raise NodeFailure("not trusted",
+                          f"its key, {variable}, is not trusted to go there yet")
     if not key:
         raise NodeFailure("no key", f"it needs a key, but {variable} is not set")
     if not re.fullmatch("[!-~]{1,4096}", key):
@@ -11213,9 +11392,10 @@ def ask_node(world: World, node: Node, ask: Ask, *, deadline: float) -> Any:
 
 
 def recognise_node(world: World, node: Node, until: float) -> Node:
-    """Return a node with the provider that answers at its endpoint; unchanged where none does.
+    """Return a node with the provider that answers at its endpoint; unchanged if none does.
 
-    Who only says that it wants a key is known by what else it says, else it is left as it was.
+    Who only says that it wants a key is known by what else it says,
+    else it is left as it was.
     """
     if split_endpoint(node.endpoint).host.endswith("anthropic.com"):
         return replace(node, provider="anthropic")
@@ -11229,7 +11409,8 @@ def recognise_node(world: World, node: Node, until: float) -> Node:
     for name, kind in kinds.items():  # of two that answer the first is it
         if name in answers and not isinstance(answers[name], NodeFailure):
             return kind
-    for name in ("llamacpp", "openai"):  # the one by its `Server:`, the other by being the rest
+    # The one by its `Server:`, the other by being the rest.
+    for name in ("llamacpp", "openai"):
         if name in answers and answers[name].reason in ("http 401", "http 403"):
             return kinds[name]
     return node
@@ -11310,13 +11491,14 @@ _OTHER_WORDS = {"timeout": "silent", "http 401": "wanting a key", "http 403": "w
 def _identify_doors(world: World, doors: Sequence[tuple[str, int]], peers: Sequence[Peer],
                     taken: set[str], deadline: float
                     ) -> tuple[tuple[Found, ...], tuple[tuple[str, str], ...]]:
-    """Ask who listens; return the machines of ours, and what answers and is something else."""
+    """Ask who listens; return machines of our kind, and what else answers."""
     jobs = {(address, port): functools.partial(
         probe_unknown, world, Node(address, f"http://{address}:{port}"), deadline)
         for address, port in doors}
     answers = dict(run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS))
     lan = {address for address, _ in doors if address_kind(address) != "Tailscale"}
-    twice = {peer.address for peer in peers if lan & set(peer.others)}  # seen on the LAN already
+    # Seen on the LAN already.
+    twice = {peer.address for peer in peers if lan & set(peer.others)}
 
     found, others = [], []
     for address, port in doors:
@@ -11357,9 +11539,9 @@ def answers(world: World, node: Node, seconds: float) -> NodeFailure | None:
     return None
 
 
-def wake_nodes(world: World, nodes: Iterable[Node], seconds: float, via: Sequence[tuple[str, int]]
-               ) -> Iterator[Waking | None]:
-    """Wake those of these nodes that sleep, all at once; yield each as it ends, None meanwhile."""
+def wake_nodes(world: World, nodes: Iterable[Node], seconds: float,
+               via: Sequence[tuple[str, int]]) -> Iterator[Waking | None]:
+    """Wake the nodes that sleep, all at once; yield each as it ends, None meanwhile."""
     jobs = {node.name: lambda node=node: _wake(world, node, seconds, via) for node in nodes}
     for _, waking in run_together(world, jobs):
         if isinstance(waking, NodeFailure):
@@ -11403,7 +11585,8 @@ def _send_everywhere(world: World, packet: bytes, via: Sequence[tuple[str, int]]
 
 # -- warm-up --
 
-# A load says nothing until it ends, so a long one is looked at: what does its machine hold now?
+# A load says nothing until it ends, so a long one is looked at:
+# what does its machine hold now?
 LOAD_LOOK_SECONDS = 2.0
 BUSY_SECONDS = 6.0  # another model leaves, or the new one is listed, within this
 HUNG_SECONDS = 15.0  # a machine that answers nothing for so long is left
@@ -11415,7 +11598,8 @@ class Warmth:
 
     def __init__(self, node: Node, model: Model) -> None:
         self.node, self.model = node, model
-        self.stage = "waiting"  # asking, loading, busy, not answering, unloading, pulling, done
+        # Asking, loading, busy, not answering, unloading, pulling, done.
+        self.stage = "waiting"
         self.began = self.seconds = 0.0
         self.pulled = self.size = 0  # bytes of a download
         self.reason = self.detail = self.fix = ""
@@ -11429,7 +11613,7 @@ class Warmth:
 
     @property
     def state(self) -> str:
-        """What became of it: ok, not answering, busy or failed; its stage while it is not over."""
+        """What became of it: ok, not answering, busy or failed; its stage until it ends."""
         if self.stage != "done":
             return self.stage
         words = {"": "ok", "timeout": "not answering", "unreachable": "not answering",
@@ -11506,7 +11690,7 @@ def _ask_first(warmth: Warmth, world: World, how: WarmUp) -> None:
 
 
 def _load(warmth: Warmth, world: World, how: WarmUp) -> None:
-    """Load or unload a model; one that its node lacks is downloaded first, where that is wished."""
+    """Load or unload a model; first download one that its node lacks, if that is wished."""
     if warmth.model.cloud:
         place = "ollama.com"
         if warmth.node.provider != "ollama":
@@ -11566,7 +11750,7 @@ def _ask_loaded(world: World, node: Node) -> Any:
 
 
 def _makes_room(warmth: Warmth, world: World, how: WarmUp) -> bool:
-    """Tell whether there is something to ask for; unload a model whose context does not fit."""
+    """Tell whether to ask for anything; unload a model whose context does not fit."""
     model = warmth.model
     listed = _ask_loaded(world, warmth.node)
     if listed is None:
@@ -11601,7 +11785,8 @@ def _send_load(warmth: Warmth, world: World, how: WarmUp) -> None:
             continue
 
         try:
-            is_busy = _is_busy(warmth, world) and not how.unload and now >= began + BUSY_SECONDS
+            is_busy = (_is_busy(warmth, world) and not how.unload
+                       and now >= began + BUSY_SECONDS)
             warmth.stage, answered = "busy" if is_busy else stage, now
         except NodeFailure as failure:
             if failure.reason in ("timeout", "unreachable"):
@@ -11645,7 +11830,8 @@ def _pull(warmth: Warmth, world: World) -> None:
     layers = {}
     step = PullStep()
     try:
-        for step in world.ask_lines(warmth.node.endpoint, ask, stall_seconds=PULL_STALL_SECONDS):
+        for step in world.ask_lines(warmth.node.endpoint, ask,
+                                    stall_seconds=PULL_STALL_SECONDS):
             if step.total:
                 layers[step.layer] = step
                 warmth.pulled = sum(layer.completed for layer in layers.values())
@@ -11686,14 +11872,15 @@ def _see_loaded(warmth: Warmth, world: World, how: WarmUp) -> None:
 
 # == 15. Trials ===============================================================
 #
-# Takes a model on its node, asks it what it can do, and judges each answer by a value that can be
-# checked. A trial is a row: what is asked, and pure judges. Each goes the way of a request: Talk,
-# Backend, Reader, Deltas. Speeds are the node's own counters, where it has some.
+# Takes a model on its node, asks it what it can do, and judges each answer by a value
+# that can be checked. A trial is a row: what is asked, and pure judges. Each goes the
+# way of a request: Talk, Backend, Reader, Deltas. Speeds are the node's own counters,
+# where it has some.
 
 SPEED_TOKENS = 1000  # of the prompt by which models are compared
 FILLER_LINES_LIMIT = 400_000  # 25 MB, whatever a node counts
-# Between what a node counts and what its earlier counts let expect. Lines of filler are not quite
-# equal in tokens; who cuts a prompt loses far more than that.
+# Between what a node counts and what its earlier counts let expect. Lines of filler are not
+# quite equal in tokens; who cuts a prompt loses far more than that.
 COUNT_TOLERANCE = 0.02
 COUNT_SLACK_TOKENS = 16  # on top of it: of a short prompt that share is nothing
 LEAST_LINE_TOKENS = 4.0  # a node that counts fewer a line counts wrongly
@@ -11703,7 +11890,7 @@ THINKING_TOKENS = 2048  # for who thinks before it answers
 
 
 class Question(Record):
-    """What a trial asks of a model, and what is expected of a prompt that is to be counted."""
+    """What a trial asks of a model, and what to expect of a prompt that is to be counted."""
 
     talk: Talk
     lines: int = 0  # of filler in it
@@ -11752,24 +11939,26 @@ class Subject(Record):
         answer = 64  # the code word, and politeness around it
         if self.model.thinking:
             answer += THINKING_TOKENS
-        # A small context is not given away to the answer; a fiftieth is what counts may be off.
+        # A small context is not given away to the answer; a fiftieth is what
+        # counts may be off.
         return min(answer, self.model.context // 4) + self.model.context // 50
 
     def count_lines(self, tokens: int) -> int:
-        """Return how many lines of filler make a prompt of so many tokens, in whole rounds."""
+        """Return how many lines of filler make a prompt of so many tokens, in full rounds."""
         base, per_line = self._count()
         rounds = int((tokens - base) / per_line) // len(FILLER)
         return min(max(rounds, 1) * len(FILLER), FILLER_LINES_LIMIT)
 
     def count_tokens(self, lines: int) -> int:
-        """Return the tokens of a prompt with so many lines, as the node's counts let expect."""
+        """Return the tokens of a prompt with so many lines, as the node's counts suggest."""
         base, per_line = self._count()
         return round(base + per_line * lines)
 
     def _count(self) -> tuple[float, float]:
         """Return the tokens of a prompt without filler, and those of one line."""
-        # Two counts make a line: its slope is what a line costs, wherever it begins. The first
-        # and the last lie the farthest apart, so an odd token in one of them matters least.
+        # Two counts make a line: its slope is what a line costs, wherever it begins. The
+        # first and the last lie the farthest apart, so an odd token in one of them
+        # matters least.
         counts = dict(self.fills or ((1, FILLER_BASE_TOKENS + FILLER_LINE_TOKENS),))
         if len(counts) == 1:
             counts = {0: FILLER_BASE_TOKENS, **counts}
@@ -11823,7 +12012,8 @@ def _fill(subject: Subject, lines: int, number: int, *, extra: int = 0,
     question = _ask(subject, f"Run {subject.seed}-{number}. The code word is {word}.",
                     Turn("assistant", texts=("Noted.",)),
                     f"{text}\n\nWhat is the code word? {wish}", tokens=48)
-    return replace(question, lines=lines, word=word, tokens=subject.count_tokens(lines) + extra)
+    return replace(question, lines=lines, word=word,
+                   tokens=subject.count_tokens(lines) + extra)
 
 
 def _ask_load(subject: Subject) -> Question:
@@ -11853,7 +12043,7 @@ def _ask_long_prompt(subject: Subject) -> Question | None:
 
 
 def time_answer(answer: Answer) -> dict[str, Any]:
-    """Return the speeds that an answer shows: by the node's own counters, else by our clock."""
+    """Return the speeds that an answer shows: by the node's counters, else by our clock."""
     end = answer.end
     reads, writes = end.prompt_seconds or answer.first_seconds, end.answer_seconds
     read, written = end.input_tokens - end.cache_read, end.output_tokens
@@ -11868,17 +12058,20 @@ def time_answer(answer: Answer) -> dict[str, Any]:
     return {"load_seconds": None if end.load_seconds is None else round(end.load_seconds, 2),
             "prompt_rate": prompt_rate, "long_prompt_rate": prompt_rate,
             "answer_rate": round(written / writes, 1) if written > 0 and writes > 0 else None,
-            "first_token_seconds": round(first, 3), "is_counted": end.prompt_seconds is not None}
+            "first_token_seconds": round(first, 3),
+            "is_counted": end.prompt_seconds is not None}
 
 
-# In this order: the first loads the model and teaches how many tokens a line of filler has, the
-# third asks again with the prompt that the second had the node cache.
+# In this order: the first loads the model and teaches how many tokens a line of filler has,
+# the third asks again with the prompt that the second had the node cache.
 SPEED_TRIALS = (
     Trial("speed", "load", _ask_load, speeds=("load_seconds",)),
     Trial("speed", "prompt", _ask_prompt, speeds=("prompt_rate", "is_counted")),
-    Trial("speed", "first token", _ask_again, speeds=("first_token_seconds",), is_quick=False),
+    Trial("speed", "first token", _ask_again, speeds=("first_token_seconds",),
+          is_quick=False),
     Trial("speed", "answer", lambda subject: _ask(
-        subject, "Write the numbers from 1 to 200, one a line, and nothing else.", tokens=128),
+        subject, "Write the numbers from 1 to 200, one a line, and nothing else.",
+        tokens=128),
         speeds=("answer_rate",)),
     Trial("speed", "long prompt", _ask_long_prompt, speeds=("long_prompt_rate",),
           is_quick=False))
@@ -11891,8 +12084,9 @@ def _tool(name: str, description: str, **properties: Any) -> Tool:
                                     "required": list(properties)})
 
 
-# Five, and each with something at which models that call tools badly fail: a name with a dash, an
-# enum, an object in an object, an array beside a flag. The last is there only to be left alone.
+# Five, and each with something at which models that call tools badly fail: a name with a
+# dash, an enum, an object in an object, an array beside a flag. The last is there only
+# to be left alone.
 TEXT = {"type": "string"}
 TEXTS = {"type": "array", "items": TEXT}
 TRIAL_TOOLS = (
@@ -11909,8 +12103,8 @@ TRIAL_RESULTS = {"get_setting": "retry_limit = 7391"}
 TRIAL_TURNS = 3
 TRIAL_CALLS = 16  # more in one turn are nobody's answer
 PRINTED_CALL = "printed the call as text"
-# What a call looks like that was meant and not made, whichever template or parser failed: tags
-# around it, a marker before it, JSON with a name and arguments, or Python.
+# What a call looks like that was meant and not made, whichever template or parser failed:
+# tags around it, a marker before it, JSON with a name and arguments, or Python.
 _TOOL_NAMES = "|".join(tool.name for tool in TRIAL_TOOLS)
 _PRINTED_CALL = _Pattern(
     r"(?i)<[|｜]?/?(?:\w+:)?(?:tool|function|invoke)[\w▁]{0,20}[^<>\n]{0,80}>"
@@ -11920,8 +12114,9 @@ _PRINTED_CALL = _Pattern(
     rf"|\b(?:{_TOOL_NAMES})\s*\(")
 
 
-def calls_rightly(*wanted: tuple[str, dict[str, Any]], says: str = "") -> Callable[[Answer], str]:
-    """Return the judge of an answer that makes these calls, in any order, and then says a word."""
+def calls_rightly(*wanted: tuple[str, dict[str, Any]],
+                  says: str = "") -> Callable[[Answer], str]:
+    """Return the judge of an answer that makes these calls in any order, then says a word."""
     def judge(answer: Answer) -> str:
         is_short = len(answer.calls) < max(len(wanted), 1)
         if is_short and _PRINTED_CALL.search(answer.text):
@@ -11934,12 +12129,14 @@ def calls_rightly(*wanted: tuple[str, dict[str, Any]], says: str = "") -> Callab
             return f"made {count_of(answer.calls, 'call')}, not {len(wanted)}"
         flaw = _compare_calls(answer.calls, wanted)
         if not flaw and says not in answer.text.replace(",", ""):  # 7391 may be written 7,391
-            return PRINTED_CALL if _PRINTED_CALL.search(answer.text) else f"did not answer {says}"
+            return (PRINTED_CALL if _PRINTED_CALL.search(answer.text)
+                    else f"did not answer {says}")
         return flaw
     return judge
 
 
-def _compare_calls(calls: Sequence[Call], wanted: Sequence[tuple[str, dict[str, Any]]]) -> str:
+def _compare_calls(calls: Sequence[Call],
+                   wanted: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """Return what is wrong with the first call that is none of those wanted."""
     left = list(wanted)
     for call in calls:
@@ -11987,14 +12184,16 @@ TOOL_TRIALS = (
                 ("set-log-level", {"service": "billing", "level": "debug"}), is_quick=True),
     _call_trial("a nested object",
                 'Open a ticket with the title "Login fails". Its owner is Ada, team web.',
-                ("open_ticket", {"title": "Login fails", "owner": {"name": "Ada", "team": "web"}}),
+                ("open_ticket", {"title": "Login fails",
+                                 "owner": {"name": "Ada", "team": "web"}}),
                 is_quick=True),
-    _call_trial("an array", "Run the tests in tests/api and tests/web, in this order; stop early.",
+    _call_trial("an array",
+                "Run the tests in tests/api and tests/web, in this order; stop early.",
                 ("run_tests", {"paths": ["tests/api", "tests/web"], "stop_early": True})),
-    _call_trial("none where none fits", "How much is 17 plus 25? Answer with the number alone.",
-                says="42"),
-    _call_trial("two calls", "Set the log level of the service billing to error and that of the "
-                "service search to info.",
+    _call_trial("none where none fits",
+                "How much is 17 plus 25? Answer with the number alone.", says="42"),
+    _call_trial("two calls", "Set the log level of the service billing to error and "
+                "that of the service search to info.",
                 ("set-log-level", {"service": "billing", "level": "error"}),
                 ("set-log-level", {"service": "search", "level": "info"})),
     _call_trial("an answer after the result", "What is the value of the setting retry_limit?",
@@ -12074,7 +12273,8 @@ CONTEXT_TRIALS = (
 def _ask_thought(subject: Subject) -> Question | None:
     if "thinking" not in subject.claims:
         return None
-    text = "A bat and a ball cost 1.10 together; the bat costs 1.00 more. What does the ball cost?"
+    text = ("A bat and a ball cost 1.10 together; the bat costs 1.00 more. "
+            "What does the ball cost?")
     return _ask(subject, text, tokens=THINKING_TOKENS)
 
 
@@ -12121,7 +12321,7 @@ def today(world: World) -> str:
 
 
 class Course(Warmth):
-    """One model on its node on its way through the trials; one thread moves it, others look."""
+    """One model on its node going through the trials; one thread moves it, others look."""
 
     def __init__(self, node: Node, subject: Subject) -> None:
         super().__init__(node, subject.model)
@@ -12173,7 +12373,8 @@ class Course(Warmth):
         speeds = {} if answer.missing else time_answer(answer)
         self.note(**{name: speeds[name] for name in trial.speeds
                      if speeds.get(name) is not None})
-        if self.measurement.load_seconds is None:  # a server that loads as asked and counts not
+        # A server that loads as asked and counts not.
+        if self.measurement.load_seconds is None:
             self.note(load_seconds=round(answer.first_seconds, 2))
 
         # Learn how many tokens a line of filler has.
@@ -12192,7 +12393,8 @@ class Course(Warmth):
         known = self._flaws.setdefault(trial.topic, [])
         known += flaws
         wrong = list(filter(None, known))
-        score = Score(known.count(""), len(known), max(wrong, key=wrong.count, default="")[:256])
+        score = Score(known.count(""), len(known),
+                      max(wrong, key=wrong.count, default="")[:256])
         scores: dict[str, Any] = {trial.topic: score}
         if trial.topic not in ("tools", "context"):
             scores = {"claims": {**self.measurement.claims, **scores}}
@@ -12217,7 +12419,8 @@ class Course(Warmth):
         try:
             return ask_model(world, self.node, model, question)
         except NodeFailure as failure:
-            # One question too hard must not end the others: only who is gone raises again here.
+            # One question too hard must not end the others: only who is gone
+            # raises again here.
             backend = backend_of(self.node)
             deadline = world.clock() + PROBE_TIMEOUT_SECONDS
             ask_node(world, self.node, backend.identify(), deadline=deadline)
@@ -12251,14 +12454,17 @@ def ask_model(world: World, node: Node, model: Model, question: Question) -> Ans
         calls += made
         if not 0 < len(made) <= TRIAL_CALLS:
             break
-        results = tuple(Result(call.id, TRIAL_RESULTS.get(call.name, "Done.")) for call in made)
-        said = Turn("assistant", texts=(answer.text,), thoughts=(answer.thoughts,), calls=made)
+        results = tuple(Result(call.id, TRIAL_RESULTS.get(call.name, "Done."))
+                        for call in made)
+        said = Turn("assistant", texts=(answer.text,), thoughts=(answer.thoughts,),
+                    calls=made)
         talk = replace(talk, turns=(*talk.turns, said, Turn("user", results=results)))
     return replace(answer, calls=calls)
 
 
-def _hear(world: World, node: Node, model: Model, question: Question, known: Learned) -> Answer:
-    """Return one answer of a model, asked without the fields that its server does not know."""
+def _hear(world: World, node: Node, model: Model, question: Question,
+          known: Learned) -> Answer:
+    """Return one answer of a model, asked without fields that its server does not know."""
     began, first_seconds = world.clock(), 0.0
     said: list[Delta] = []
     try:
@@ -12283,8 +12489,8 @@ def _hear(world: World, node: Node, model: Model, question: Question, known: Lea
 
 # -- one answer: to a trial, and to a client's request --
 
-# What a node may send for an answer: far above what JSON takes around a token, so that only who
-# never ends is cut off.
+# What a node may send for an answer: far above what JSON takes around a token, so that only
+# who never ends is cut off.
 ANSWER_BYTES = 1_000_000
 ANSWER_BYTES_A_TOKEN = 1_000
 
@@ -12369,11 +12575,13 @@ def relay(exchange: Exchange, reader: Reader, translation: Translation,
 
 # == 16. Gateway ==============================================================
 #
-# The fleet behind one address. One thread a client connection. Who waits for a node waits for its
-# client's end of the connection, too: a client that leaves takes its request off the node at once.
+# The fleet behind one address. One thread a client connection. Who waits for a node waits
+# for its client's end of the connection, too: a client that leaves takes its request off
+# the node at once.
 
 QUIET_SECONDS = 10.0  # a stream that waited so long gets its headers, then a ping as often
-SILENCE_SECONDS = 10.0  # a node that says nothing for so long is asked whether it still answers
+# A node that says nothing for so long is asked whether it still answers.
+SILENCE_SECONDS = 10.0
 REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
 MEMORY_LIMIT = 64  # conversations that are remembered of a place
 LESSON_TOKENS = 500  # fewer do not tell how fast a machine reads
@@ -12398,7 +12606,8 @@ ASIDE_SECONDS = 0.05  # for what comes at once
 ASIDE_LIMIT = 20_000  # receipts that wait for a disk, lines that wait for a reader
 EVENTS_PAUSE_SECONDS = 0.1  # they go out in batches: a burst costs one write
 PROGRESS_SECONDS = 1.0
-OUT_BYTES = 4096  # of an answer that goes on are sent although more is there: its client may read
+# Of an answer that goes on are sent although more is there: its client may read.
+OUT_BYTES = 4096
 RECEIPTS_SHOWN = 200
 SAID_LIMIT = 400  # characters of the words of who failed
 GRACE_SECONDS = 10.0
@@ -12411,13 +12620,15 @@ PROOF_PATH = "/prove/"  # a nonce follows: 32 bytes in hexadecimal
 
 # -- which conversations a place keeps warm --
 #
-# A place is a model on a machine. What it has just read it need not read again: its server keeps
-# a conversation in each slot, and in main memory as many more as fit there. One more than that,
-# and nearly all are lost, because each turn pushes out the one that comes next. So a conversation
-# that goes on has a seat, and a request without one waits until a seat is free.
+# A place is a model on a machine. What it has just read it need not read again: its
+# server keeps a conversation in each slot, and in main memory as many more as fit there.
+# One more than that, and nearly all are lost, because each turn pushes out the one that
+# comes next. So a conversation that goes on has a seat, and a request without one waits
+# until a seat is free.
 #
-# Where all that is in use fits, everybody has a seat, and the order is first come, first served.
-# How much fits is learned: what came back warm or cold after others were read says what is kept.
+# Where all that is in use fits, everybody has a seat, and the order is first come, first
+# served. How much fits is learned: what came back warm or cold after others were read says
+# what is kept.
 
 class Beginnings(Record):
     """What stands for the beginnings of a prompt: system and tools, then turn by turn.
@@ -12441,7 +12652,8 @@ def link_turns(talk: Talk, tokens: int) -> Beginnings:
     """Return the beginnings of a talk that has about so many tokens."""
     if not talk.turns:
         return UNKNOWN_PROMPT
-    texts = (*talk.system, *(text for tool in talk.tools for text in (tool.name, tool.description)))
+    texts = (*talk.system,
+             *(text for tool in talk.tools for text in (tool.name, tool.description)))
     links, sizes = [hash(texts)], [sum(map(len, texts)) + 1]
     for turn in talk.turns:
         texts = (*turn.reminders, *turn.texts, *turn.images,
@@ -12489,11 +12701,12 @@ class Seats:
         self._by_link: dict[int, Memory] = {}  # the conversation that had it last
         # Tokens a second, and of an answer; 0: not known yet.
         self.read_rate = self.write_rate = self.answer_tokens = 0.0
-        # Tokens that are kept besides those in the slots; None: of one more conversation, as most
-        # servers keep some, and one that keeps none shows it soon.
+        # Tokens that are kept besides those in the slots; None: of one more conversation, as
+        # most servers keep some, and one that keeps none shows it soon.
         self.room: float | None = None
         self.claim = 0.0  # what the server should keep; believed once it kept anything
-        self.kept, self.lost = 0, 0  # tokens: the most that were, the fewest that were not; 0: none
+        # Tokens: the most that were, the fewest that were not; 0: none.
+        self.kept, self.lost = 0, 0
         self.doubt, self.doubt_until = DOUBT_SECONDS, 0.0
 
     def find(self, prompt: Beginnings) -> tuple[Memory | None, int]:
@@ -12512,7 +12725,8 @@ class Seats:
         links, is_named = ticket.prompt.links, bool(ticket.conversation.session)
         if is_named and memory.conversation != ticket.conversation:
             return None  # it has branched off, and both may go on
-        # The last turn may have been changed since, where the client says that it is the same.
+        # The last turn may have been changed since, where the client says that
+        # it is the same.
         is_same = memory.links[-1] in links or (is_named and memory.links[1] == links[1])
         return memory if is_same else None
 
@@ -12521,7 +12735,7 @@ class Seats:
         return tokens / self.read_rate if self.read_rate else 0.0
 
     def estimate(self, prompt: Beginnings) -> float:
-        """Return how long a request and the turns after it take here, 0 where that is not known."""
+        """Return how long a request and the turns after it take here; 0 if not known."""
         if not self.read_rate or not self.write_rate:
             return 0.0
         warm = self.find(prompt)[1]
@@ -12577,7 +12791,8 @@ class Seats:
 
     def begin(self, ticket: Ticket, now: float) -> None:
         """Note that a request is read here."""
-        if 0 < self.doubt_until <= now:  # what was too much may have been lost for another reason
+        # What was too much may have been lost for another reason.
+        if 0 < self.doubt_until <= now:
             self.room, self.lost, self.doubt_until = max(self.room or 0, self.lost), 0, 0.0
         prompt, own = ticket.prompt, self.find_own(ticket)
         reader, ticket.known = self.find(prompt)
@@ -12586,7 +12801,8 @@ class Seats:
         if own not in taken and taken and not self._leaves_warm(ticket, own, taken):
             idle = [memory for memory in taken if not memory.running]
             session = ticket.conversation.session  # its parent's seat first
-            idle.sort(key=lambda memory: (memory.conversation.session != session, memory.since))
+            idle.sort(
+                key=lambda memory: (memory.conversation.session != session, memory.since))
             for memory in idle[:1]:
                 memory.give_up()
         if not own:
@@ -12683,8 +12899,9 @@ class Seats:
 class Rest:
     """How long a node, or one model that it lacks, is left alone after a failure.
 
-    That of a node ends when the gateway has asked it and it answers: a request that had to find
-    out would keep all others waiting for its first token. That of a model ends by the clock.
+    That of a node ends when the gateway has asked it and it answers: a request that had
+    to find out would keep all others waiting for its first token. That of a model ends
+    by the clock.
     """
 
     def __init__(self) -> None:
@@ -12724,9 +12941,11 @@ class Ticket:
     def __init__(self, number: int, alias: str, conversation: Conversation,
                  prompt: Beginnings, came: float, patience: float) -> None:
         self.number, self.alias, self.conversation = number, alias, conversation
-        self.candidates: list[list[Model]] = []  # who can still be asked: the alias, its fallbacks
+        # Who can still be asked: the alias, its fallbacks.
+        self.candidates: list[list[Model]] = []
         self.model: Model | None = None
-        self.asked: set[str] = set()  # nodes that were asked on its behalf whether they answer
+        # Nodes that were asked on its behalf whether they answer.
+        self.asked: set[str] = set()
         self.silent: dict[str, str] = {}  # none of them does: {node: why}
         self.chosen = ""  # by which rule it got its model
         self.wake: Callable[[], None] = lambda: None
@@ -12736,7 +12955,8 @@ class Ticket:
         self.waits_for = ""  # who had the seat that it waited for
         self.memory: Memory | None = None  # of the place that reads it
         self.began = 0.0  # when that was
-        # Tokens of its prompt that were read there before, and what had to be kept since then.
+        # Tokens of its prompt that were read there before, and what had to be
+        # kept since then.
         self.known = self.need = 0
         self.known_elsewhere, self.elsewhere = 0, ""
 
@@ -12757,14 +12977,16 @@ class Scheduler:
 
     def enter(self, alias: str, conversation: Conversation,
               candidates: list[list[Model]] | None = None, *,
-              prompt: Beginnings = UNKNOWN_PROMPT, patience: float = PATIENCE_SECONDS) -> Ticket:
+              prompt: Beginnings = UNKNOWN_PROMPT,
+              patience: float = PATIENCE_SECONDS) -> Ticket:
         """Return a ticket in the queue of an alias; it may hold a slot at once.
 
         Only these `candidates` will be asked, where not all can do what is needed.
         """
         with self._lock:
             self._number += 1
-            ticket = Ticket(self._number, alias, conversation, prompt, self._clock(), patience)
+            ticket = Ticket(self._number, alias, conversation, prompt, self._clock(),
+                            patience)
             self._queue_up(ticket, candidates or self.candidates[alias])
             self._give_out()
         return ticket
@@ -12780,7 +13002,8 @@ class Scheduler:
                 ticket.kept.append(own)
 
     def _places_of(self, ticket: Ticket) -> dict[ModelPlace, None]:
-        return {self.places[model.name]: None for group in ticket.candidates for model in group}
+        return {self.places[model.name]: None for group in ticket.candidates
+                for model in group}
 
     def _take_off(self, ticket: Ticket) -> None:
         """Take a request out of the queue, and its slot from it."""
@@ -12812,7 +13035,7 @@ class Scheduler:
             self._give_out()
 
     def claim(self, model: Model, tokens: float, *, is_sure: bool) -> None:
-        """Take how many tokens a place should keep besides its slots; somebody said so, or not."""
+        """Take how many tokens a place should keep besides its slots, as told or assumed."""
         with self._lock:
             seats = self.places[model.name].seats
             seats.claim = tokens
@@ -12877,7 +13100,7 @@ class Scheduler:
         return rest.seconds
 
     def look(self) -> list[str]:
-        """Give out what has become free by itself; return the nodes to ask whether they answer.
+        """Give out what became free by itself; return the nodes to ask whether they answer.
 
         Each is told once; `end_rest` has to follow.
         """
@@ -12919,9 +13142,10 @@ class Scheduler:
             return places, len(self._queue)
 
     def show_sessions(self) -> dict[str, str]:
-        """Return {session: waiting or working} of those whose requests are here; working wins."""
+        """Return {session: waiting or working} for those with requests here; working wins."""
         with self._lock:
-            sessions = {ticket.conversation.session: "waiting" for ticket in self._queue.values()}
+            sessions = {ticket.conversation.session: "waiting"
+                        for ticket in self._queue.values()}
             for ticket in self._holders.values():
                 sessions[ticket.conversation.session] = "working"
             sessions.pop("", None)
@@ -12936,7 +13160,8 @@ class Scheduler:
 
     def _give_out(self) -> None:
         """Give what is free to who waits, in order."""
-        now = self._clock()  # one for all: a rest that ends meanwhile is not for who came last
+        # One for all: a rest that ends meanwhile is not for who came last.
+        now = self._clock()
         line = sorted(self._queue.values(), key=lambda ticket: ticket.number)
         # Whoever has waited long takes a seat that has lasted; who came before goes first.
         late = max((ticket.number for ticket in line if now - ticket.came >= ticket.patience),
@@ -12951,7 +13176,7 @@ class Scheduler:
                 self._await_rests(ticket, now)
 
     def _await_rests(self, ticket: Ticket, now: float) -> None:
-        """Have all nodes asked that could answer a request but rest; let it go when none does."""
+        """Have resting nodes asked that could answer a request; let it go when none does."""
         rests = {model.node: self._rests[model.node]
                  for group in ticket.candidates for model in group}
         if not all(rest.until for rest in rests.values()):
@@ -12982,7 +13207,7 @@ class Scheduler:
         ticket.wake()
 
     def _choose(self, ticket: Ticket, now: float, *, is_late: bool) -> Model | None:
-        """Return the model to ask, None to wait; who is late may take a seat that has lasted."""
+        """Return a model to ask, None to wait; a late ticket may take a seat that lasted."""
         missing = []  # of nodes that are awake
         for group in ticket.candidates:
             there = [model for model in group if not self._rests[model.node].until]
@@ -12996,7 +13221,8 @@ class Scheduler:
         # Nobody else has it: to ask for a model that was missing costs little.
         ticket.chosen = "nobody else has it"
         free = [model for model in missing if self.places[model.name].is_free()]
-        return min(free, default=None, key=lambda model: self.places[model.name].missing.until)
+        return min(free, default=None,
+                   key=lambda model: self.places[model.name].missing.until)
 
     def _admits(self, model: Model, ticket: Ticket, now: float, is_late: bool) -> bool:
         """Tell whether a place has a slot and a seat for a request."""
@@ -13013,12 +13239,13 @@ class Scheduler:
         return False
 
     def _stays(self, ticket: Ticket, best: Model, awake: list[Model], now: float) -> bool:
-        """Tell whether to wait for a place that keeps its seat, rather than read all elsewhere.
+        """Tell whether to await a place that keeps its seat, rather than read all elsewhere.
 
         No longer than that takes.
         """
         seats = self.places[best.name].seats
-        if seats.find_own(ticket) or now - ticket.came >= seats.read_seconds(ticket.prompt.tokens):
+        if (seats.find_own(ticket)
+                or now - ticket.came >= seats.read_seconds(ticket.prompt.tokens)):
             return False
         busy = [self.places[model.name] for model in awake]
         own = [place.seats.find_own(ticket) for place in busy if not place.is_free()]
@@ -13040,7 +13267,8 @@ class Scheduler:
         ticket.chosen = "no other was free"
         if others:
             ranks = zip(PICKS, rank(best), rank(others[0]))
-            ticket.chosen = next((rule for rule, one, other in ranks if one != other), PICKS[-1])
+            ticket.chosen = next((rule for rule, one, other in ranks if one != other),
+                                 PICKS[-1])
         seconds = {model.name: self.places[model.name].seats.estimate(ticket.prompt)
                    for model in free}
         fastest = min(free, key=lambda model: seconds[model.name])
@@ -13051,7 +13279,7 @@ class Scheduler:
 
 
 def _plan_candidates(fleet: Fleet) -> dict[str, list[list[Model]]]:
-    """Return {alias: groups of models}: its own, then those of each alias it falls back on."""
+    """Return {alias: groups of models}: its own, then those of each of its fallbacks."""
     by_alias = models_by_alias(fleet)
     chains = plan_fallbacks(fleet)
     return {alias: [by_alias[name] for name in (alias, *chains.get(alias, ()))]
@@ -13092,7 +13320,7 @@ def _plan_places(fleet: Fleet) -> dict[str, ModelPlace]:
 # -- one request --
 
 class Login:
-    """What a client shows of itself, for the cloud that its request may go to. Kept nowhere."""
+    """What a client shows of itself, for the cloud its request may go to. Kept nowhere."""
 
     def __init__(self, headers: Mapping[str, str], key: str) -> None:
         self._headers = {name: value for name, value in headers.items()
@@ -13102,7 +13330,8 @@ class Login:
         self._logins = {}
         for name in ("authorization", "x-api-key"):
             value = headers.get(name, "")
-            if value and value.rpartition(" ")[2].strip() != key:  # the gateway's key stays here
+            # The gateway's key stays here.
+            if value and value.rpartition(" ")[2].strip() != key:
                 self._logins[name] = value
 
     def headers_for(self, node: Node) -> dict[str, str]:
@@ -13116,9 +13345,10 @@ class Login:
         return {**self._headers, **self._logins}
 
 
-_NO_LOGIN = (b'{"type":"error","error":{"type":"authentication_error","message":"this model is '
-             b"answered with your own login, and none came: type /login, and start by "
-             b'`subagent-fleet launch claude`"}}')
+_NO_LOGIN = (
+    b'{"type":"error","error":{"type":"authentication_error","message":"this model is '
+    b"answered with your own login, and none came: type /login, and start by "
+    b'`subagent-fleet launch claude`"}}')
 
 
 class Service:
@@ -13136,7 +13366,8 @@ class Service:
         # What the client has: the headers, and some of an answer that cannot be taken back.
         self._has_headers = self._has_content = False
         self._number = 0  # of the event that was sent last
-        self._ping_at = self._began + QUIET_SECONDS if self._writer.is_stream else float("inf")
+        self._ping_at = (self._began + QUIET_SECONDS if self._writer.is_stream
+                         else float("inf"))
         self._whole: Exchange | None = None  # its node has said all
 
         self._conversation = conversation
@@ -13185,18 +13416,20 @@ class Service:
             self._mark("total")
             self._server.file(Receipt(
                 time=round(self._world.now(), 3), tries=tuple(self._tries),
-                passed_over=tuple(self._passed), waited_for=ticket.waits_for, chosen=ticket.chosen,
-                said=clean_line("; ".join(self._said))[:SAID_LIMIT], **receipt), self._row)
+                passed_over=tuple(self._passed), waited_for=ticket.waits_for,
+                chosen=ticket.chosen, said=clean_line("; ".join(self._said))[:SAID_LIMIT],
+                **receipt), self._row)
 
     def _answer(self, ticket: Ticket) -> None:
-        """Ask one candidate after the other until one has answered; send what is left to send."""
+        """Ask one candidate after the other until one has answered; send what is left."""
         while True:
             model = self._await_slot(ticket)
             try:
                 self._ask(ticket, self._translate(model))
                 break
             except (Refusal, NodeFailure) as error:
-                follow = next(follow for kinds, follow in OUTCOMES if isinstance(error, kinds))
+                follow = next(follow for kinds, follow in OUTCOMES
+                              if isinstance(error, kinds))
                 follow(self, ticket, model, error)
             self._out.clear()
 
@@ -13249,7 +13482,8 @@ class Service:
 
     def _take_failure(self, ticket: Ticket, model: Model, failure: NodeFailure) -> None:
         """Let a node rest that failed."""
-        why = explain_failure(failure, backend_of(self._server.fleet.nodes[model.node])).reason
+        why = explain_failure(failure,
+                              backend_of(self._server.fleet.nodes[model.node])).reason
         self._note(model, failure.detail or why, why)
         problem = Refusal(529, f"node {model.node}: {why}; no other is left")
         if self._has_content:
@@ -13257,7 +13491,7 @@ class Service:
         self._go_on(ticket, model, why, problem)
 
     def _note(self, model: Model, words: str, kind: str) -> None:
-        """Keep why a node failed, of a cloud only the kind: it may repeat a login or a prompt."""
+        """Keep why a node failed, of a cloud only the kind: it may hold a login or prompt."""
         if self._receipt["cloud"] and is_cloud(self._server.fleet, model):
             words = kind
         self._said.append(f"{model.node}: {words}")
@@ -13303,8 +13537,8 @@ class Service:
                              first_byte=None)
         backend = backend_of(node)
         if self._talk.answer_format and not backend.takes_formats:
-            raise Refusal(400, f"response_format: {backend.title} takes none from this dialect; "
-                          "ask for JSON in the prompt, or another model")
+            raise Refusal(400, f"response_format: {backend.title} takes none from this "
+                          "dialect; ask for JSON in the prompt, or another model")
         self._receipt["sent"] = translation.estimate
         self._row["tokens"] = 0
         self._writer = self._dialect.writes(self._talk, self._id)
@@ -13326,7 +13560,8 @@ class Service:
                 if deltas and is_new:
                     is_new = False
                     if self._server.scheduler.succeed(ticket):
-                        self._server.tell_rest(node.name)  # now: the last word may be minutes away
+                        # Now: the last word may be minutes away.
+                        self._server.tell_rest(node.name)
                 if end:
                     self._learn(translation, end, ticket)
                     self._whole = None if end.stop else exchange
@@ -13335,7 +13570,7 @@ class Service:
                 exchange.leave()
 
     def _write(self, deltas: list[Delta]) -> End | None:
-        """Write what was said, and tell once a second how much; return the End when that was it."""
+        """Write what was said, and tell once a second how much; return the End, if any."""
         for delta in deltas:
             if delta.end:
                 self._out += self._writer.end(delta.end)
@@ -13369,7 +13604,7 @@ class Service:
             self._server.learned[translation.model.name].ratio = translation.weight / tokens
 
     def _flush(self, more: bytes = b"", *, last: bool = False) -> None:
-        """Send what was written; the first time with the headers and what opens the stream."""
+        """Send what was written; the first time with headers and what opens the stream."""
         chunk, head = bytes(self._out) + more, ""
         self._has_content = self._has_content or bool(self._out)
         self._out.clear()
@@ -13390,7 +13625,8 @@ class Service:
         head, body = retry_header(refusal), self._dialect.refuse(refusal)
         if isinstance(refusal, HandedBack) and isinstance(self._dialect, Messages):
             body = bytes(refusal.reply.body)
-            head = "".join(f"{name}: {value}\r\n" for name, value in refusal.reply.headers.items()
+            head = "".join(f"{name}: {value}\r\n"
+                           for name, value in refusal.reply.headers.items()
                            if HANDED_BACK.fullmatch(name) and re.fullmatch("[ -~]*", value))
         self._visitor.reply(refusal.http, body, head=self._id_header + head)
 
@@ -13434,7 +13670,8 @@ class Service:
         self._server.log.put(self._row)
 
 
-# What follows on what happened; the first that fits. Each raises where the request is refused.
+# What follows on what happened; the first that fits. Each raises where the
+# request is refused.
 OUTCOMES: tuple[tuple[Any, Callable[[Service, Ticket, Model, Any], None]], ...] = (
     ((NoImages, NoField), Service._adapt),  # the same model is asked again, without it
     (PromptTooLong, Service._find_larger),  # one that holds more is asked
@@ -13483,8 +13720,8 @@ class LogRow:
 class Log:
     """What is so now: a row for each request and each rest, put again whole when it changes.
 
-    Who follows asks for what came since a version, however late it comes or comes back: nothing
-    is queued for anybody, and nobody has to be told what he missed.
+    Who follows asks for what came since a version, however late it comes or comes back:
+    nothing is queued for anybody, and nobody has to be told what he missed.
     """
 
     def __init__(self) -> None:
@@ -13523,7 +13760,8 @@ class Log:
         """Forget what was under way: who told it has gone."""
         with self._lock:
             self.epoch += 1
-            self._rows = {name: row for name, row in self._rows.items() if name in self._ended}
+            self._rows = {name: row for name, row in self._rows.items()
+                          if name in self._ended}
 
 
 class Ledger:
@@ -13542,14 +13780,16 @@ class Ledger:
             if receipt.node is None:
                 return
             total = self.totals[receipt.node]
-            total["waited_seconds"] = round(total["waited_seconds"] + (receipt.waited or 0.0), 3)
+            total["waited_seconds"] = round(total["waited_seconds"] + (receipt.waited or 0.0),
+                                            3)
             for sums in (total, self.left_house)[:1 + receipt.cloud]:
-                for name, more in zip(TOTALS, (1, receipt.input_tokens, receipt.output_tokens)):
+                for name, more in zip(TOTALS,
+                                      (1, receipt.input_tokens, receipt.output_tokens)):
                     sums[name] += more
 
 
 class Aside:
-    """Does in a thread of its own what may wait for a disk or a reader; who puts in never waits.
+    """Does in its own thread what may wait for a disk or a reader; `put` never waits.
 
     What comes at once is done at once. Of more than so many things the latest are dropped.
     """
@@ -13568,7 +13808,8 @@ class Aside:
         self._queue.put(thing)
         if self._thread:
             return
-        with self._lock, contextlib.suppress(RuntimeError):  # no more threads now: the next one
+        # No more threads now: the next one.
+        with self._lock, contextlib.suppress(RuntimeError):
             if not self._thread:
                 thread = threading.Thread(target=self._run, daemon=True)
                 thread.start()
@@ -13639,8 +13880,8 @@ class Reception(ABC):
         self.world, self.log = world, Log()
         self.stops: list[str] = []
         self._listener: Listener | None = None
-        # By what they do: silent, asking, following or idle; the oldest first. Each is entered
-        # by who accepts, changed and removed by its own thread, and by nobody else.
+        # By what they do: silent, asking, following or idle; the oldest first. Each is
+        # entered by who accepts, changed and removed by its own thread, and by nobody else.
         self._visitors: dict[Visitor, str] = {}
         self._is_over = False  # who follows has been told the last
         # A terminal that nobody reads holds up who writes to it.
@@ -13684,7 +13925,7 @@ class Reception(ABC):
         listener.close()
 
     def _accept(self, listener: Listener) -> None:
-        """Take the next connection; where there are too many, the oldest silent one makes room."""
+        """Take the next connection; if there are too many, end the oldest silent one."""
         visitor = listener.accept(1.0)
         if not visitor:
             return
@@ -13755,7 +13996,7 @@ class Reception(ABC):
         return Refusal(500, "a bug in subagent-fleet")
 
     def _follow(self, visitor: Visitor) -> None:
-        """Tell a client what is so, and what changes, until it leaves or the gateway stops."""
+        """Tell a client what is so and what changes, until it leaves or the gateway stops."""
         self._visitors[visitor] = "following"
         visitor.stays = False
         epoch, version = self.log.epoch, 0
@@ -13795,8 +14036,9 @@ class Server(Reception):
 
     def __init__(self, fleet: Fleet, key: str, world: World, *, receipts: str = "") -> None:
         name, _ = world.own_names()
-        super().__init__(world, (show_host(fleet.gateway.host), "localhost", "127.0.0.1", "[::1]",
-                                 name, f"{name}.local"))
+        super().__init__(world,
+                         (show_host(fleet.gateway.host), "localhost", "127.0.0.1", "[::1]",
+                          name, f"{name}.local"))
         self.fleet, self._key = fleet, key
         self._told_of_key = False  # that somebody has another one
         self.scheduler = Scheduler(fleet, world.clock)
@@ -13818,8 +14060,9 @@ class Server(Reception):
             **{f"/v1/models/{model['id']}": model for model in models}}
 
     def run(self, listener: Listener | None) -> None:
-        """Serve until `stop`, then let what is being answered end; None waits for the port."""
-        while not listener and not self.stops:  # it is another `up`'s, which may end before this
+        """Serve until `stop`, then let open answers end; None waits for the port."""
+        # It is another `up`'s, which may end before this.
+        while not listener and not self.stops:
             self.world.sleep(TICK_SECONDS)
             with contextlib.suppress(FleetError):
                 listener = self.world.listen(self.fleet.gateway.host, self.fleet.gateway.port)
@@ -13832,8 +14075,8 @@ class Server(Reception):
             aside.end(GRACE_SECONDS / 2)
         lost = sum(aside.dropped for aside in self._listeners)
         if lost:
-            self.said.put(f"warning: {count_of(lost, 'record')} of requests dropped: the disk or "
-                          "the terminal was too slow\n")
+            self.said.put(f"warning: {count_of(lost, 'record')} of requests dropped: the "
+                          "disk or the terminal was too slow\n")
         self.said.end(GRACE_SECONDS / 2)
 
     def file(self, receipt: Receipt, row: Mapping[str, Any]) -> None:
@@ -13842,10 +14085,12 @@ class Server(Reception):
         self.log.put({**row, "receipt": receipt})
         self.hand_on(receipt)
 
-    def tell_rest(self, node: str, model: str = "", seconds: float = 0.0, why: str = "") -> None:
-        """Tell for how long a node, or one model there, is left alone; 0: it answers again."""
-        self.log.put({"kind": "rest", "id": f"rest {node} {model}", "node": node, "model": model,
-                      "time": round(self.world.now(), 3), "seconds": seconds, "why": why})
+    def tell_rest(self, node: str, model: str = "", seconds: float = 0.0,
+                  why: str = "") -> None:
+        """Tell how long a node, or one model there, is left alone; 0: it answers again."""
+        self.log.put({"kind": "rest", "id": f"rest {node} {model}", "node": node,
+                      "model": model, "time": round(self.world.now(), 3), "seconds": seconds,
+                      "why": why})
 
     def _ask_rested(self) -> None:
         """Ask each node that has rested whether it answers, until the gateway stops."""
@@ -13922,7 +14167,8 @@ class Server(Reception):
             talk = dialect.parse(visitor.read_body(BODY_LIMIT_BYTES, BODY_SECONDS, hold))
             candidates = self.scheduler.candidates
             if talk.alias not in candidates:
-                shown = re.sub(r"(?s).*[^\w.:/@[\]-].*", "…", talk.alias[:128])  # it is logged
+                shown = re.sub(r"(?s).*[^\w.:/@[\]-].*", "…",
+                               talk.alias[:128])  # it is logged
                 known = ", ".join(f"`{name}`" for name in candidates)
                 raise Refusal(404, f"model: this fleet has no `{shown}`; it has {known}")
             if path == dialect.count_path:
@@ -13987,10 +14233,10 @@ class Server(Reception):
         if not any(fits) and not is_open:
             if any(keys) and not self._told_of_key:
                 self._told_of_key = True
-                self.said.put("warning: a request came with another key than this gateway's; if "
-                              "the key is new, restart the gateway\n")
-            raise Refusal(401, "the key is missing or wrong; send it as `Authorization: Bearer "
-                          "KEY` or `x-api-key: KEY`")
+                self.said.put("warning: a request came with another key than this gateway's; "
+                              "if the key is new, restart the gateway\n")
+            raise Refusal(401, "the key is missing or wrong; send it as "
+                          "`Authorization: Bearer KEY` or `x-api-key: KEY`")
 
     def show(self) -> dict[str, Any]:
         """Return nodes, slots, the queue and totals as plain values."""
@@ -13998,9 +14244,11 @@ class Server(Reception):
         models = [{"name": model.name, "node": model.node, "alias": model.alias,
                    "ollama_model": model.ollama_model, "context": model.context,
                    **places[model.name]} for model in self.fleet.models.values()]
-        nodes = [{"name": node.name, "endpoint": node.endpoint, **self.ledger.totals[node.name]}
+        nodes = [{"name": node.name, "endpoint": node.endpoint,
+                  **self.ledger.totals[node.name]}
                  for node in self.fleet.nodes.values()]
-        return {"schema": "subagent-fleet/fleet/1", "fleet": self.fleet.name, "waiting": waiting,
+        return {"schema": "subagent-fleet/fleet/1",
+                "fleet": self.fleet.name, "waiting": waiting,
                 "config": fleet_digest(self.fleet), "nodes": nodes, "models": models,
                 "left_house": self.ledger.left_house,
                 "sessions": self.scheduler.show_sessions()}
@@ -14008,22 +14256,24 @@ class Server(Reception):
 
 # == 17. Traces ===============================================================
 #
-# Takes what the gateway wrote (receipts) and what Claude Code wrote (transcripts); gives which
-# model on which machine served which agent, and whether that is what was planned. Pure: they are
-# read in section 23. The two are joined by session, agent and request id. Both are anybody's text:
-# a value of another type counts as absent, a line that is torn is passed over and named.
+# Takes what the gateway wrote (receipts) and what Claude Code wrote (transcripts); gives
+# which model on which machine served which agent, and whether that is what was planned.
+# Pure: they are read in section 23. The two are joined by session, agent and request id.
+# Both are anybody's text: a value of another type counts as absent, a line that is torn
+# is passed over and named.
 #
-# Facts: Claude Code 2.1.197 and 2.1.326. What an agent is called is only in its transcript and
-# beside it; of an answer, `requestId` is the gateway's own header, `message.model` what the server
-# called itself, `requestedModel` what was asked (326). One answer is several lines, one a block.
+# Facts: Claude Code 2.1.197 and 2.1.326. What an agent is called is only in its transcript
+# and beside it; of an answer, `requestId` is the gateway's own header, `message.model` what
+# the server called itself, `requestedModel` what was asked (326). One answer is several
+# lines, one a block.
 
 AGENTS_DEPTH_LIMIT = 6  # transcripts may say that agents start each other in circles
 PROMPT_LIMIT = 20_000  # characters of a prompt that are kept
 ERROR_LIMIT = 160
 IDLE_SECONDS = 600.0  # no tool of Claude Code runs longer without a line
 SILENT_SECONDS = 5.0  # after its last receipt an agent without a transcript is not at work
-# A prompt thought to be so many times what the node counted was cut. What is sent is estimated by
-# its bytes; with a smaller ratio the estimate would accuse the node.
+# A prompt thought to be so many times what the node counted was cut. What is sent is
+# estimated by its bytes; with a smaller ratio the estimate would accuse the node.
 CUT_RATIO = 2.0
 GENERATING_SECONDS = 0.05  # less time than this tells no rate
 
@@ -14104,7 +14354,8 @@ class Transcript:
         if agent:
             self.reports[agent] = read_field(result, "status")
 
-    def _take_answer(self, value: dict[str, Any], message: dict[str, Any], time: float) -> None:
+    def _take_answer(self, value: dict[str, Any], message: dict[str, Any],
+                     time: float) -> None:
         """Keep an answer, or the next block of one."""
         words = ""
         calls = 0
@@ -14132,7 +14383,8 @@ class Transcript:
             stop=read_field(message, "stop_reason"))
         earlier = self.answers.get(answer.id)
         if value.get("isApiErrorMessage") is True or message.get("model") == "<synthetic>":
-            answer = replace(answer, error=crop(words, ERROR_LIMIT) or "an error without words")
+            answer = replace(answer,
+                             error=crop(words, ERROR_LIMIT) or "an error without words")
         elif earlier:  # a retry's error is no block of it
             answer = replace(
                 answer, calls=earlier.calls + calls, stop=answer.stop or earlier.stop,
@@ -14146,7 +14398,7 @@ class Transcript:
 
 
 def parse_time(text: str) -> float:
-    """Return the seconds since 1970 of a timestamp (`2026-11-18T06:37:54.354Z`), 0 of none."""
+    """Return the seconds since 1970 of a timestamp (`2026-11-18T06:37:54.354Z`), else 0."""
     if not text.endswith("Z"):
         return 0.0
     with contextlib.suppress(ValueError, OverflowError):  # 3.9 reads no Z
@@ -14222,7 +14474,8 @@ class SessionTrace(Record):
 
     id: str
     agents: tuple[AgentTrace, ...]
-    # What is true of a transcript that a gateway did not write: which lines could not be read.
+    # What is true of a transcript that a gateway did not write:
+    # which lines could not be read.
     torn: tuple[str, ...] = ()
 
     @property
@@ -14340,9 +14593,11 @@ def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
             return Judged(receipt, "yes", after and f"after {after}", beyond)
         if model.alias in plan_fallbacks(fleet).get(receipt.alias, ()):
             tries = [f"{tried.node}: {tried.why}" for tried in receipt.tries]
-            tries += [f"{one.model} was passed over: {one.why}" for one in receipt.passed_over]
+            tries += [f"{one.model} was passed over: {one.why}"
+                      for one in receipt.passed_over]
             # Who failed just before is skipped, and then neither says so.
-            why = clean_line(receipt.said) or ", ".join(tries) or "the first choice was skipped"
+            why = (clean_line(receipt.said) or ", ".join(tries)
+                   or "the first choice was skipped")
             return Judged(receipt, "fallback", why, beyond)
 
     # An older file may have declared it: nobody is accused by a file that was not there yet.
@@ -14366,13 +14621,14 @@ def _tell_beyond(receipt: Receipt, model: Model | None, fleet: Fleet) -> str:
 
 
 def _judge_answer(answer: SessionAnswer, facts: TraceFacts) -> Judged:
-    """Return what is known of an answer without a receipt, by its id: ours have their own form."""
+    """Judge an answer without a receipt by its id: ours have their own form."""
     fleet = facts.fleet
     receipt = Receipt(
         time=answer.time, id=answer.id, session="", agent="", alias=answer.asked, model=None,
         node=None, context=None, tries=(), waited=None, first_byte=None, total=0.0,
         input_tokens=answer.input_tokens, output_tokens=answer.output_tokens, outcome="ok")
-    unknown = Judged(receipt, "unknown", "nothing says which machine answered", None, is_kept=False)
+    unknown = Judged(receipt, "unknown", "nothing says which machine answered", None,
+                     is_kept=False)
     if re.fullmatch("req_[0-9a-f]{24}", answer.id):
         return replace(unknown, why="its receipt is gone")
     if fleet is None:  # then nothing says either whether LiteLLM serves
@@ -14460,7 +14716,7 @@ def _answer_rate(receipts: Iterable[Receipt]) -> float | None:
 
 
 def plan_state(agent: AgentTrace, now: float) -> str:
-    """Return what an agent is doing: done, failed, cut off or at work; "" where nothing tells."""
+    """Return an agent's state: done, failed, cut off or at work; "" where nothing tells."""
     transcript = agent.transcript
     if not transcript:
         return "at work" if now - agent.ended < SILENT_SECONDS else ""
@@ -14488,7 +14744,8 @@ class Verdict(Record):
     evidence: tuple[str, ...] = ()  # FILE:LINE, or the id of a request
 
 
-# The name of each question, and what is asked; only what can be decided is. The functions below.
+# The name of each question, and what is asked; only what can be decided is.
+# The functions below.
 QUESTIONS = {
     "Model": "served by the model its file names",
     "Machine": "on a planned machine or a declared fallback",
@@ -14535,8 +14792,8 @@ def _audit_model(agent: AgentTrace, session: SessionTrace, facts: TraceFacts) ->
 
     evidence = (place, *_evidence(agent, request))
     if agent.call and agent.call.model:
-        what = (f"its call named the model `{agent.call.model}`, which overrides its file: it "
-                f"asked for `{alias}`, not `{wanted}`")
+        what = (f"its call named the model `{agent.call.model}`, which overrides its file: "
+                f"it asked for `{alias}`, not `{wanted}`")
         return Verdict("Model", "no", what, started + evidence)
     if source.changed > agent.began:
         what = f"its file was edited since: it asked for `{alias}` and names `{wanted}` now"
@@ -14547,7 +14804,7 @@ def _audit_model(agent: AgentTrace, session: SessionTrace, facts: TraceFacts) ->
 
 def _resolve_model(model: str, agent: AgentTrace, session: SessionTrace,
                    facts: TraceFacts) -> str:
-    """Return the alias that Claude Code makes of a `model:`; "" where that cannot be known."""
+    """Return the alias that Claude Code makes of a `model:`; "" if that cannot be known."""
     name = re.sub(r"\[\w+\]$", "", model)  # opus[1m]: the same model
     if name.lower() in ("", "inherit"):
         asked = [other.asked for other in session.agents if other.id == agent.parent]
@@ -14573,16 +14830,18 @@ def _audit_machine(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
     who = f"`{receipt.model}` on `{receipt.node}` answered `{receipt.alias}`"
     if receipt.node is None:
         who = f"`{receipt.alias}` was answered"
-    return Verdict("Machine", worst.planned, f"{who}: {worst.why}", _evidence(agent, receipt.id))
+    return Verdict("Machine", worst.planned, f"{who}: {worst.why}",
+                   _evidence(agent, receipt.id))
 
 
 def _audit_house(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
     """Did nothing leave the house?"""
-    left = [one for one in judged if one.beyond] or [one for one in judged if one.beyond is None]
+    left = ([one for one in judged if one.beyond]
+            or [one for one in judged if one.beyond is None])
     if not left:
         return Verdict("House", "yes")
-    return Verdict("House", "no" if left[0].beyond else "unknown", left[0].beyond or left[0].why,
-                   _evidence(agent, left[0].receipt.id))
+    return Verdict("House", "no" if left[0].beyond else "unknown",
+                   left[0].beyond or left[0].why, _evidence(agent, left[0].receipt.id))
 
 
 def _audit_context(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
@@ -14591,17 +14850,18 @@ def _audit_context(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
         receipt = one.receipt
         what = ""
         if receipt.outcome == "prompt_too_long":
-            what = (f"a prompt was refused: longer than the {receipt.context or 0:,} tokens of "
-                    f"`{receipt.model}`")
+            what = (f"a prompt was refused: longer than the {receipt.context or 0:,} tokens "
+                    f"of `{receipt.model}`")
         elif receipt.outcome == "ok" and receipt.sent > CUT_RATIO * receipt.input_tokens > 0:
-            what = (f"`{receipt.node}` counted {receipt.input_tokens:,} tokens of a prompt of "
-                    f"about {receipt.sent:,}")
+            what = (f"`{receipt.node}` counted {receipt.input_tokens:,} tokens of a prompt "
+                    f"of about {receipt.sent:,}")
         if what:
             return Verdict("Context", "no", what, _evidence(agent, receipt.id))
 
     for answer in agent.transcript.answers.values() if agent.transcript else ():
         if "prompt is too long" in answer.error.lower():
-            return Verdict("Context", "no", "a prompt was refused as too long", (answer.place,))
+            return Verdict("Context", "no", "a prompt was refused as too long",
+                           (answer.place,))
     lost = [one.receipt.id for one in judged if not one.is_kept]
     if lost:
         return Verdict("Context", "unknown", "no receipt says how long its prompts were",
@@ -14643,7 +14903,8 @@ class SessionReport(Record):
         return max(report.agent.ended for report in self.agents)
 
 
-def report_session(session: SessionTrace, facts: TraceFacts, *, audits: bool) -> SessionReport:
+def report_session(session: SessionTrace, facts: TraceFacts, *,
+                   audits: bool) -> SessionReport:
     """Return what is told of a session; the audit is of its subagents."""
     agents = []
     for agent in session.agents:
@@ -14652,14 +14913,15 @@ def report_session(session: SessionTrace, facts: TraceFacts, *, audits: bool) ->
         report = AgentReport(agent, plan_state(agent, facts.now), tuple(judged),
                              tuple(plan_served(judged, facts.fleet)))
         if audits and agent.id:
-            report = replace(report, verdicts=tuple(audit_agent(agent, judged, session, facts)),
+            report = replace(report,
+                             verdicts=tuple(audit_agent(agent, judged, session, facts)),
                              notes=tuple(_note_end(agent, report.state, facts)))
         agents.append(report)
     return SessionReport(session, facts, tuple(agents))
 
 
 def _note_end(agent: AgentTrace, state: str, facts: TraceFacts) -> Iterator[str]:
-    """Yield a fact about how an agent ended, which is no verdict: only a person can judge it."""
+    """Yield a fact about how an agent ended, not a verdict: only a person can judge it."""
     transcript = agent.transcript
     last = transcript.last if transcript else None
     source = facts.files.get(agent.kind.lower())
@@ -14677,17 +14939,19 @@ def _note_end(agent: AgentTrace, state: str, facts: TraceFacts) -> Iterator[str]
 
 
 def show_session(report: SessionReport, *, prompts: bool) -> dict[str, Any]:
-    """Return what `--json` says of a session; of a prompt only its first line, unless asked."""
+    """Return what `--json` says of a session; only a prompt's first line, unless asked."""
     session = report.session
     agents = []
     for told in report.agents:
         agent = told.agent
         transcript = agent.transcript
         shown = {
-            "agent": agent.id, "name": agent.kind, "parent": agent.parent if agent.id else None,
+            "agent": agent.id, "name": agent.kind,
+            "parent": agent.parent if agent.id else None,
             "state": told.state, "began": agent.began, "ended": agent.ended,
             "transcript": transcript.path if transcript else None,
-            "served": list(told.served), "audit": list(told.verdicts), "notes": list(told.notes)}
+            "served": list(told.served), "audit": list(told.verdicts),
+            "notes": list(told.notes)}
         if prompts:
             shown["prompt"] = transcript.prompt if transcript else None
         agents.append(shown)
@@ -14702,9 +14966,10 @@ def show_session(report: SessionReport, *, prompts: bool) -> dict[str, Any]:
 
 # == 18. Dashboard ============================================================
 #
-# The fleet on one page, for a browser on this machine. It can only be looked at: what is known of
-# the fleet (a picture, sent anew when it changes) and what happens go to it as JSON, nothing comes
-# back. A random token in the address becomes a cookie; without it there is nothing to see.
+# The fleet on one page, for a browser on this machine. It can only be looked at: what is
+# known of the fleet (a picture, sent anew when it changes) and what happens go to it as JSON,
+# nothing comes back. A random token in the address becomes a cookie; without it there is
+# nothing to see.
 
 def format_expiry(expires: str, now: float) -> str:
     """Return when a model leaves memory, from what `/api/ps` says."""
@@ -14745,7 +15010,8 @@ FINDINGS_SECONDS = 60.0
 LOG_LINES = 100
 LOG_PART_BYTES = 32 * 1024
 CODE_BYTES = 5
-CODE_WANTED = "the page wants the code that `subagent-fleet ui` printed; it opens the page once"
+CODE_WANTED = ("the page wants the code that `subagent-fleet ui` printed; "
+               "it opens the page once")
 # Nothing but what the page itself brings, and nobody may frame it or learn where it lies.
 PAGE_HEAD = ("Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
              "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"
@@ -14758,8 +15024,9 @@ PAGE_HEAD = ("Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
 class Dashboard(Reception):
     """Serves the page, and what it shows, to browsers that have its cookie.
 
-    A code gives it, once: it is short, so that it can be typed, and cannot be guessed in the time
-    that it is good. The arguments of a browser can be read by others, and so can its history.
+    A code gives it, once: it is short, so that it can be typed, and cannot be guessed in
+    the time that it is good. The arguments of a browser can be read by others, and so can
+    its history.
     """
 
     def __init__(self, world: World, host: str, port: int) -> None:
@@ -14817,7 +15084,8 @@ class Dashboard(Reception):
         if path == "/" and query:
             if not is_known:
                 self._use_code(query)
-            head = f"Set-Cookie: {cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/\r\n"
+            head = (f"Set-Cookie: {cookie}={self._token}; HttpOnly; "
+                    "SameSite=Strict; Path=/\r\n")
             self._send_page(visitor, DOOR_PAGE, head)
             return
 
@@ -14839,7 +15107,8 @@ class Dashboard(Reception):
                 return
         raise Refusal(401, CODE_WANTED)
 
-    def _send_page(self, visitor: Visitor, page: str, head: str = "", status: int = 200) -> None:
+    def _send_page(self, visitor: Visitor, page: str, head: str = "",
+                   status: int = 200) -> None:
         """Send a page whose own script and style, and no others, may be used."""
         nonce = self.world.token(16)
         content = page.replace("NONCE", nonce).encode("utf-8")
@@ -14899,7 +15168,8 @@ class FleetPage(Record):
 class GatewayView(Record):
     """Who holds a fleet's gateway port and, where that is one of this fleet, what it says."""
 
-    holder: str  # OUR_GATEWAY where one serves this fleet with its key, else who listens, or ""
+    # OUR_GATEWAY where one serves this fleet with its key, else who listens, or "".
+    holder: str
     page: FleetPage | None = None
 
 
@@ -14992,19 +15262,21 @@ def _plan_task_needs(tasks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
 
 
 def plan_needs(sight: Sight) -> Iterator[tuple[str, str, str]]:
-    """Yield (level, what, what to type) of all that waits for a person, the most urgent first."""
+    """Yield (level, what, what to type) of all that waits for a person, most urgent first."""
     routes = sight.routes
     yield from _plan_task_needs(sight.tasks)
     for name, state in sight.states.items():
         alone = [model.name for model in sight.fleet.models.values() if model.node == name
-                 and routes[model.name].state == "node offline" and not routes[model.name].fallback]
+                 and routes[model.name].state == "node offline"
+                 and not routes[model.name].fallback]
         if alone:
-            yield ("bad", f"{name} does not answer ({state.reason}), and no other machine runs "
-                   f"{some_of(alone, 4)}", state.mend)
+            yield ("bad", f"{name} does not answer ({state.reason}), and no other machine "
+                   f"runs {some_of(alone, 4)}", state.mend)
     if sight.gateway.level == "error":
         yield "bad", sight.gateway.what, sight.gateway.fix
     for finding in sight.findings:
-        if finding.level == "error" and finding.slug not in ("node-offline", sight.gateway.slug):
+        if (finding.level == "error"
+                and finding.slug not in ("node-offline", sight.gateway.slug)):
             yield "bad", _say_where(finding), finding.fix
 
 
@@ -15025,7 +15297,8 @@ def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str
     if levels:
         states = [task["state"] for task in sight.tasks]
         counts = [count_of(states.count(state), noun) for state, noun in
-                  (("asking", "question"), ("review", "review"), ("attached", "attached task"),
+                  (("asking", "question"),
+                   ("review", "review"), ("attached", "attached task"),
                    ("parked", "parked task")) if state in states]
         if "bad" in levels:
             counts.append(count_of(levels.count("bad"), "problem"))
@@ -15067,7 +15340,7 @@ _SEVERITIES = _Pattern(r"(ERROR|CRITICAL|Traceback|Exception|Error:)|(WARN)")
 
 
 def parse_log(log: Sequence[bytes]) -> list[dict[str, str]]:
-    """Return the last lines of a program's log with how severe they are; no key is in them."""
+    """Return the last lines of a program's log and how severe each is, without any keys."""
     lines = []
     for line in log[-LOG_LINES:]:
         shown = _SECRET.sub("(a key)", clean_line(line.decode("utf-8", "replace")))[:500]
@@ -15082,9 +15355,9 @@ def parse_log(log: Sequence[bytes]) -> list[dict[str, str]]:
 
 # == 19. Tasks ================================================================
 
-# Takes a task file, what is known of each task and what its agent prints; gives what starts next,
-# what an agent is answered, and the verdict. Pure: the supervisor below looks, asks here, writes
-# the step down, and only then takes it.
+# Takes a task file, what is known of each task and what its agent prints; gives what starts
+# next, what an agent is answered, and the verdict. Pure: the supervisor below looks, asks
+# here, writes the step down, and only then takes it.
 #
 # A task is a TaskSpec (what a person wants) and a TaskState (where it stands). Its way:
 #   waiting → preparing → starting → running ⇄ asking → checking → done, or one of TERMINAL_STATES
@@ -15096,8 +15369,9 @@ CLAUDE = "claude"  # the coder that can be asked, steered and resumed
 
 # codex 0.169.0, opencode 1.18.33, aider 0.86.2, qwen-code 0.24.4. What they keep of their own
 # would be taken for work: aider's history of the chat, its map of the repository.
-# They read the prompt on stdin, write files, and end; with these words they may write, and ask
-# nobody. A coder's row of HARNESSES leads it to the fleet; without a fleet it has its own login.
+# They read the prompt on stdin, write files, and end; with these words they may write,
+# and ask nobody. A coder's row of HARNESSES leads it to the fleet; without a fleet it has
+# its own login.
 CODERS = {
     "codex": ("exec", "-s", "danger-full-access", "-"),
     "opencode": ("run",),
@@ -15131,8 +15405,8 @@ RULES.update({
     "revision": _text_rule(_REVISION, "a branch, tag or commit, or `after`", "main"),
     "coder": Rule(
         {"anyOf": [{"enum": [CLAUDE, *CODERS]}, _COMMAND_LIST]},
-        some_of([f"`{name}`" for name in (CLAUDE, *CODERS)]) + ", or a command as a list", CLAUDE,
-        _normal_coder, slips=lambda text: [
+        some_of([f"`{name}`" for name in (CLAUDE, *CODERS)]) + ", or a command as a list",
+        CLAUDE, _normal_coder, slips=lambda text: [
             *difflib.get_close_matches(text, (CLAUDE, *CODERS)),
             re.split("[ ,]+", text.strip("[]"))]),
     "notice": Rule(
@@ -15157,38 +15431,42 @@ RULES.update({"task names": _list_rule("task name"), "commands": _list_rule("com
 
 
 class TaskSpec(Record):
-    """What a person wants done: by whom, from where, how it is checked, what it may change."""
+    """What a person wants done: by whom, from where, how to check it, what it may change."""
 
     name: str
     prompt: str | None = key("text", "what to do", None)
-    prompt_file: str | None = key("line", "a file with the prompt, beside the task file", None)
+    prompt_file: str | None = key("line",
+                                  "a file with the prompt, beside the task file", None)
     agent: str | None = key("agent name", "the agent of fleet.yaml that does it", None)
     model: str | None = key("alias", "or a model or alias of fleet.yaml", None)
     coder: tuple[str, ...] | str = key(
-        "coder", f"who does it: {some_of((CLAUDE, *CODERS))}, or a command as a list that reads "
-        "the prompt on stdin", CLAUDE)
+        "coder", f"who does it: {some_of((CLAUDE, *CODERS))}, or a command as a list that "
+        "reads the prompt on stdin", CLAUDE)
     after: tuple[str, ...] = key("task names", "tasks that must be done first", ())
-    base: str | None = key("revision", "the commit it starts from; default: HEAD, or the branch "
-                           "of the only task in `after`", None)
+    base: str | None = key("revision", "the commit it starts from; default: HEAD, or the "
+                           "branch of the only task in `after`", None)
     branch: str | None = key("revision", "its branch; default: run/NAME", None)
-    check: str | None = key("check", "shell command that must succeed for the task to be done; "
-                            "`none`: not even the one of `defaults`", None)
-    check_in: str = key("check place", "`same`: run the check in the agent's worktree, not in a "
-                        "clean one of its own", "own")
+    check: str | None = key("check", "shell command that must succeed for the task to be "
+                            "done; `none`: not even the one of `defaults`", None)
+    check_in: str = key("check place", "`same`: run the check in the agent's worktree, not "
+                        "in a clean one of its own", "own")
     setup: tuple[str, ...] = key("commands", "shell commands that prepare a worktree", ())
-    copy: tuple[str, ...] = key("globs", "ignored files that are copied into each worktree", ())
+    copy: tuple[str, ...] = key("globs",
+                                "ignored files that are copied into each worktree", ())
     touch: tuple[str, ...] = key("globs", "what it may change; default: everything", ())
     deny: tuple[str, ...] = key("globs", "what it may not change", ())
     changes: str = key("changes", "`none`: it must change nothing", "required")
     deadline: int = key("span", "how long one try may work", 3600)
-    stall: int = key("span", "how long it may be silent when nothing shows that it works", 300)
+    stall: int = key("span", "how long it may be silent when nothing shows that it works",
+                     300)
     tries: int = key("tries", "how often it is tried", 2)
     rounds: int = key("rounds", "how often a failed check is sent back to the agent", 3)
     priority: int = key("priority", "higher ones start first", 0)
     times: int = key("times", "run it this many times, to choose from: NAME-a, NAME-b, …", 1)
     allow: tuple[str, ...] = key("tools", "Claude Code permission rules to grant", ("Bash",))
     permission: str = key("permission", "`bypass`: Claude Code asks for nothing", "default")
-    sandbox: str = key("sandbox", "`required`: do not start without Claude Code's sandbox", "off")
+    sandbox: str = key("sandbox", "`required`: do not start without Claude Code's sandbox",
+                       "off")
 
     @property
     def group(self) -> str:
@@ -15268,7 +15546,8 @@ def check_tasks(document: Document, fleet: Fleet | None = None, others: Collecti
     return plan, []
 
 
-def _plan_tasks(check: _Checker, fleet: Fleet | None, others: Collection[str]) -> TaskPlan | None:
+def _plan_tasks(check: _Checker, fleet: Fleet | None,
+                others: Collection[str]) -> TaskPlan | None:
     """Return every task with the defaults under it, its twins as tasks of their own."""
     tree = check.document.value
     file = check.section("task file", (), tree)
@@ -15287,7 +15566,8 @@ def _plan_tasks(check: _Checker, fleet: Fleet | None, others: Collection[str]) -
         merged = replace(task, **{word: getattr(file.defaults, word) for word in taken})
         for twin in twins_of(merged):
             if twin.name in plan.tasks or (twin.name != name and twin.name in file.tasks):
-                check.error("two-tasks", ("tasks", name), f"`times:` makes a second `{twin.name}`",
+                check.error("two-tasks", ("tasks", name),
+                            f"`times:` makes a second `{twin.name}`",
                             fix="give one of them another name")
             plan.tasks[twin.name] = twin
             plan.origins[twin.name] = where
@@ -15317,9 +15597,11 @@ def _check_task(check: _Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | 
              "is there beside `prompt:`; keep one of them", "remove one of them"),
             (task.agent and task.model, "two-models", "model",
              "is there beside `agent:`, which has a model", "remove one of them"),
-            (task.coder == (), "bad-value", "coder", "is an empty list", "write `coder: claude`"),
+            (task.coder == (), "bad-value", "coder", "is an empty list",
+             "write `coder: claude`"),
             (task.base == "after" and len(task.after) != 1, "bad-base", "base",
-             "is `after`, which needs exactly one task in `after:`", "name a branch or a commit")):
+             "is `after`, which needs exactly one task in `after:`",
+             "name a branch or a commit")):
         if is_wrong:
             check.error(slug, (*path, word), what, fix=fix)
 
@@ -15330,7 +15612,8 @@ def _check_task(check: _Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | 
         word = "agent" if task.agent else "model"
         records = fleet.agents if task.agent else _models_by_name(fleet)
         # Where it was said: by the task, or once for all.
-        where = path if word in (check.document.value["tasks"][task.group] or {}) else ("defaults",)
+        where = (path if word in (check.document.value["tasks"][task.group] or {})
+                 else ("defaults",))
         check.reference((*where, word), getattr(task, word), records, word)
 
 
@@ -15353,8 +15636,8 @@ def _check_order(check: _Checker, plan: TaskPlan) -> None:
 def expand_names(names: Iterable[str], tasks: Mapping[str, TaskSpec]) -> tuple[str, ...]:
     """Return task names in which the name of a group stands for all its twins."""
     return tuple(one for name in names for one in (
-        [name] if name in tasks else [twin.name for twin in tasks.values() if twin.group == name]
-        or [name]))
+        [name] if name in tasks
+        else [twin.name for twin in tasks.values() if twin.group == name] or [name]))
 
 
 def render_tasks_schema() -> dict[str, Any]:
@@ -15395,7 +15678,7 @@ def plan_slots(fleet: Fleet | None) -> dict[str, int]:
 
 @_with(lambda: functools.lru_cache(512))
 def _glob_pattern(glob: str) -> re.Pattern[str]:
-    """Return a pattern of paths as git's ignore files have them, anchored where it has a slash."""
+    """Return a pattern of paths as in git's ignore files, anchored where it has a slash."""
     known = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
     def translate(piece: re.Match[str]) -> str:
@@ -15461,7 +15744,8 @@ def decide_request(task: TaskSpec, worktree: str, request: Mapping[str, Any],
                    real_path: Callable[[str], str] = str) -> dict[str, Any] | None:
     """Return the answer to what Claude Code asks leave for; None: a person answers.
 
-    `real_path` says where a path really leads: a link must not take an edit out of the worktree.
+    `real_path` says where a path really leads: a link must not take an edit out
+    of the worktree.
     """
     tool = request.get("tool_name")
     asked = request.get("input")
@@ -15472,14 +15756,15 @@ def decide_request(task: TaskSpec, worktree: str, request: Mapping[str, Any],
         return {"behavior": "allow", "updatedInput": asked or {}}
     message = f"outside this task: {describe_scope(task)}"
     if tool not in EDITING_TOOLS:
-        message = f"this task may not do that. It is granted " \
-            f"{', '.join(task.allow) or 'nothing more'}; nobody can be asked. Find another way, " \
-            f"inside {worktree}"
+        message = (f"this task may not do that. It is granted "
+                   f"{', '.join(task.allow) or 'nothing more'}; nobody can be asked. Find "
+                   f"another way, inside {worktree}")
     return {"behavior": "deny", "message": message}
 
 
-def _may_edit(task: TaskSpec, worktree: str, path: str, real_path: Callable[[str], str]) -> bool:
-    """Tell whether a path is in the worktree, in scope, and none that git or Claude Code obeys."""
+def _may_edit(task: TaskSpec, worktree: str, path: str,
+              real_path: Callable[[str], str]) -> bool:
+    """Tell whether a path is in the worktree, in scope, and none git or Claude Code obeys."""
     if not path or path.startswith("~") or ".." in path.split("/"):
         return False
     root = real_path(worktree).rstrip("/") + "/"
@@ -15510,7 +15795,7 @@ class OpenCall(Record):
 
 
 class Heard:
-    """What an agent has said so far, line by line: where it stands, what it did, what it asks."""
+    """What an agent has said so far, line by line: its state, what it did, what it asks."""
 
     result: dict[str, Any] | None = None
     result_at = -1  # the offset behind it
@@ -15526,7 +15811,8 @@ class Heard:
     def __init__(self, *, heard_from: int = 0) -> None:
         self.heard_from = heard_from  # a result before this offset answers an earlier prompt
         self.calls: dict[str, OpenCall] = {}
-        self.requests: dict[str, dict[str, Any]] = {}  # what it asks leave for, or asks a person
+        # What it asks leave for, or asks a person.
+        self.requests: dict[str, dict[str, Any]] = {}
         self.tools: dict[str, int] = {}
         self.denied: list[dict[str, str]] = []
         self.written: list[str] = []
@@ -15552,7 +15838,8 @@ class Heard:
     def feed(self, line: bytes, end: int, now: float) -> None:
         """Take one line, which ends at an offset; one that is none is passed over."""
         # Most lines are pieces of an answer: they only say that it lives.
-        if line.startswith(b'{"type":"stream_event"') and b'"message_delta"' not in line[:200]:
+        if (line.startswith(b'{"type":"stream_event"')
+                and b'"message_delta"' not in line[:200]):
             self.last = now
             if self.phase == "requesting" and b'"content_block_' in line:
                 self._enter("answering", now)
@@ -15629,7 +15916,8 @@ class Heard:
         tool = str(block["name"])
         given = block.get("input") or {}
         summary = next((str(given[word]) for word in (
-            "command", "file_path", "notebook_path", "pattern", "description", "url", "prompt")
+            "command", "file_path", "notebook_path", "pattern", "description", "url",
+            "prompt")
             if given.get(word)), "")
         summary = " ".join(summary.split())[:SUMMARY_CHARACTERS]
         self.calls[str(block["id"])] = OpenCall(tool, summary, now, path_in(given))
@@ -15709,10 +15997,10 @@ def ask_in_words(text: str) -> dict[str, Any]:
 
 
 def plan_answers(request: Mapping[str, Any], words: Sequence[str]) -> dict[str, str]:
-    """Return {question: answer} of typed words, each a number or a text; {} where they do not fit.
+    """Return {question: answer} of typed words, each a number or text; {} if they do not fit.
 
-    One question takes all words as one answer, several take one word each. A number must be one
-    of the choices.
+    One question takes all words as one answer, several take one word each. A number must be
+    one of the choices.
     """
     questions = questions_in(request)
     typed = [" ".join(words)] if len(questions) == 1 else list(words)
@@ -15766,7 +16054,8 @@ def answer_to(request: Mapping[str, Any], answers: Mapping[str, str]) -> dict[st
     """Return a person's answers as Claude Code takes them."""
     given = request.get("input")
     return {"behavior": "allow",
-            "updatedInput": {**(given if isinstance(given, dict) else {}), "answers": answers}}
+            "updatedInput": {**(given if isinstance(given, dict) else {}),
+                             "answers": answers}}
 
 
 def tell_answers(answers: Mapping[str, str]) -> str:
@@ -15780,7 +16069,8 @@ def tell_answers(answers: Mapping[str, str]) -> str:
 CONTINUE_PROMPT = "Continue."
 LOST_PROMPT = ("Your process was ended from outside before you had finished. "
                "Look at what is done already, then continue.")
-LOOPS_PROMPT = "You have made the same call {count} times in a row. Do something else, or end."
+LOOPS_PROMPT = ("You have made the same call {count} times in a row. "
+                "Do something else, or end.")
 CHANGED_PROMPT = "The task has changed. This is the whole task now:\n\n{prompt}"
 
 
@@ -15901,13 +16191,15 @@ def freeze(value: Any) -> Any:
     """Return a value as its file has it: of a record what is not as usual."""
     if isinstance(value, Record):
         usual = value._usual
-        return {name: freeze(each) for name, each in vars(value).items() if each != usual[name]}
+        return {name: freeze(each) for name, each in vars(value).items()
+                if each != usual[name]}
     return list(value) if isinstance(value, tuple) else value
 
 
 def thaw_task(frozen: object) -> TaskSpec | None:
     """Return the task that was kept; None where it is none."""
-    rules = {"name": "task name", **{name: one.rule for name, one in FILE_KEYS["task"].items()}}
+    rules = {"name": "task name",
+             **{name: one.rule for name, one in FILE_KEYS["task"].items()}}
     if not isinstance(frozen, dict) or "name" not in frozen or not all(
             name in rules and obeys(value, rules[name]) for name, value in frozen.items()):
         return None
@@ -15917,11 +16209,12 @@ def thaw_task(frozen: object) -> TaskSpec | None:
 
 
 def thaw_state(frozen: dict[str, Any]) -> TaskState | None:
-    """Return the state that a file keeps; None where it is none, or says what no state can."""
+    """Return the state that a file keeps; None if it is none or says what no state can."""
     state = read(TaskState, frozen)
     if state is None:
         return None
-    state = replace(state, task=thaw_task(frozen["task"]), newer=thaw_task(frozen.get("newer")))
+    state = replace(state, task=thaw_task(frozen["task"]),
+                    newer=thaw_task(frozen.get("newer")))
     # What did not fit has its default, and differs.
     fits = all(freeze(getattr(state, name)) == value for name, value in frozen.items()
                if name in fields(TaskState))
@@ -15944,7 +16237,7 @@ def revise_task(state: TaskState, task: TaskSpec, origin: str = "file") -> TaskS
 
 
 def can_accept(state: TaskState) -> bool:
-    """Tell whether a person can call a task done: it has work, and nothing else says it is bad."""
+    """Tell whether a person can accept a task: it has work, and nothing else calls it bad."""
     return bool(state.kept) and (state.state == "review" or
                                  state.state == "parked" and state.cause == "scope")
 
@@ -15959,16 +16252,17 @@ def plan_fresh(state: TaskState) -> TaskState:
 
 
 def disown_task(state: TaskState) -> TaskState:
-    """Return a task that came with a copy of its repository: nothing of the original's is used."""
-    bare = replace(state, git="", check_git="", prepared=False, session="", spoken=False, old=(),
-                   client=0)
+    """Return a task that came with a copied repository: nothing of the original is used."""
+    bare = replace(state, git="", check_git="", prepared=False, session="", spoken=False,
+                   old=(), client=0)
     return bare if state.is_over else plan_fresh(bare)
 
 
 def plan_first_words(state: TaskState) -> str:
     """Return what a task's next process is told.
 
-    A session that is resumed knows the task; whoever else does it gets the whole of it each time.
+    A session that is resumed knows the task; whoever else does it gets the whole
+    of it each time.
     """
     if state.spoken and state.task.talks:
         return state.prompt or CONTINUE_PROMPT
@@ -16000,10 +16294,11 @@ def count_busy(states: Mapping[str, TaskState], limits: Limits) -> dict[str, int
 
 
 def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float) -> list[str]:
-    """Return the waiting tasks that start now: those of high priority first, then the oldest."""
+    """Return the waiting tasks that start now: high priority first, then the oldest."""
     busy = count_busy(states, limits)
     room = limits.most - sum(busy.values())
-    ready = [state for state in states.values() if state.state == "waiting" and state.until <= now]
+    ready = [state for state in states.values()
+             if state.state == "waiting" and state.until <= now]
     ready.sort(key=lambda state: (-state.task.priority, state.at if state.spoken else 0.0,
                                   state.order))
     starts: list[str] = []
@@ -16033,7 +16328,8 @@ def explain_wait(state: TaskState, states: Mapping[str, TaskState], limits: Limi
     """Return what a waiting task waits for."""
     blockers = blockers_of(state, states)
     if blockers:
-        ended = {one.name: f"{one.name} ({one.state})" for one in states.values() if one.is_over}
+        ended = {one.name: f"{one.name} ({one.state})" for one in states.values()
+                 if one.is_over}
         return "for " + some_of([ended.get(name, name) for name in blockers], 3)
     if state.until > now:
         text = f"for its next try in {state.until - now:.0f} s"
@@ -16133,11 +16429,12 @@ class Ruling(Record):
     to: str
     reason: str = ""
     feedback: str = ""
-    cause: str = ""  # for programs: check, diff, scope, deadline, stalled, lost, api, or an id
+    # For programs: check, diff, scope, deadline, stalled, lost, api, or an id.
+    cause: str = ""
 
 
 def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ruling:
-    """Return the verdict: a state for good, `running` or `asking` for the agent, or `waiting`.
+    """Return the verdict: a final state, `running` or `asking` for the agent, or `waiting`.
 
     `code` is the exit code of the check, None where the task has none.
     """
@@ -16160,7 +16457,7 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
 
 
 def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str) -> Ruling:
-    """Return what is wrong with work, and what its agent is told; without a cause, nothing is."""
+    """Return what is wrong with work, and what its agent is told; no cause: nothing is."""
     if task.check and code != 0:
         tail = "\n".join(output.splitlines()[-FEEDBACK_LINES:]) or "It printed nothing."
         return Ruling("", f"check failed (exit {code})", (
@@ -16178,8 +16475,8 @@ def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str)
     if work.said.rstrip().endswith("?") and task.talks:
         return Ruling("", cause="asks")
     return Ruling("", "nothing was changed", (
-        "Nothing in the worktree has changed, so nothing was done. Do the task, or say why it "
-        "cannot be done."), "diff")
+        "Nothing in the worktree has changed, so nothing was done. Do the task, or say why "
+        "it cannot be done."), "diff")
 
 
 def rule_out(task: TaskSpec, work: WorkDone) -> Ruling:
@@ -16195,16 +16492,19 @@ def after_failure(state: TaskState, problem: str, cause: str) -> Ruling:
 
 
 _SUCCESS = _Pattern(r"(?i)\b(all|the) tests? (now )?pass|\btests? (are )?(passing|green)"
-                    r"|\b(successfully|have) (implemented|created|updated|written|fixed|added)"
+                    r"|\b(successfully|have) "
+                    r"(implemented|created|updated|written|fixed|added)"
                     r"|\ball done\b|\b(task|work) is (done|complete)")
 _TESTED = _Pattern(r"(?i)\btests? (now )?(pass|are (passing|green))")
-_TEST_COMMAND = _Pattern(r"(?i)\b(test|pytest|check|tox|make|cargo|go|gradle|mvn|ctest|rspec|jest)")
-_DISPATCHED = _Pattern(r"(?i)\b(dispatched|delegated to|asked|launched|started) (the |a |an )?"
-                       r"([a-z0-9_-]+ )?(sub-?agent|agent)\b")
+_TEST_COMMAND = _Pattern(
+    r"(?i)\b(test|pytest|check|tox|make|cargo|go|gradle|mvn|ctest|rspec|jest)")
+_DISPATCHED = _Pattern(
+    r"(?i)\b(dispatched|delegated to|asked|launched|started) (the |a |an )?"
+    r"([a-z0-9_-]+ )?(sub-?agent|agent)\b")
 
 
 def find_flags(heard: Heard, work: WorkDone, *, is_checked: bool = False) -> list[str]:
-    """Return where an agent's words and its deeds differ; the verdict does not depend on them."""
+    """Return where an agent's words and deeds differ; the verdict does not depend on that."""
     said = heard.said
     flags = []
     if _SUCCESS.search(said) and not heard.worked:
@@ -16212,7 +16512,8 @@ def find_flags(heard: Heard, work: WorkDone, *, is_checked: bool = False) -> lis
     if _TESTED.search(said) and not is_checked and not heard.has_tested:
         flags.append("says tests pass, but ran no test command")
     changed = tuple(f"/{path}" for path, _, _ in work.files)
-    absent = [path for path in dict.fromkeys(heard.written) if not f"/{path}".endswith(changed)]
+    absent = [path for path in dict.fromkeys(heard.written)
+              if not f"/{path}".endswith(changed)]
     if absent:
         flags.append(f"wrote files that are not in the diff: {some_of(absent, 3)}")
     if _DISPATCHED.search(said) and not heard.tools.keys() & {"Agent", "Task"}:
@@ -16299,7 +16600,7 @@ class TaskSight(Record):
 
 
 def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
-    """Return a row for each task in the order of the file; twins by their verdict and size."""
+    """Return a row for each task in the file's order; twins by their verdict and size."""
     shown = [state for state in sight.tasks.values() if not state.forgotten]
     firsts = {state.task.group: state.order for state in reversed(shown)}
     ranks = {"done": 0, "review": 1}
@@ -16329,8 +16630,8 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     if state.open or state.tried and state.is_over:
         tries -= 1
     return TaskRow(
-        state.name, state.task.group, state.state, f"{state.tried}/{tries}", sight.now - state.at,
-        state.total_at(sight.now) if state.tried else 0.0,
+        state.name, state.task.group, state.state, f"{state.tried}/{tries}",
+        sight.now - state.at, state.total_at(sight.now) if state.tried else 0.0,
         sight.now - heard.last if heard.last else None, _describe_task(state, heard, sight),
         context, files, plus, minus, place,
         int(memory), round(cpu, 1), len(loads), suggest_task_step(state), state.session,
@@ -16354,23 +16655,25 @@ def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
 
 
 def suggest_look(states: Mapping[str, TaskState]) -> str:
-    """Return what shows the first task in review, and why the first one failed; or nothing."""
+    """Return what shows the first task in review, and why the first failed; or nothing."""
     lines: dict[str, str] = {}
     for state in states.values():
-        word = {"review": "Look at it", "failed": "See why", "parked": "See why"}.get(state.state)
+        word = {"review": "Look at it", "failed": "See why", "parked": "See why"}.get(
+            state.state)
         if word:
             lines.setdefault(word, f"{word}: {suggest_task_step(state)}")
     return "\n".join(lines.values())
 
 
 def suggest_retry(states: Mapping[str, TaskState]) -> str:
-    """Return what to type for tasks that hold themselves or others up, a line each; or nothing."""
+    """Return what to type for tasks that block themselves or others, a line each, if any."""
     stuck = {name for state in states.values() if state.state == "waiting"
              for name in blockers_of(state, states)}
     lines: dict[str, str] = {}
     for state in states.values():
         word = {"review": "Accept: subagent-fleet task accept"}.get(state.state, "")
-        if state.state in ("failed", "parked") or state.state == "stopped" and state.name in stuck:
+        if (state.state in ("failed", "parked")
+                or state.state == "stopped" and state.name in stuck):
             word = "Try again: subagent-fleet task retry"
         if word and not state.forgotten:
             lines[word] = f"{lines.get(word, word)} {state.name}"
@@ -16396,17 +16699,20 @@ def suggest_task_step(state: TaskState) -> str:
 
 # == 20. Supervisor ===========================================================
 
-# Takes tasks; runs an agent in a worktree for each. Whoever holds the lock of a repository's run
-# folder is its supervisor, the one writer of its tasks. How it thinks:
+# Takes tasks; runs an agent in a worktree for each. Whoever holds the lock of a repository's
+# run folder is its supervisor, the one writer of its tasks. How it thinks:
 #
-# - Each task is a file, `tasks/NAME/state.json`, replaced whole *before* each step is taken. So
-#   whenever this process ends, even by kill -9, the next one enters the same function, `TaskWork.
-#   run`, at the step that the file names. Agents hang on files and a named pipe, never on us.
-# - Each task at work has a thread of its own, which may wait: for git, for setup, for an agent.
-# - What other commands want of a task is a file in `inbox/`; the main thread writes it into the
-#   task's state, where the task's thread finds it.
-# - An agent works in one worktree; its check runs in another, which is put to the snapshot that
-#   was taken of the first. So what is checked is what is kept, whatever else lies around.
+# - Each task is a file, `tasks/NAME/state.json`, replaced whole *before* each step is taken.
+#   So whenever this process ends, even by kill -9, the next one enters the same function,
+#   `TaskWork.run`, at the step that the file names. Agents hang on files and a named pipe,
+#   never on us.
+# - Each task at work has a thread of its own, which may wait: for git, for setup,
+#   for an agent.
+# - What other commands want of a task is a file in `inbox/`; the main thread writes it into
+#   the task's state, where the task's thread finds it.
+# - An agent works in one worktree; its check runs in another, which is put to the
+#   snapshot that was taken of the first. So what is checked is what is kept, whatever
+#   else lies around.
 
 # -- where it all lies --
 
@@ -16429,19 +16735,21 @@ class Repository(Record):
 
 
 def find_repository(world: World, directory: str) -> Repository:
-    """Return the repository of a directory, or say in one sentence why there is none to work in."""
+    """Return the repository of a directory, or say in one sentence why none can be used."""
     seen = world.run_git(["rev-parse", "--show-toplevel", "--git-dir", "--git-common-dir"],
                          directory)
     if seen.code == 127:
         raise FleetError("no-git", "git is not on the PATH", fix="install git")
     if seen.code:
-        slug, what = "no-repository", "is not a git repository, and every task needs a git worktree"
+        slug, what = ("no-repository",
+                      "is not a git repository, and every task needs a git worktree")
         fix = suggest_commit(world, world.real_path(directory), ".gitignore", "git init && ")
         if re.search("safe.bareRepository|must be run in a work tree", seen.talk):
             slug, what = "bare-repository", "is a bare repository: agents need a checkout"
             fix = "git clone it, and run this in the clone"
         elif "dubious ownership" in seen.talk:
-            slug, what = "foreign-repository", "belongs to somebody else, so git does not read it"
+            slug, what = ("foreign-repository",
+                          "belongs to somebody else, so git does not read it")
             fix = "clone it, and run this in the clone"
         raise FleetError(slug, f"{directory} {what}", fix=fix)
 
@@ -16455,7 +16763,7 @@ def find_repository(world: World, directory: str) -> Repository:
 
 
 def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
-    """Return what makes a first commit of a directory; of a whole home or machine it is none."""
+    """Return what makes a first commit of a directory; never of a whole home or machine."""
     if top in ("/", world.real_path(world.home or "/")):
         return "go into your project's directory (`cd PROJECT`), and run this there"
     return f"{write_ignored(ignore)} && {first}git add -A && git commit -m start"
@@ -16473,14 +16781,15 @@ def find_commit(world: World, repository: Repository, revision: str, where: str 
             ignore = quote_shell(world.path(repository.top, ignore))
         raise FleetError("no-commit", "the repository has no commits yet; make one first",
                          fix=suggest_commit(world, repository.top, ignore))
-    raise FleetError("bad-base", f"`{revision}` is not a commit of this repository", where=where,
-                     fix="name a branch, tag or commit: `git log --oneline`")
+    raise FleetError("bad-base", f"`{revision}` is not a commit of this repository",
+                     where=where, fix="name a branch, tag or commit: `git log --oneline`")
 
 
 class Folder:
     """The files in which the tasks of a repository are kept."""
 
-    def __init__(self, world: World, repository: Repository, *, is_listed: bool = True) -> None:
+    def __init__(self, world: World, repository: Repository, *,
+                 is_listed: bool = True) -> None:
         self.world = world
         self.repository = repository
         self.path = world.path(repository.common, RUN_DIRECTORY)
@@ -16500,7 +16809,7 @@ class Folder:
 
     @property
     def run(self) -> str:
-        """The id of these tasks, part of the mark of each of their processes; "": no tasks."""
+        """The id of these tasks, part of the mark of all their processes; "": no tasks."""
         run = self._read("run.json").get("run")
         return run if isinstance(run, str) and re.fullmatch("[0-9a-f]{32}", run) else ""
 
@@ -16516,7 +16825,8 @@ class Folder:
     def make(self, *, renews: bool = False) -> str:
         """Make the folder, which only its owner can enter; return the id of its tasks.
 
-        It is kept for this user, too: a folder that came with a copy or an archive is not ours.
+        It is kept for this user, too: a folder that came with a copy or an archive
+        is not ours.
         """
         self.world.make_directory(self.place("inbox"), is_private=True)
         self.world.make_directory(self.place(), is_private=True)
@@ -16535,7 +16845,8 @@ class Folder:
         """Return the state of every task, and how many could not be read."""
         paths = self.world.paths_below(self.path, "tasks/*/state.json")
         names = [self.world.split(self.world.parent(path))[1] for path in paths]
-        found = [(name, thaw_state(self._read("tasks", name, "state.json"))) for name in names]
+        found = [(name, thaw_state(self._read("tasks", name, "state.json")))
+                 for name in names]
         states = [state for name, state in found if state and state.name == name]
         states.sort(key=lambda state: (state.order, state.name))
         return {state.name: state for state in states}, len(names) - len(states)
@@ -16592,7 +16903,7 @@ def known_repositories(world: World) -> str:
 
 
 class RepositoryList(Record):
-    """The repositories in which a user has ever added a task, and the id of its tasks in each."""
+    """The repositories where a user ever added a task, and the id of the tasks in each."""
 
     repositories: dict[str, str]
 
@@ -16619,7 +16930,8 @@ def keep_repository(world: World, path: str, run: str) -> None:
 
 # -- git, and nothing but the git that is meant --
 
-IDENTITY = {"GIT_AUTHOR_NAME": "subagent-fleet", "GIT_AUTHOR_EMAIL": "subagent-fleet@localhost",
+IDENTITY = {"GIT_AUTHOR_NAME": "subagent-fleet",
+            "GIT_AUTHOR_EMAIL": "subagent-fleet@localhost",
             "GIT_COMMITTER_NAME": "subagent-fleet",
             "GIT_COMMITTER_EMAIL": "subagent-fleet@localhost"}
 SNAPSHOT_REFS = "refs/subagent-fleet"
@@ -16695,10 +17007,12 @@ def git_in(folder: Folder, tree: str, git: str, hold: Hold | None = None) -> Git
                          fix="a new one: `subagent-fleet task retry NAME --fresh`")
     there = [_read_line(world, path) for path in (
         link, world.path(git, "gitdir"), world.path(git, "commondir"))]
-    if there != [f"gitdir: {git}", link, "../.."] or world.kind_of(link, follow=False) != "file" \
-            or world.parent(git) != world.path(folder.repository.common, "worktrees"):
+    if (there != [f"gitdir: {git}", link, "../.."]
+            or world.kind_of(link, follow=False) != "file"
+            or world.parent(git) != world.path(folder.repository.common, "worktrees")):
         raise FleetError("worktree-changed", f"{link} no longer leads to this repository, so "
-                         "nothing is read there", fix=f"look at it: `ls -la {quote_shell(tree)}`")
+                         "nothing is read there",
+                         fix=f"look at it: `ls -la {quote_shell(tree)}`")
     return Git(world, git, tree, hold)
 
 
@@ -16709,7 +17023,7 @@ def _read_line(world: World, path: str) -> str:
 # -- worktrees: made, looked at, kept in a ref --
 
 def list_worktrees(git: Git) -> dict[str, dict[str, str]]:
-    """Return {path: what git says of the worktree}: `branch`, and `locked` with the reason."""
+    """Return {path: what git says of a worktree}: `branch`, and `locked` with the reason."""
     worktrees = {}
     for block in git.out("worktree", "list", "--porcelain").split("\n\n"):
         words = dict(line.partition(" ")[::2] for line in block.split("\n") if line)
@@ -16719,7 +17033,7 @@ def list_worktrees(git: Git) -> dict[str, dict[str, str]]:
 
 
 def find_worktrees_place(folder: Folder, chosen: str) -> str:
-    """Return the directory of a repository's worktrees: outside of the checkout, or as chosen."""
+    """Return where a repository's worktrees go: outside of the checkout, or as chosen."""
     world, repository = folder.world, folder.repository
     if chosen:
         return world.real_path(world.path(repository.main, chosen))
@@ -16730,15 +17044,15 @@ def find_worktrees_place(folder: Folder, chosen: str) -> str:
 def add_worktree(git: Git, state: TaskState, *, for_check: bool = False) -> str:
     """Make a worktree of a task, for its agent on its branch or for its check on none.
 
-    Returns its git directory. Only what git refuses is looked into: who waits for a place waits
-    for this.
+    Returns its git directory. Only what git refuses is looked into: who waits for a place
+    waits for this.
     """
     world = git.world
     path = f"{state.worktree}.check" if for_check else state.worktree
     place = ["--detach", path, state.start] if for_check else [
         "-b", state.branch, path, state.base]
-    words = ["-c", "core.sparseCheckout=false", "worktree", "add", "--quiet", "--lock", "--reason",
-             f"subagent-fleet task {state.name}"]
+    words = ["-c", "core.sparseCheckout=false", "worktree", "add", "--quiet", "--lock",
+             "--reason", f"subagent-fleet task {state.name}"]
     world.make_directory(world.parent(path), is_private=True)
     if world.kind_of(path, follow=False) != "absent" or git.run(*words, *place).code:
         if _make_way(git, path, state, for_check=for_check):
@@ -16758,7 +17072,8 @@ def _make_way(git: Git, path: str, state: TaskState, *, for_check: bool) -> bool
     known = list_worktrees(git).get(path)
     branch = "" if for_check else state.branch
     if known and known["branch"] not in (branch, ""):
-        raise FleetError("worktree-taken", f"{path} is a worktree of the branch {known['branch']}",
+        raise FleetError("worktree-taken",
+                         f"{path} is a worktree of the branch {known['branch']}",
                          fix="move it away: `git worktree move`")
     git.world.remove_empty(path)  # git was killed just after it had made that
     is_there = git.world.kind_of(path, follow=False) != "absent"
@@ -16777,8 +17092,8 @@ def _make_way(git: Git, path: str, state: TaskState, *, for_check: bool) -> bool
 def drop_worktree(git: Git, path: str) -> None:
     """Remove a worktree of ours; what is in it is somewhere else, or nobody's."""
     git.world.remove_empty(path)  # as a git that was killed leaves it: no git takes that away
-    # Twice: locked or not. Unlocked by a command before, a kill between them left one that was ours
-    # no longer.
+    # Twice: locked or not. Unlocked by a command before, a kill between them left one that
+    # was ours no longer.
     words = ["worktree", "remove", "--force", "--force", path]
     if git.run(*words).code:  # a git that was killed here has removed the `.git` it looks for
         git.run("worktree", "repair", path)
@@ -16795,8 +17110,9 @@ def find_copies(folder: Folder, task: TaskSpec) -> list[str]:
         if git.world.kind_of(include) != "file":
             return []
         wanted = {*git.names(*words, f"--exclude-from={include}")}
-    return [path for path in git.names(*words, "--exclude-standard") if not holds_key(path) and (
-        path in wanted or any(_glob_pattern(glob).fullmatch(path) for glob in task.copy))]
+    return [
+        path for path in git.names(*words, "--exclude-standard") if not holds_key(path) and (
+            path in wanted or any(_glob_pattern(glob).fullmatch(path) for glob in task.copy))]
 
 
 def holds_key(path: str) -> bool:
@@ -16806,8 +17122,8 @@ def holds_key(path: str) -> bool:
 
 NET_FILES, NET_BYTES = 2000, 64 * 1024 * 1024  # ignored files that a snapshot keeps as well
 CACHES = frozenset(
-    "__pycache__ node_modules target .venv venv .tox .mypy_cache .pytest_cache .ruff_cache .gradle "
-    ".cache .next .nuxt .turbo .parcel-cache .subagent-fleet".split())
+    "__pycache__ node_modules target .venv venv .tox .mypy_cache .pytest_cache .ruff_cache "
+    ".gradle .cache .next .nuxt .turbo .parcel-cache .subagent-fleet".split())
 
 
 class Stored(Record):
@@ -16815,7 +17131,8 @@ class Stored(Record):
 
     head: str
     old_tree: str  # of head
-    tree: str  # for the branch: nothing that is ignored, here or in the main checkout; no copy
+    # For the branch: nothing that is ignored, here or in the main checkout; no copy.
+    tree: str
     net: str  # with the ignored files that are new or changed since setup
     ignored: Mapping[str, str]  # what tells the content of each ignored file, caches aside
     fresh: tuple[str, ...]  # of these, the new and changed ones
@@ -16826,21 +17143,24 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
                runs_filters: bool = True) -> Stored:
     """Write all files of a worktree into git, with an index of ours; its own is left alone.
 
-    What the agent's index says of a file, or of when it changed, means nothing here: ours begins
-    with the names of HEAD and knows no file. `known` are the ignored files that setup has left.
+    What the agent's index says of a file, or of when it changed, means nothing here: ours
+    begins with the names of HEAD and knows no file. `known` are the ignored files that
+    setup has left.
     """
     world = git.world
     nested, odd = world.find_odd(git.tree)
     if world.kind_of(world.path(git.git, "info/sparse-checkout")) != "absent" \
             and git.run("config", "core.sparseCheckout").text == "true":
         # What is not there may be deleted, or not: that only the agent knows.
-        raise FleetError("sparse-checkout", f"the checkout {clean_line(git.tree)} was made sparse, "
-                         "so it cannot be kept whole", fix="`git sparse-checkout disable` in it")
+        raise FleetError("sparse-checkout", f"the checkout {clean_line(git.tree)} was "
+                         "made sparse, so it cannot be kept whole",
+                         fix="`git sparse-checkout disable` in it")
     if odd:
-        raise FleetError("odd-file", f"{clean_line(odd[0])} is not a file, directory or link, so "
-                         "it cannot be kept", fix="remove it")
+        raise FleetError("odd-file", f"{clean_line(odd[0])} is not a file, directory or "
+                         "link, so it cannot be kept", fix="remove it")
     settings = ["-c", "core.sparseCheckout=false"]
-    if not runs_filters:  # nor when git looks again at a file as new as our index, as it writes it
+    # Nor when git looks again at a file as new as our index, as it writes it.
+    if not runs_filters:
         settings += no_filters(git)
     index = world.path(git.git, f"{OTHER_INDEX}-{world.token(4)}")
     own = Git(world, git.git, git.tree, git.hold, index=index, settings=settings)
@@ -16850,15 +17170,16 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
         hidden = _refuse_nested(own, nested)
         own.out("add", "-A")
         tree = own.out("write-tree")
-        # A new file that the main checkout ignores stays out of the branch, and so do a copy and
-        # the gateway's key, wherever an agent has fetched it from.
-        new = git.names("diff-tree", "-r", "--name-only", "--no-renames", "--diff-filter=A", "-z",
-                        old_tree, tree) if tree != old_tree else []
+        # A new file that the main checkout ignores stays out of the branch, and so do a copy
+        # and the gateway's key, wherever an agent has fetched it from.
+        new = git.names("diff-tree", "-r", "--name-only", "--no-renames", "--diff-filter=A",
+                        "-z", old_tree, tree) if tree != old_tree else []
         ignored = main.names("check-ignore", "-z", "--stdin", "--no-index", known=1,
                              given=_join_names(new)) if new else []
         drop = {*ignored, *copies, *filter(holds_key, new)}
         if drop:
-            own.out("update-index", "-z", "--force-remove", "--stdin", given=_join_names(drop))
+            own.out("update-index", "-z", "--force-remove", "--stdin",
+                    given=_join_names(drop))
             tree = own.out("write-tree")
 
         listed = git.names("ls-files", "-z", "-oi", "--exclude-standard")
@@ -16872,14 +17193,14 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
 
 
 def _store_fresh(own: Git, tree: str, copies: Collection[str], fresh: Iterable[str]) -> str:
-    """Return the tree for the net: with ignored files, but for copies and the gateway's key."""
+    """Return the net's tree: with ignored files, but for copies and the gateway's key."""
     kept = own.world.first_files(own.tree, [
         path for path in fresh if path not in copies and not holds_key(path)],
         NET_FILES, NET_BYTES)
     if not kept:
         return tree
-    own.out("--literal-pathspecs", "add", "-f", "--pathspec-from-file=-", "--pathspec-file-nul",
-            given=_join_names(kept))
+    own.out("--literal-pathspecs", "add", "-f", "--pathspec-from-file=-",
+            "--pathspec-file-nul", given=_join_names(kept))
     return own.out("write-tree")
 
 
@@ -16890,8 +17211,8 @@ def _join_names(names: Iterable[str]) -> bytes:
 def _refuse_nested(own: Git, nested: Iterable[str]) -> tuple[str, ...]:
     """Refuse repositories inside a worktree: git would keep only the names of their commits.
 
-    A submodule may be there as long as it is exactly what HEAD says, or empty. Returns those that
-    are ignored, which only a tidying has to refuse.
+    A submodule may be there as long as it is exactly what HEAD says, or empty. Returns those
+    that are ignored, which only a tidying has to refuse.
     """
     def refuse(what: str, fix: str) -> NoReturn:
         raise FleetError("nested-repository", f"{what} cannot be kept", fix=fix)
@@ -16904,7 +17225,8 @@ def _refuse_nested(own: Git, nested: Iterable[str]) -> tuple[str, ...]:
         if mode.startswith("160000 "):
             links[inner] = mode.split(" ")[1]
             if inner not in inside and world.names_in(world.path(own.tree, inner)):
-                refuse(f"files in {inner}, a submodule that was not checked out,", "move them out")
+                refuse(f"files in {inner}, a submodule that was not checked out,",
+                       "move them out")
     ignored = []
     for inner, path in inside.items():
         if inner in links:
@@ -16932,17 +17254,19 @@ def why_submodule_is_not_saved(world: World, path: str) -> str:
 
 def no_filters(git: Git) -> list[str]:
     """Return git's words that switch off every filter: what only shows runs none of them."""
-    listed = git.run("config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$")
+    listed = git.run("config", "--name-only",
+                     "--get-regexp", r"^filter\..*\.(clean|process)$")
     names = {name.rsplit(".", 1)[0] for name in listed.text.split("\n") if name}
     words = []
     for name in sorted(names):
-        words += ["-c", f"{name}.clean=", "-c", f"{name}.process=", "-c", f"{name}.required=false"]
+        words += ["-c", f"{name}.clean=", "-c", f"{name}.process=",
+                  "-c", f"{name}.required=false"]
     return words
 
 
 def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
                   known: Mapping[str, str] | None) -> tuple[WorkDone, Stored]:
-    """Keep a worktree: a commit for the branch, and all of it in a ref no git command removes."""
+    """Keep a worktree: a commit for the branch, and all in a ref no git command removes."""
     stored = store_tree(git, main, state.copies, known)
     tip = main.commit_of(f"refs/heads/{state.branch}")
     parents = [stored.head]
@@ -16962,7 +17286,7 @@ def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
 
 
 def look_at_work(main: Git, state: TaskState, work: WorkDone) -> WorkDone:
-    """Return what differs from where the task began, and what of it is outside of its scope."""
+    """Return what differs from where the task began, and what of it is outside its scope."""
     def compare(begin: str) -> list[tuple[str, int, int]]:
         files = []
         for entry in main.names("diff-tree", "-r", "--numstat", "-z", "--no-renames",
@@ -16981,11 +17305,12 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone) -> WorkDone:
         "log", "-z", "--format=", "--name-only", "--end-of-options",
         f"{state.base}..{work.head}", "--", *(f":(literal){path}" for path in state.copies))
     if leaked:
-        raise FleetError("copy-committed", f"the agent has committed {clean_line(leaked[0])}, a "
-                         "file that was copied and is ignored",
+        raise FleetError("copy-committed", "the agent has committed "
+                         f"{clean_line(leaked[0])}, a file that was copied and is ignored",
                          fix=f"subagent-fleet task retry {state.name} --fresh")
     outside = tuple(path for path in changed if not is_in_scope(state.task, path))
-    return replace(work, files=tuple(files), changed=changed, outside=outside, commits=commits)
+    return replace(work, files=tuple(files), changed=changed, outside=outside,
+                   commits=commits)
 
 
 def settle_branch(git: Git | None, main: Git, branch: str, commit: str, seen: str) -> bool:
@@ -16994,7 +17319,8 @@ def settle_branch(git: Git | None, main: Git, branch: str, commit: str, seen: st
     No hook runs. The worktree's own index follows, so that its status is clean.
     """
     ref = f"refs/heads/{branch}"
-    if main.run("update-ref", "-m", "subagent-fleet: done", ref, commit, seen or "0" * 40).code:
+    if main.run("update-ref", "-m", "subagent-fleet: done", ref, commit,
+                seen or "0" * 40).code:
         return False
     if git and commit != seen and git.run("symbolic-ref", "--quiet", "HEAD").text == ref:
         git.run("-c", "core.sparseCheckout=false", "read-tree", commit)
@@ -17122,7 +17448,8 @@ def _find_tidied(folder: Folder, main: Git, state: TaskState) -> None:
         raise Keeps(f"is {state.state}; first: subagent-fleet task stop {state.name}")
     known = list_worktrees(main).get(state.worktree)
     places = (state.worktree, state.git)  # without both of them there is nothing left of it
-    if not known and any(folder.world.kind_of(one, follow=False) != "absent" for one in places):
+    if not known and any(folder.world.kind_of(one, follow=False) != "absent"
+                         for one in places):
         raise Keeps("its worktree was moved, or is another repository's")
     if known and not known.get("locked", "").startswith("subagent-fleet task"):
         raise Keeps("its lock is not this program's")
@@ -17158,8 +17485,9 @@ def _parents_to_pin(git: Git, state: TaskState) -> list[str]:
 def _droppable_tip(main: Git, state: TaskState) -> str:
     """Return where a branch is if it is merged; else "".
 
-    It is where what a person has checked out, the branch that the task began from, or what one of
-    them follows has all of it. Any other branch that has it may be a copy, or the agent's own.
+    It is where what a person has checked out, the branch that the task began from, or what
+    one of them follows has all of it. Any other branch that has it may be a copy, or the
+    agent's own.
     """
     ref = f"refs/heads/{state.branch}"
     tip = main.commit_of(ref)
@@ -17179,7 +17507,7 @@ def baseline_of(state: TaskState) -> str:
 
 
 def read_baseline(folder: Folder, state: TaskState) -> dict[str, str] | None:
-    """Return the ignored files that a worktree had before its agent came; None: none ever came."""
+    """Return the ignored files a worktree had before its agent came; None: none ever came."""
     content = folder.world.read_part(folder.of_task(state.name, baseline_of(state)), 0,
                                      STATE_LIMIT_BYTES * 8)
     if not content and not state.prepared:  # setup has failed
@@ -17206,16 +17534,16 @@ AGENTS_LIMIT_BYTES = 100 * 1024  # of one argument; the system's own limit is 12
 AGENT_MEGABYTES = 400  # Claude Code takes 110 to 200 (2.1.327), and its commands some
 # A coder that only ends: its exit code is in a file, whoever supervises then.
 # The system's alarm ends this shell, and with it all of the session that it leads.
-# What is in the background has no input but one that is named, and no number of a file is free:
-# any may be the one by which it is known to be alive.
+# What is in the background has no input but one that is named, and no number of a file is
+# free: any may be the one by which it is known to be alive.
 CODER_SCRIPT = ('"$@" <"${0%code}in" & trap "kill -KILL 0" ALRM; wait $!; '
                 'echo $? >"$0.new"; mv "$0.new" "$0"')
 # What is left running in the background would outlive its turn; and in a terminal Claude Code
 # would fetch plugins from its makers (2.1.327), whatever else is switched off.
 TASK_VARIABLES = {"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
                   "CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL": "1"}
-ATTACHED_PROMPT = ("A person has worked in this session and in this worktree. Look at what has "
-                   "changed, then continue.")
+ATTACHED_PROMPT = ("A person has worked in this session and in this worktree. Look at what "
+                   "has changed, then continue.")
 
 
 class Backing(Record):
@@ -17237,14 +17565,15 @@ class Backing(Record):
 def plan_agents(fleet: Fleet, first: str | None) -> str:
     """Return the fleet's agents as Claude Code's `--agents` takes them, the one needed first.
 
-    A worktree lacks the files of those that are not committed. As many as fit an argument. The
-    task's own agent can ask a person, whatever its file says.
+    A worktree lacks the files of those that are not committed. As many as fit an argument.
+    The task's own agent can ask a person, whatever its file says.
     """
     names = sorted(fleet.agents, key=lambda name: name != first)
     agents: dict[str, Any] = {}
     for name in names:
         agent = fleet.agents[name]
-        entry: dict[str, Any] = {"description": agent.description, "prompt": plan_prompt(agent),
+        entry: dict[str, Any] = {"description": agent.description,
+                                 "prompt": plan_prompt(agent),
                                  "model": fleet.models[agent.model].alias}
         if agent.tools is not None:
             tools = plan_tools(agent.tools)
@@ -17279,8 +17608,8 @@ def shell_words(world: World, *words: str) -> list[str]:
     return [world.which("sh") or "/bin/sh", "-c", *words]
 
 
-def plan_task_session(task: TaskSpec, environ: Mapping[str, str], fleet: Fleet | None, key: str
-                      ) -> tuple[dict[str, str], dict[str, Any]]:
+def plan_task_session(task: TaskSpec, environ: Mapping[str, str], fleet: Fleet | None,
+                      key: str) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the environment and the settings of a task's Claude Code.
 
     Without a fleet it has the person's own login and model.
@@ -17366,7 +17695,7 @@ class AgentProcess:
         return self.exit_code() is None
 
     def exit_code(self) -> int | None:
-        """Return with what a coder that only ends has ended; None: it has not, or was killed."""
+        """Return the exit code of a coder that only ends; None: it has not, or was killed."""
         content = self._world.read_part(self._code, 0, 16).strip()
         return int(content) if content.isdigit() else None
 
@@ -17395,15 +17724,18 @@ def refuse_missing(folder: Folder, state: TaskState) -> None:
     task = state.task
     if not folder.world.which(task.program):
         if task.talks:
-            raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
+            raise FleetError("claude-missing", "Claude Code is not on the PATH",
+                             fix=CLAUDE_INSTALL)
         fix = f"subagent-fleet task retry {state.name}"
         if task.coder in CODERS:
             fix = HARNESSES[task.program].install
         raise FleetError("coder-missing", f"`{task.program}` is not on the PATH", fix=fix)
-    refuse_missing_check(folder.world, state, folder.repository.main, r"[\w+-][\w.+-]*(?=\s|$)")
+    refuse_missing_check(folder.world, state, folder.repository.main,
+                         r"[\w+-][\w.+-]*(?=\s|$)")
 
 
-def refuse_missing_check(world: World, state: TaskState, directory: str, pattern: str) -> None:
+def refuse_missing_check(world: World, state: TaskState, directory: str,
+                         pattern: str) -> None:
     """Refuse a check whose first word, if it looks so, cannot be run in a directory."""
     word = re.match(pattern, state.task.check or "")
     if not word or "/" not in word[0] and world.which(word[0]):
@@ -17412,10 +17744,11 @@ def refuse_missing_check(world: World, state: TaskState, directory: str, pattern
                           word[0]]).code:
         fix = f"install it, or change `check:`, then subagent-fleet task retry {state.name}"
         if state.origin == "typed":
-            fix = (f"install it, then subagent-fleet task retry {state.name}; or subagent-fleet "
-                   f"task forget {state.name}, and type it again with another --check")
-        raise FleetError("check-missing", f"the check cannot be run (exit 127): `{word[0]}` is "
-                         "missing", fix=fix)
+            fix = (f"install it, then subagent-fleet task retry {state.name}; or "
+                   f"subagent-fleet task forget {state.name}, and type it again "
+                   "with another --check")
+        raise FleetError("check-missing", f"the check cannot be run (exit 127): `{word[0]}` "
+                         "is missing", fix=fix)
 
 
 # -- a task on its way --
@@ -17469,7 +17802,7 @@ class TaskWork:
     # -- the way --
 
     def run(self) -> None:
-        """Work on the task until it waits, sleeps or is over; what the world refuses parks it."""
+        """Run the task until it waits, sleeps or is over; what the world refuses parks it."""
         try:
             try:
                 self._go()
@@ -17479,10 +17812,12 @@ class TaskWork:
                 if error.slug == "unwritable":
                     raise  # not even that could be written down
                 fix = f"; {error.fix}" if error.fix else ""
-                self._close(Ruling("parked", f"{error.what}{fix}", cause=error.slug), "refused")
+                self._close(Ruling("parked", f"{error.what}{fix}", cause=error.slug),
+                            "refused")
         except Asleep:
             pass
-        except Exception as error:  # the disk is full, or this is a bug: the main thread says it
+        except Exception as error:
+            # The disk is full, or this is a bug: the main thread says it.
             self._supervisor.failures.append(error)
         finally:
             self._is_closing = True
@@ -17495,7 +17830,7 @@ class TaskWork:
             self._supervisor.leave_task(self.name)
 
     def _go(self) -> None:
-        """Do what comes next for the task; a state that an earlier supervisor left is entered."""
+        """Do what comes next for the task; enter a state that an earlier supervisor left."""
         self._wait_for_git()
         if self.state.state in ("preparing", "starting"):
             # Nothing was asked of an agent yet that counts: it is ended, and started again.
@@ -17525,7 +17860,7 @@ class TaskWork:
         self._close(ruling, "api_error" if ruling.cause == "api" else "result", work)
 
     def _wait_for_git(self) -> None:
-        """Wait until no git of an earlier supervisor works for this task: none is ever killed."""
+        """Wait until no earlier supervisor's git works for this task: none is ever killed."""
         self._world.make_directory(self._folder.of_task(self.name))
         while not self._hold:
             self._hold = self._world.hold(self._folder.of_task(self.name, "git"))
@@ -17571,8 +17906,9 @@ class TaskWork:
             if len(depends) == 1:
                 changes["base"] = self._supervisor.tasks[depends[0]].kept or state.base
             else:
-                self._tell("note", f"starts from HEAD, without the work of {some_of(depends, 3)}: "
-                           "only a single task in `after:` is built on")
+                self._tell("note", "starts from HEAD, without the work of "
+                           f"{some_of(depends, 3)}: only a single task in "
+                           "`after:` is built on")
         if not state.open:
             changes.update(open=True, tried=state.tried + 1, round=0, stalls=0, checks=(),
                            worked=0.0, began=self._world.now(),
@@ -17580,7 +17916,7 @@ class TaskWork:
         return changes
 
     def _make_worktree(self, state: TaskState) -> None:
-        """Make the agent's worktree, fill it, and note what is there before the agent comes."""
+        """Make the agent's worktree, fill it, note what is there before the agent comes."""
         with self._supervisor.adding:
             self._drop_half_made(state)
             git = add_worktree(self._main, state)
@@ -17588,8 +17924,8 @@ class TaskWork:
         state = self._write(git=git, prepared=False)
         copies = self._fill(state.worktree, self._file("setup.log"), TASK_MARK)
 
-        # Where a task was worked on already, what was made then still counts. Where nothing was
-        # set up, all tasks of a base begin with the same.
+        # Where a task was worked on already, what was made then still counts. Where nothing
+        # was set up, all tasks of a base begin with the same.
         is_bare = not copies and not state.task.setup
         starts = self._supervisor.starts if is_bare else {}
         start = state.start or starts.get(state.base, "")
@@ -17609,7 +17945,7 @@ class TaskWork:
         self._write(start=start, prepared=True, copies=tuple(copies))
 
     def _drop_half_made(self, state: TaskState) -> None:
-        """Remove a worktree that was never ready; what a person has done in it is kept first."""
+        """Remove a worktree that was never ready; what a person did in it is kept first."""
         known = list_worktrees(self._main).get(state.worktree) if self._world.kind_of(
             state.worktree, follow=False) != "absent" else None
         if not known:
@@ -17625,7 +17961,7 @@ class TaskWork:
         drop_worktree(self._main, state.worktree)
 
     def _fill(self, tree: str, log: str, variable: str) -> list[str]:
-        """Copy what git does not have into a worktree, and run the person's commands there."""
+        """Copy what git lacks into a worktree, and run the person's commands there."""
         copies = find_copies(self._folder, self.state.task)
         for path in copies:
             target = Place(tree, path)
@@ -17636,7 +17972,8 @@ class TaskWork:
             code = self._run_command(command, tree, log, SETUP_SECONDS, variable)
             if code:
                 last = last_line_of(self._world, log)
-                raise FleetError("setup-failed", f"setup failed (exit {code}): {command}: {last}",
+                raise FleetError("setup-failed",
+                                 f"setup failed (exit {code}): {command}: {last}",
                                  fix=f"subagent-fleet task log {self.name} setup")
         return copies
 
@@ -17676,7 +18013,8 @@ class TaskWork:
             self._pause(0.25)
         try:
             if asked not in passes:
-                tree = self._put_check(self.state.start)  # an earlier supervisor may have left work
+                # An earlier supervisor may have left work.
+                tree = self._put_check(self.state.start)
                 passes[asked] = self._run_check(tree, "check-base.log") == 0
                 with self._supervisor.changed:  # one at a time
                     is_news = passes[asked] and task.changes == "required" \
@@ -17691,9 +18029,11 @@ class TaskWork:
     def _run_check(self, tree: str, log: str) -> int:
         """Run the check in a worktree, as long as a try may work; return its exit code."""
         task = self.state.task
-        return self._run_command(task.check or "", tree, self._file(log), task.deadline, CHECK_MARK)
+        return self._run_command(task.check or "", tree, self._file(log), task.deadline,
+                                 CHECK_MARK)
 
-    def _run_command(self, command: str, tree: str, log: str, seconds: int, variable: str) -> int:
+    def _run_command(self, command: str, tree: str, log: str, seconds: int,
+                     variable: str) -> int:
         """Run a shell command of the person's in a worktree; return its exit code."""
         child = self._supervisor.spawn(Launch(
             shell_words(self._world, command), tree,
@@ -17713,7 +18053,7 @@ class TaskWork:
 
     @property
     def _mark(self) -> str:
-        """What all processes of this task have in their environment, whoever has started them."""
+        """What all processes of this task have in their environment, whoever started them."""
         return f"{self._supervisor.run}/{self.name}"
 
     def _start(self) -> None:
@@ -17751,8 +18091,8 @@ class TaskWork:
     def _hold_alive(self) -> Hold:
         """Return the lock that each agent of a task holds as long as it lives: there is one.
 
-        A supervisor that was killed while it started an agent leaves a process without the mark
-        behind, which holds the lock for the moment until it becomes that agent.
+        A supervisor that was killed while it started an agent leaves a process without the
+        mark behind, which holds the lock for the moment until it becomes that agent.
         """
         until = self._world.clock() + LOCK_SECONDS
         while True:
@@ -17761,8 +18101,9 @@ class TaskWork:
                 return hold
             self._end_marked([TASK_MARK], 0.0)
             if self._world.clock() > until:
-                raise FleetError("still-alive", "an agent of an earlier try was still alive, and "
-                                 "was ended", fix=f"subagent-fleet task retry {self.name}")
+                raise FleetError("still-alive", "an agent of an earlier try was still "
+                                 "alive, and was ended",
+                                 fix=f"subagent-fleet task retry {self.name}")
             self._pause(0.05)
 
     def _plan_launch(self, state: TaskState, hold: Hold) -> Launch:
@@ -17770,23 +18111,25 @@ class TaskWork:
         task, path = state.task, self._file
         program = self._world.which(task.program) or task.program
         if task.talks:
-            environ, settings = plan_task_session(task, self._world.environ, self._backing.fleet,
-                                                  self._backing.key)
+            environ, settings = plan_task_session(task, self._world.environ,
+                                                  self._backing.fleet, self._backing.key)
             # The key is in it, which an argument would show to everybody.
-            self._world.replace_files([(path("settings.json"), json.dumps(settings).encode("ascii"),
-                                        0o600)])
+            self._world.replace_files(
+                [(path("settings.json"), json.dumps(settings).encode("ascii"), 0o600)])
             argv = [program, "-p", "--input-format", "stream-json", "--output-format",
                     "stream-json", "--verbose", "--include-partial-messages",
                     "--permission-prompt-tool", "stdio", "--permission-mode",
                     "bypassPermissions" if task.permission == "bypass" else "default",
                     "--resume" if state.spoken else "--session-id", state.session,
-                    *plan_claude(task, self._backing.fleet), "--settings", path("settings.json")]
+                    *plan_claude(task, self._backing.fleet),
+                    "--settings", path("settings.json")]
         else:
             words, environ = self._plan_coder(task)
             argv = shell_words(self._world, CODER_SCRIPT, path("code"), program, *words)
-        own = {TASK_MARK: self._mark, "FLEET_TASK_ID": state.name, "FLEET_TASK_DIR": path(".")}
-        return Launch(argv, state.worktree, {**environ, **own}, path("out.jsonl"), path("err"),
-                      stdin=path("in"), hold=hold, seconds=task.deadline + 60)
+        own = {TASK_MARK: self._mark, "FLEET_TASK_ID": state.name,
+               "FLEET_TASK_DIR": path(".")}
+        return Launch(argv, state.worktree, {**environ, **own}, path("out.jsonl"),
+                      path("err"), stdin=path("in"), hold=hold, seconds=task.deadline + 60)
 
     def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:
         """Return the words and the environment of a coder that only ends."""
@@ -17811,7 +18154,7 @@ class TaskWork:
         return f"{who}{where}, branch {state.branch}{check}"
 
     def _adopt(self) -> None:
-        """Go on with an agent that an earlier supervisor has started, or with what it has left."""
+        """Go on with an agent that an earlier supervisor started, or with what it left."""
         state = self.state
         if state.state == "checking":
             self._end_marked([CHECK_MARK], 0.0)
@@ -17863,14 +18206,15 @@ class TaskWork:
             self._pause(pause)
 
     def _hear_requests(self, agent: AgentProcess) -> bool:
-        """Answer what it asks, by the rules or by a person; hand on what a person has said."""
+        """Answer what it asks, by the rules or by a person; hand on what a person said."""
         for identity, request in list(agent.heard.requests.items()):
             if self._hear_request(agent, identity, request):
                 return True
         state = self.state
         if state.state == "asking":
             is_awaited = self._supervisor.waits_for_time  # others could use its place
-            if self._world.now() - state.at > (ASK_AWAITED_SECONDS if is_awaited else ASK_SECONDS):
+            if self._world.now() - state.at > (ASK_AWAITED_SECONDS if is_awaited
+                                               else ASK_SECONDS):
                 self._fall_asleep()
             if agent.heard.requests:
                 return False
@@ -17917,7 +18261,7 @@ class TaskWork:
                    f"{'1' if '  ' in words[0] else 'TEXT'}`")
 
     def _fall_asleep(self) -> None:
-        """End the process of a task that asks and gets no answer: its place is free meanwhile."""
+        """End the process of a task that gets no answer: its place is free meanwhile."""
         self._end_agent(TERM_SECONDS)
         self._write(asleep=True, prompt="")
         raise Asleep
@@ -17938,7 +18282,8 @@ class TaskWork:
             agent.told_loops = True
             agent.told_at = agent.end
             agent.say(render_prompt_line(LOOPS_PROMPT.format(count=heard.repeats)))
-            self._tell("loops", f"{heard.now}: {heard.repeats} times in a row, told the agent")
+            self._tell("loops",
+                       f"{heard.now}: {heard.repeats} times in a row, told the agent")
         view = "unknown"
         if now - heard.last > 10 and state.task.talks:
             view = self._supervisor.view_of(state.session)
@@ -17947,12 +18292,13 @@ class TaskWork:
         stall = find_stall(state.task, heard, view, float(timeout), now)
         if not stall:
             return None
-        return Ruling("failed" if state.stalls else "waiting", f"stalled: {stall}", cause="stalled")
+        return Ruling("failed" if state.stalls else "waiting", f"stalled: {stall}",
+                      cause="stalled")
 
     # -- ends --
 
     def _lose(self) -> None:
-        """Take up a task whose process ended without a result; that is no failure of its own."""
+        """Take up a task whose process ended without a result; that is not its failure."""
         state, agent = self.state, self._agent
         assert agent
         self._end_marked([TASK_MARK], 0.0, state.client)
@@ -17962,8 +18308,9 @@ class TaskWork:
             self._write(asleep=True, prompt="")
         elif lost >= LOST_LIMIT:
             last = last_line_of(self._world, self._file("err"))
-            self._close(Ruling("parked", f"its process ended {lost} times without a result: {last}",
-                               cause="lost"), "lost")
+            self._close(
+                Ruling("parked", f"its process ended {lost} times without a result: {last}",
+                       cause="lost"), "lost")
         else:
             errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
             is_known = b"No conversation found" not in errors \
@@ -17991,14 +18338,15 @@ class TaskWork:
             exit_code = agent.exit_code() or 0
         if exit_code in (126, 127):
             last = last_line_of(self._world, self._file("err"))
-            raise FleetError("coder-missing", f"`{state.task.program}` could not be run (exit "
-                             f"{exit_code}): {last}",
+            raise FleetError("coder-missing", f"`{state.task.program}` could not be "
+                             f"run (exit {exit_code}): {last}",
                              fix=f"subagent-fleet task log {self.name} stderr")
 
-        # What the agent has left running could still write: only its client stays, and is idle.
+        # What the agent has left running could still write: only its client stays,
+        # and is idle.
         self._end_marked([TASK_MARK], 0.5, state.client, spares_client=bool(agent))
-        work = replace(self._keep(state, read_baseline(self._folder, state)), exit_code=exit_code,
-                       said=str(result.get("result") or ""))
+        work = replace(self._keep(state, read_baseline(self._folder, state)),
+                       exit_code=exit_code, said=str(result.get("result") or ""))
         code, output = self._check(work) if state.task.check else (None, "")
         return judge(self.state, work, code, output), work
 
@@ -18014,7 +18362,8 @@ class TaskWork:
         text = clean_line(str(result.get("result") or result.get("errors") or ""))[:200]
         if result.get("terminal_reason") == PROMPT_TOO_LONG:
             text = f"too large for the model, split it: {text}"
-        if "Please run /login" in text:  # it says no status of this, and waiting does not help
+        # It says no status of this, and waiting does not help.
+        if "Please run /login" in text:
             text += ("; type /login in `claude`, then subagent-fleet task retry "
                      f"{self.name}; or subagent-fleet init, for models of your own")
             kind = "final"
@@ -18040,7 +18389,8 @@ class TaskWork:
         code = self._run_check(tree, name)
         self._remember(checks=(*state.checks, code),
                        check_seconds=round(self._world.clock() - began, 1))
-        if code in (126, 127):  # no agent helps against that, unless it is in a script of theirs
+        # No agent helps against that, unless it is in a script of theirs.
+        if code in (126, 127):
             refuse_missing_check(self._world, state, tree, r"[\w.+/-]+(?=\s|$)")
         return code, read_tail(self._world, log, TAIL_BYTES)
 
@@ -18074,10 +18424,11 @@ class TaskWork:
         self._start()
 
     def _settle(self, work: WorkDone) -> None:
-        """Make work that is good the tip of its branch, where nobody has moved that meanwhile."""
+        """Make good work the tip of its branch, if nobody has moved that meanwhile."""
         branch = self.state.branch
         if not settle_branch(self._git(), self._main, branch, work.commit, work.tip):
-            raise FleetError("branch-moved", f"the branch {branch} has moved since it was checked",
+            raise FleetError("branch-moved",
+                             f"the branch {branch} has moved since it was checked",
                              fix=f"subagent-fleet task retry {self.name}")
         self._remember(tip=work.commit)
 
@@ -18119,11 +18470,12 @@ class TaskWork:
 
     def _write_receipt(self, state: TaskState, ruling: Ruling, ended: str,
                        work: WorkDone) -> dict[str, Any]:
-        """Write down what a try came to, beside what it has left; remove what holds the key."""
+        """Write down what a try came to, beside what it left; remove what holds the key."""
         agent, now = self._agent, self._world.now()
         alias = self._supervisor.alias_of(self.name)
         served = self._backing.receipts() if alias else ()
-        receipt = {**plan_receipt(state, agent.heard if agent else Heard(), work, alias, ended),
+        receipt = {**plan_receipt(state, agent.heard if agent else Heard(), work, alias,
+                                  ended),
                    "served": sum_served(served, state.session), "verdict": ruling.to,
                    "reason": ruling.reason, "cause": ruling.cause,
                    "seconds": round(now - (state.began or now), 1)}
@@ -18177,10 +18529,11 @@ class TaskWork:
     # -- ending processes --
 
     def _end_agent(self, patience: float) -> int:
-        """End an agent, gently first, then all that carries its mark; return how many there were.
+        """End an agent, gently first, then all that has its mark; return how many there were.
 
         Claude Code ends its own commands on TERM, even those that ignore it; what was started
-        apart from it (setsid, nohup) is found by the variable that all of them have inherited.
+        apart from it (setsid, nohup) is found by the variable that all of them
+        have inherited.
         """
         agent, state = self._agent, self.state
         count = 0
@@ -18195,7 +18548,7 @@ class TaskWork:
 
     def _end_marked(self, variables: Sequence[str], patience: float, root: int = 0, *,
                     spares_client: bool = False) -> int:
-        """End every process that carries a mark: TERM, some patience, then KILL until none is left.
+        """End every process with a mark: TERM, some patience, then KILL until none is left.
 
         The client itself may be spared, with its helpers: those of its own session.
         """
@@ -18286,7 +18639,8 @@ class Supervisor:
         self._page: Mapping[str, Any] = {}
         self._told: set[str] = set()  # tasks of which was said what they wait for
         self._spawning = threading.Lock()
-        self.adding = threading.Lock()  # one worktree at a time: git reads those half made, too
+        # One worktree at a time: git reads those half made, too.
+        self.adding = threading.Lock()
         self._world.replace_files([(folder.place("lock.pid"), str(
             self._world.process_id).encode(), 0o600)])
         self._recover()
@@ -18297,8 +18651,8 @@ class Supervisor:
         """Write down a change of a task, then let it be so."""
         with self.changed:
             if to:
-                usual = {"reason": "", "cause": "", "until": 0.0, "asleep": False, "question": {},
-                         "answer": {}}
+                usual = {"reason": "", "cause": "", "until": 0.0, "asleep": False,
+                         "question": {}, "answer": {}}
                 changes = {**usual, **changes, "state": to, "at": self._world.now()}
             return self._keep(replace(self.tasks[name], **changes))
 
@@ -18385,20 +18739,21 @@ class Supervisor:
         notify, place = self.backing.notify or "", self.folder.place
         argv = shell_words(self._world, notify) if isinstance(notify, str) else list(notify)
         main = self.folder.repository.main
-        event = {"schema": "subagent-fleet/notice/1", "task": name, "event": word, "text": text,
-                 "repository": main, "branch": self.tasks[name].branch}
+        event = {"schema": "subagent-fleet/notice/1", "task": name, "event": word,
+                 "text": text, "repository": main, "branch": self.tasks[name].branch}
         path, log = place("tasks", name, f"notice-{word}.json"), place("notify.log")
         try:
-            self._world.replace_files([(path, json.dumps(event).encode("ascii") + b"\n", 0o600)])
-            self.spawn(Launch(argv, main, self._world.git_environment(), stdin=path, stdout=log,
-                              stderr=log, seconds=60))
+            self._world.replace_files(
+                [(path, json.dumps(event).encode("ascii") + b"\n", 0o600)])
+            self.spawn(Launch(argv, main, self._world.git_environment(), stdin=path,
+                              stdout=log, stderr=log, seconds=60))
         except FleetError as error:
             self.backing.tell(name, "notify", error.what)
 
     # -- one look at everything --
 
     def step(self) -> bool:
-        """Do what can be done now, and start threads for what takes time; tell whether it did."""
+        """Do what can be done now, and start threads for what takes time; tell if it did."""
         if self.failures:
             raise self.failures[0]
         did = self._take_orders()
@@ -18564,9 +18919,10 @@ class Supervisor:
             except FleetError as error:
                 self.tell(name, "not read", error.what)
         for name, state in list(self.tasks.items()):
-            if state.origin == "file" and name not in plan.tasks and state.state == "waiting" \
-                    and not state.tried:
-                self.write(name, "stopped", reason="removed from the task file", forgotten=True)
+            if (state.origin == "file" and name not in plan.tasks and state.state == "waiting"
+                    and not state.tried):
+                self.write(name, "stopped", reason="removed from the task file",
+                           forgotten=True)
                 self.tell(name, "removed", "it is no longer in the task file")
 
     def _order_answer(self, state: TaskState, order: Mapping[str, Any]) -> None:
@@ -18584,7 +18940,8 @@ class Supervisor:
         elif order.get("changed") is not False:
             self.write(state.name, "waiting", recheck=True, open=False, before="")
         else:
-            self.write(state.name, state.before, reason=state.reason, cause=state.cause, before="")
+            self.write(state.name, state.before, reason=state.reason, cause=state.cause,
+                       before="")
 
     def _order_retry(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if not state.is_over:
@@ -18599,8 +18956,8 @@ class Supervisor:
             prompt = f"The last try ended: {state.reason}. Try again."
         says = (*state.says, *filter(None, [str(order.get("say") or "")]))
         self.tasks[state.name] = replace(state, task=task, newer=None)
-        self.write(state.name, "waiting", open=False, failures=0, lost=0, api_errors=0, wanted="",
-                   prompt=prompt, says=says)
+        self.write(state.name, "waiting", open=False, failures=0, lost=0, api_errors=0,
+                   wanted="", prompt=prompt, says=says)
 
     def _order_accept(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if not can_accept(state):
@@ -18630,9 +18987,10 @@ def base_of(task: TaskSpec, folder: Folder, where: str = "") -> str:
 
 
 def find_merged(folder: Folder, tasks: Mapping[str, TaskState]) -> list[str]:
-    """Return the tasks in review whose branches a person has merged into what is checked out."""
+    """Return tasks in review whose branches a person merged into what is checked out."""
     git = git_of(folder)
-    return [name for name, state in list(tasks.items()) if state.state == "review" and state.kept
+    return [name for name, state in list(tasks.items())
+            if state.state == "review" and state.kept
             and state.kept != state.base and git.commit_of(state.kept)
             and git.is_ancestor(state.kept, "HEAD")]
 
@@ -18667,16 +19025,19 @@ def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]
     live = [state for state in tasks.values()
             if state.state in LIVE_STATES and not state.asleep]
     # The session's own, not a subagent's.
-    served = {one.session: one for one in backing.receipts() if one.session and not one.agent} \
+    served = {one.session: one for one in backing.receipts()
+              if one.session and not one.agent} \
         if live else {}
     limits = find_limits(folder.world, backing, tasks, {})
     windows = {model.alias: model.context for model in fleet.models.values()} if fleet else {}
     return TaskSight(
-        tasks, {state.name: listen_to_tail(folder, state) for state in live}, folder.world.now(),
-        limits, windows, served, measure_agents(folder, live), unreadable, folder.holder())
+        tasks, {state.name: listen_to_tail(folder, state) for state in live},
+        folder.world.now(), limits, windows, served, measure_agents(folder, live), unreadable,
+        folder.holder())
 
 
-def measure_agents(folder: Folder, live: Sequence[TaskState]) -> dict[str, list[tuple[int, float]]]:
+def measure_agents(folder: Folder,
+                   live: Sequence[TaskState]) -> dict[str, list[tuple[int, float]]]:
     """Return what each process of a task takes: megabytes, percent of a processor."""
     if not live:
         return {}
@@ -18701,11 +19062,11 @@ def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
 
 # == 21. Exam =================================================================
 
-# Takes a repository's own history, asks models to do its fixes again, and says how many they can.
-# A question is a commit whose tests fail on its parent and pass on it, each time of two. Nothing
-# of it is where a model works: that is a repository which holds the parent's files and no other
-# object. It is a task of `run` with what the commit says of itself for a prompt. Then the tests of
-# the fix replace those of the model, and the check decides.
+# Takes a repository's own history, asks models to do its fixes again, and says how many they
+# can. A question is a commit whose tests fail on its parent and pass on it, each time of two.
+# Nothing of it is where a model works: that is a repository which holds the parent's files
+# and no other object. It is a task of `run` with what the commit says of itself for a prompt.
+# Then the tests of the fix replace those of the model, and the check decides.
 
 EXAM_FILE = f"{STATE_DIRECTORY}/exam.json"
 EXAM_COMMITS = 2_000  # are looked at, the newest
@@ -18713,17 +19074,20 @@ FIX_LINES, FIX_FILES = 200, 10  # of a small fix, its tests aside
 PROOF_SECONDS = 300.0  # for a check; longer ones make no question
 EXAM_DEADLINE_SECONDS = 1800  # of a question, where tasks.yaml has no other
 FAILING_TESTS = 20  # that are named to a model
-# What a project is usually checked with, by a file at its top; the first that is there counts.
+# What a project is usually checked with, by a file at its top;
+# the first that is there counts.
 USUAL_CHECKS = {
     "package.json": "npm test", "Cargo.toml": "cargo test", "go.mod": "go test ./...",
     "pyproject.toml": "python3 -m pytest -q", "setup.py": "python3 -m pytest -q",
-    "tox.ini": "python3 -m pytest -q", "pom.xml": "mvn -q test", "build.gradle": "gradle test",
-    "mix.exs": "mix test", "Makefile": "make test", r"test.*\.py": "python3 -m unittest"}
+    "tox.ini": "python3 -m pytest -q", "pom.xml": "mvn -q test",
+    "build.gradle": "gradle test", "mix.exs": "mix test", "Makefile": "make test",
+    r"test.*\.py": "python3 -m unittest"}
 _TEST_PATH = _Pattern(
     r"(^|/)(tests?|specs?|__tests__|testdata)/|(^|/)(test_[^/]*|conftest)\.py$"
     r"|[._-](test|tests|spec)\.\w+$|[a-z]Tests?\.\w+$")
 _GENERATED_PATH = _Pattern(
-    r"(^|/)(dist|vendor|node_modules|third_party|generated)/|\.lock$|-lock\.\w+$|(^|/)go\.sum$"
+    r"(^|/)(dist|vendor|node_modules|third_party|generated)/|\.lock$"
+    r"|-lock\.\w+$|(^|/)go\.sum$"
     r"|\.min\.\w+$|_pb2\w*\.py$|\.pb\.go$|\.snap$")
 _REVERT = _Pattern(r"(?im)^revert\b|^this reverts commit")
 _SAYS_FIX = _Pattern(r"(?i)\b(fix|bug|repair|correct|crash|regress|wrong|broken|handle)|#\d")
@@ -18758,13 +19122,14 @@ def parse_fixes(log: str) -> Iterator[Fix]:
         sizes = {path: int(plus) + int(minus) for plus, minus, path in re.findall(
             r"(\d+)\t(\d+)\t([^\0]+)\0", changes)}
         parent, *more = parents.split() or [""]
-        flaw = "is a merge" if more else find_flaw(parent, message, sizes, has_link=bool(links))
+        flaw = "is a merge" if more else find_flaw(parent, message, sizes,
+                                                   has_link=bool(links))
         tests = tuple(path for path in sizes if _TEST_PATH.search(path))
         yield Fix(commit, parent, _TRAILER.sub("", message).strip(), tests, flaw)
 
 
 def find_flaw(parent: str, message: str, sizes: Mapping[str, int], *, has_link: bool) -> str:
-    """Return why a commit with these changes is no question; "": nothing speaks against it."""
+    """Return why a commit with these changes is no question; "": nothing is against it."""
     code = [path for path in sizes if not _TEST_PATH.search(path)]
     for is_so, flaw in (
             (not parent, "has no parent"), (_REVERT.search(message), "is a revert"),
@@ -18787,9 +19152,10 @@ def find_failed_tests(output: str) -> list[str]:
 def render_question(fix: Fix, failed: Sequence[str], check: str) -> str:
     """Return what a model is told: nothing that only the fix knows."""
     names = "\n".join(f"- {name}" for name in failed or fix.tests)
-    return (f"{fix.message}\n\nThis is not done yet in this repository: do it. These tests fail "
-            f"now and must pass; their newest form is not here:\n\n{names}\n\nThey are run with "
-            f"`{check}`. Your own changes to tests do not count. Nobody can answer questions.")
+    return (f"{fix.message}\n\nThis is not done yet in this repository: do it. These tests "
+            f"fail now and must pass; their newest form is not here:\n\n{names}\n\n"
+            f"They are run with `{check}`. Your own changes to tests do not count. Nobody "
+            "can answer questions.")
 
 
 # -- what is kept, as anybody's text --
@@ -18879,12 +19245,13 @@ def plan_standing(examinee: Examinee, sittings: Sequence[Sitting]) -> Standing:
     return Standing(
         examinee.name, examinee.digest, score, score.interval, len(questions - failed),
         round(sum(sitting.seconds for sitting in sittings), 1),
-        sum(sitting.input for sitting in sittings), sum(sitting.output for sitting in sittings),
+        sum(sitting.input for sitting in sittings),
+        sum(sitting.output for sitting in sittings),
         {word: outcomes.count(word) for word in sorted({*outcomes} - {"passed"})})
 
 
 def tell_apart(standings: Sequence[Standing]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield of each model which others it beats, and from which below it nothing tells it apart."""
+    """Yield each model, those it beats, and those below that nothing tells apart from it."""
     scores = {standing.model: standing.score for standing in standings if standing.score}
     names = list(scores)
     for place, name in enumerate(names):
@@ -18911,7 +19278,7 @@ def find_outcome(state: TaskState, receipt: Mapping[str, Any], examinee: Examine
 # -- a repository of our own --
 
 class Room:
-    """A repository in a private directory: it holds what was put into it, and nothing else."""
+    """A repository in a private directory: it holds what was put in it, and nothing else."""
 
     def __init__(self, world: World, place: str) -> None:
         world.make_directory(place, is_private=True)
@@ -18923,7 +19290,8 @@ class Room:
         trees = [source.out("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}")
                  for commit in commits]
         packs = self.git.world.path(self.git.git, "objects", "pack", "pack")
-        source.out("pack-objects", "-q", "--revs", packs, given="\n".join([*trees, ""]).encode())
+        source.out("pack-objects", "-q", "--revs", packs,
+                   given="\n".join([*trees, ""]).encode())
         return trees
 
     def begin(self, tree: str) -> None:
@@ -18966,7 +19334,8 @@ class Exam:
         self.fixes: list[Fix] = []  # the questions
         self.left: dict[str, str] = {}  # commit: why it is none
         self.troubles: list[str] = []  # of sittings that do not count
-        self.said: dict[tuple[str, str], str] = {}  # the check's last line, by commit and model
+        # The check's last line, by commit and model.
+        self.said: dict[tuple[str, str], str] = {}
         self.stops: list[str] = []
         self._folder = folder
         self._keep = keep
@@ -18977,17 +19346,19 @@ class Exam:
         self._world = world
         self._main = git_of(folder)
         self.repository = digest(folder.repository.main.encode("utf-8", "replace"))[:16]
-        # The names of failing tests are a person's own text: they are kept where only they read.
+        # The names of failing tests are a person's own text: they are kept where
+        # only they read.
         self._names_place = world.user_place("state", "exam", f"{self.repository}.json")
-        self._names = parse_object(world.read_part(self._names_place, 0, STATE_LIMIT_BYTES)) or {}
+        self._names = (parse_object(world.read_part(self._names_place, 0, STATE_LIMIT_BYTES))
+                       or {})
         self._lock = threading.Lock()
 
     # -- questions --
 
     def find(self, tell: Callable[[str], object]) -> None:
         """Find as many questions as are wanted, those first that call themselves a fix."""
-        words = ["log", "--first-parent", f"-{EXAM_COMMITS}", "--raw", "--numstat", "--no-renames",
-                 "-z", FIX_FORMAT]
+        words = ["log", "--first-parent", f"-{EXAM_COMMITS}", "--raw", "--numstat",
+                 "--no-renames", "-z", FIX_FORMAT]
         if self.plan.since:
             words.append(f"--since={int(self._world.now() - self.plan.since)}")
         fixes = list(parse_fixes(self._main.out(*words, "HEAD", "--")))
@@ -19006,7 +19377,8 @@ class Exam:
                 reason = self._prove(fix)
                 if self.stops:
                     return
-                self._note(tried=(*self.page.tried, Tried(fix.commit, self.plan.digest, reason)))
+                self._note(
+                    tried=(*self.page.tried, Tried(fix.commit, self.plan.digest, reason)))
             if reason:
                 self.left[fix.commit] = reason
             else:
@@ -19021,7 +19393,7 @@ class Exam:
         self._keep(self.page)
 
     def _prove(self, fix: Fix) -> str:
-        """Return why a commit is no question; "": its tests fail without it and pass with it."""
+        """Return why a commit is no question; "": tests fail without it and pass with it."""
         for code, wanted, words in ((fix.commit, True, "its check fails on the fix, too"),
                                     (fix.parent, False, "its tests pass without the fix")):
             codes, output = self._check(self._main, code, fix, 2)
@@ -19075,8 +19447,8 @@ class Exam:
 
     # -- sittings --
 
-    def sit(self, todo: Sequence[tuple[Examinee, Fix, int]], back: Callable[[Examinee], Backing],
-            tell: Callable[[str], object]) -> None:
+    def sit(self, todo: Sequence[tuple[Examinee, Fix, int]],
+            back: Callable[[Examinee], Backing], tell: Callable[[str], object]) -> None:
         """Ask all of it, as much at a time as the models have slots and the memory allows."""
         most = threading.Semaphore(max(1, self._world.free_megabytes() // AGENT_MEGABYTES))
         slots = {one.name: threading.Semaphore(one.slots) for one, _, _ in todo}
@@ -19101,7 +19473,7 @@ class Exam:
                 and (one.check, one.repository, one.model, one.digest) == exam]
 
     def plan_todo(self, examinees: Sequence[Examinee]) -> list[tuple[Examinee, Fix, int]]:
-        """Return what was not asked yet: each question of each model before any is repeated."""
+        """Return what is left to ask: each question of each model before any is repeated."""
         done = {(one.model, one.commit, one.number)
                 for examinee in examinees for one in self.sittings_of(examinee)}
         return [(examinee, fix, number) for number in range(1, self.plan.times + 1)
@@ -19146,8 +19518,8 @@ class Exam:
         sitting = Sitting(
             fix.commit, self.plan.digest, self.repository, examinee.name, outcome, number,
             examinee.digest, code, seconds, receipt.get("turns") or 0,
-            sum(int(row["input"]) for row in served), sum(int(row["output"]) for row in served),
-            today(world))
+            sum(int(row["input"]) for row in served),
+            sum(int(row["output"]) for row in served), today(world))
         with self._lock:
             self._note(sittings=(*self.page.sittings, sitting))
 
@@ -19162,7 +19534,8 @@ class Exam:
         try:
             while not supervisor.tasks[task.name].is_over:
                 did = supervisor.step()
-                if (self.stops or supervisor.tasks[task.name].state == "asking") and not is_stopped:
+                if ((self.stops or supervisor.tasks[task.name].state == "asking")
+                        and not is_stopped):
                     is_stopped = True
                     folder.ask({"do": "stop", "task": task.name})
                 with supervisor.changed:
@@ -19174,9 +19547,10 @@ class Exam:
 
 # == 22. Demo =================================================================
 #
-# A fleet with nothing installed: machines that are simulated, and a client that plays a session of
-# Claude Code's on them. The simulated node is the server side of section 10's Ollama: the tests
-# know no other. The commands between are the real ones; `demo` types them (section 25).
+# A fleet with nothing installed: machines that are simulated, and a client that plays a
+# session of Claude Code's on them. The simulated node is the server side of section 10's
+# Ollama: the tests know no other. The commands between are the real ones; `demo` types them
+# (section 25).
 
 # -- a simulated node --
 
@@ -19201,8 +19575,8 @@ class NodeAnswer(Record):
 class SimulatedNode(Reception):
     """Answers as Ollama 0.32.15 does, for models that are made up.
 
-    `models` says of each by its name what Ollama would: size, parameters, quantization, family,
-    capabilities, context. `loaded` is {name: context}; `reply` makes the pieces of a
+    `models` says of each by its name what Ollama would: size, parameters, quantization,
+    family, capabilities, context. `loaded` is {name: context}; `reply` makes the pieces of a
     model's answer of what it is asked.
     """
 
@@ -19213,7 +19587,8 @@ class SimulatedNode(Reception):
         super().__init__(world, ())
         self.models: dict[str, dict[str, Any]] = {}
         for name, told in models.items():
-            self.models[name if ":" in name.rpartition("/")[2] else f"{name}:latest"] = dict(told)
+            self.models[name if ":" in name.rpartition("/")[2]
+                        else f"{name}:latest"] = dict(told)
         self.pace, self.port = pace or Pace(), port
         self.loaded: dict[str, int] = {}
         self.version = "0.32.15"
@@ -19262,7 +19637,8 @@ class SimulatedNode(Reception):
         if path == "/api/tags":
             return NodeAnswer(200, {"models": [self._tag(name) for name in self.models]})
         if path == "/api/ps":
-            return NodeAnswer(200, {"models": [self._show_loaded(name) for name in self.loaded]})
+            return NodeAnswer(200,
+                              {"models": [self._show_loaded(name) for name in self.loaded]})
         typed = read_field(payload, "model")
         if path not in ("/api/show", "/api/chat"):
             return NodeAnswer(404, b"404 page not found")
@@ -19284,7 +19660,8 @@ class SimulatedNode(Reception):
     def _show_loaded(self, name: str) -> dict[str, Any]:
         size = self.models[name].get("size", 4_700_000_000)
         return {"name": name, "model": name, "size": size, "digest": "0" * 64, "details": {},
-                "expires_at": FOR_EVER, "size_vram": size, "context_length": self.loaded[name]}
+                "expires_at": FOR_EVER, "size_vram": size,
+                "context_length": self.loaded[name]}
 
     def _show(self, name: str) -> NodeAnswer:
         told = self.models[name]
@@ -19302,7 +19679,8 @@ class SimulatedNode(Reception):
             return NodeAnswer(200, {**done, "done_reason": "load"})
 
         pieces = self.reply(payload)
-        lines = [{**done, "done": False, "message": {"role": "assistant", "content": "", **piece}}
+        lines = [{**done, "done": False,
+                  "message": {"role": "assistant", "content": "", **piece}}
                  for piece in pieces]
         last = {**done, "done_reason": "stop", "prompt_eval_count": self.count(payload),
                 "eval_count": len(pieces)}
@@ -19370,13 +19748,14 @@ DEMO_MACHINES = {
         "size": 5_200_000_000, "parameters": "8.2B", "family": "qwen3", "context": 40960},
         Pace(0.2, 1500.0, 45.0)),
     "sim-mini": DemoMachine("qwen3-coder:30b", {
-        "size": 18_600_000_000, "parameters": "30.5B", "family": "qwen3moe", "context": 262144},
+        "size": 18_600_000_000, "parameters": "30.5B", "family": "qwen3moe",
+        "context": 262144},
         Pace(0.3, 2000.0, 60.0)),
     "sim-gpu": DemoMachine("devstral:24b", {
         "size": 14_300_000_000, "parameters": "23.6B", "family": "llama", "context": 131072},
         Pace(0.3, 4000.0, 70.0))}
-DEMO_WORDS = ("The session cookie is set before the redirect, so the next page asks for the login "
-              "again and it never ends; it must be set behind it. ").split(" ")
+DEMO_WORDS = ("The session cookie is set before the redirect, so the next page asks for the "
+              "login again and it never ends; it must be set behind it. ").split(" ")
 
 
 class DemoNode(SimulatedNode):
@@ -19398,7 +19777,8 @@ class DemoNode(SimulatedNode):
 class DemoWorld(World):
     """The terminal and the browser as they are; a home, a port, an environment of its own.
 
-    No program is found, no question asked; what a command says goes where what it prints goes.
+    No program is found, no question asked; what a command says goes where what it
+    prints goes.
     """
 
     def __init__(self, outer: World, home: str, ollama: str) -> None:
@@ -19466,8 +19846,10 @@ class DemoSession:
         messages = self._messages.setdefault(agent, [])
         calls = [block["id"] for message in messages[-1:] for block in message["content"]
                  if block["type"] == "tool_use"]
-        blocks = [{"type": "tool_result", "tool_use_id": call, "content": text} for call in calls]
-        messages.append({"role": "user", "content": blocks or [{"type": "text", "text": text}]})
+        blocks = [{"type": "tool_result", "tool_use_id": call, "content": text}
+                  for call in calls]
+        messages.append(
+            {"role": "user", "content": blocks or [{"type": "text", "text": text}]})
         self._keep_line(agent, {"type": "user", "message": {"role": "user", "content": text}})
         reply = self._post(agent, {
             "model": alias, "max_tokens": 1000, "messages": messages,
@@ -19475,8 +19857,9 @@ class DemoSession:
 
         message = parse_json(reply.body)
         messages.append({"role": "assistant", "content": message["content"]})
-        self._keep_line(agent, {"type": "assistant", "message": message, "requestedModel": alias,
-                                "requestId": reply.headers.get("request-id", "")})
+        self._keep_line(agent,
+                        {"type": "assistant", "message": message, "requestedModel": alias,
+                         "requestId": reply.headers.get("request-id", "")})
 
     def _keep_line(self, agent: str, value: dict[str, Any]) -> None:
         now = datetime.datetime.fromtimestamp(self.world.now(), datetime.timezone.utc)
@@ -19492,7 +19875,8 @@ class DemoSession:
 
     def _post(self, agent: str, body: dict[str, Any]) -> Reply:
         """Ask the gateway; refuse what is no answer."""
-        headers = {"Authorization": f"Bearer {self._key}", "x-claude-code-session-id": self.id}
+        headers = {"Authorization": f"Bearer {self._key}",
+                   "x-claude-code-session-id": self.id}
         if agent:
             headers["x-claude-code-agent-id"] = agent
         exchange = self.world.open_exchange(
@@ -19513,15 +19897,19 @@ def demo_broken(what: str) -> FleetError:
                       fix=f"report it with these lines at {HOME_URL}/issues")
 
 
-# What is asked one after the other: (whose model, what is said to it, the tools that it calls).
-DEMO_PLAN = (("", DEMO_PROMPT, "Agent"), ("planner1", "Plan the fix of the login bug.", "Read"),
-             ("planner1", "login.py: 40 lines"), ("", "A plan of two steps.", "Agent", "Agent"))
-DEMO_REVIEW = (("", "Both steps are done.", "Agent"), ("reviewer1", "Review the change.", "Read"),
+# What is asked one after the other: (whose model, what is said to it,
+# the tools that it calls).
+DEMO_PLAN = (
+    ("", DEMO_PROMPT, "Agent"), ("planner1", "Plan the fix of the login bug.", "Read"),
+    ("planner1", "login.py: 40 lines"), ("", "A plan of two steps.", "Agent", "Agent"))
+DEMO_REVIEW = (("", "Both steps are done.", "Agent"),
+               ("reviewer1", "Review the change.", "Read"),
                ("reviewer1", "login.py: 41 lines"), ("", "It is right."))
 
 
-def play_session(session: DemoSession, mini: SimulatedNode, tell: Callable[[str], None]) -> None:
-    """Play a session: a plan, two implementers at once, a machine that falls asleep, a review."""
+def play_session(session: DemoSession, mini: SimulatedNode,
+                 tell: Callable[[str], None]) -> None:
+    """Play a session: a plan, two implementers at once, a machine put to sleep, a review."""
     tell("The main session asks the planner for a plan.")
     for step in DEMO_PLAN:
         session.ask(*step)
@@ -19534,12 +19922,13 @@ def play_session(session: DemoSession, mini: SimulatedNode, tell: Callable[[str]
             raise outcome
 
     mini.fall_asleep()
-    tell("sim-mini was put to sleep in the middle of the work, so another machine takes over.")
+    tell("sim-mini was put to sleep in the middle of the work, so another "
+         "machine takes over.")
     for worker in workers:
         session.ask(worker, "edited")
     mini.wake()
-    tell("sim-mini wakes up. The gateway skips it for some seconds after its failure, so sim-gpu "
-         "keeps its work. The reviewer checks the change.")
+    tell("sim-mini wakes up. The gateway skips it for some seconds after its failure, so "
+         "sim-gpu keeps its work. The reviewer checks the change.")
     for step in DEMO_REVIEW:
         session.ask(*step)
 
@@ -19580,7 +19969,8 @@ def load_config(world: World, typed: str | None) -> Config:
     return Config(fleet, tuple(lint_fleet(fleet)))
 
 
-def read_checked(world: World, path: str, source: str, check: Callable[[Document], Any]) -> Any:
+def read_checked(world: World, path: str, source: str,
+                 check: Callable[[Document], Any]) -> Any:
     """Return what a check makes of a file; any error refuses it, all of them at once."""
     text = decode_config(world.read_bytes(path), source)
     try:
@@ -19611,7 +20001,7 @@ def decode_config(content: bytes, source: str) -> str:
 
 
 def find_config(world: World, typed: str | None) -> str:
-    """Return what was typed, else the variable, else the nearest fleet file up to the git root."""
+    """Return the typed config, else the variable's, else the nearest up to the git root."""
     if typed is not None:
         return typed
     if world.environ.get(CONFIG_VARIABLE):
@@ -19619,14 +20009,14 @@ def find_config(world: World, typed: str | None) -> str:
 
     path = search_config(world, world.directory, shown="")
     if not path:
-        raise FleetError("no-config", "no fleet.yaml in this directory or its parents (up to the "
-                         "git root)", fix="subagent-fleet init")
+        raise FleetError("no-config", "no fleet.yaml in this directory or its parents (up to "
+                         "the git root)", fix="subagent-fleet init")
     return path
 
 
 def search_config(world: World, directory: str, *, shown: str,
                   names: Sequence[str] = CONFIG_NAMES) -> str:
-    """Return the nearest fleet file in a directory or above it, up to the git root, or nothing.
+    """Return the nearest fleet file in a directory or above, up to the git root, or nothing.
 
     The path begins with what is `shown` for the directory. `names` are those of another file.
     """
@@ -19705,7 +20095,8 @@ class Workspace(Record):
                 self._refuse_known_key(place)
         if not re.fullmatch("[!-~]*", key):  # a header cannot hold it
             raise FleetError("bad-key", f"the key in {place} holds more than printable ASCII "
-                             "without blanks, so it cannot be sent", fix=fix, status=EXIT_REFUSED)
+                             "without blanks, so it cannot be sent", fix=fix,
+                             status=EXIT_REFUSED)
         return key
 
     def _refuse_known_key(self, path: str) -> None:
@@ -19731,7 +20122,8 @@ class Workspace(Record):
         path = self.path(ENVIRONMENT_FILE)
         what = f"no gateway key yet: ${fleet.gateway.master_key_env} is not set, and {path}"
         if self.world.kind_of(path) == "absent":
-            raise FleetError("no-key", f"{what} does not exist", fix="subagent-fleet generate")
+            raise FleetError("no-key", f"{what} does not exist",
+                             fix="subagent-fleet generate")
         raise FleetError("no-key", f"{what} has no line that sets it",
                          fix="subagent-fleet generate --force")
 
@@ -19770,7 +20162,7 @@ class Workspace(Record):
         return changes
 
     def _written(self) -> dict[str, str]:
-        """Return what the manifest knows; of one that cannot be read, nothing, and that is said."""
+        """Return what the manifest knows; if it cannot be read, say so and return nothing."""
         written = parse_manifest(self.read(MANIFEST_FILE))
         if written is not None:
             return written
@@ -19788,14 +20180,16 @@ class Workspace(Record):
         new = [change for change in changes
                if change.wanted is not None and change.action != "unchanged"]
 
-        # 1. First copies of what is the user's, then a manifest that knows each new file by its
-        # old and its new hash, then the files: whenever this ends, all that lies there is ours.
+        # 1. First copies of what is the user's, then a manifest that knows each new file
+        # by its old and its new hash, then the files: whenever this ends, all that lies
+        # there is ours.
         during = dict(before)
         for change in new:
             during[change.path] = f"{before.get(change.path, '')} {digest(change.wanted)}"
         if copies or new:
             self._replace([*copies, (MANIFEST_FILE, render_manifest(during), 0o644),
-                           *((change.path, change.wanted, mode_of(change.path)) for change in new)])
+                           *((change.path, change.wanted, mode_of(change.path))
+                             for change in new)])
 
         # 2. What left the fleet goes, and the manifest knows each file by one hash.
         after = dict(before)
@@ -19824,7 +20218,7 @@ class Workspace(Record):
 
 
 def backup_of(path: str, content: bytes | None) -> str:
-    """Return where a file is copied to before it is replaced: each version has its own name."""
+    """Return where a file is copied before it is replaced: each version has its own name."""
     return f"{STATE_DIRECTORY}/backup/{path}.{digest(content)[:12]}"
 
 
@@ -19835,7 +20229,7 @@ def mode_of(path: str) -> int:
 
 
 def read_measurements(workspace: Workspace) -> tuple[Measurement, ...]:
-    """Return what `bench` measured here; a file that cannot be read, or is too large, is none."""
+    """Return what `bench` measured here; an unreadable or too large file counts as none."""
     try:
         content = workspace.read(BENCH_FILE)
     except FleetError:
@@ -19853,7 +20247,8 @@ class ReceiptsReader:
     """Reads what a gateway files: the latest part first, then what has come since."""
 
     def __init__(self, workspace: Workspace) -> None:
-        self._tail = Tail(workspace.world, workspace.enter(RECEIPTS_FILE), last_bytes=PART_BYTES)
+        self._tail = Tail(workspace.world, workspace.enter(RECEIPTS_FILE),
+                          last_bytes=PART_BYTES)
 
     def read(self) -> list[Receipt]:
         """Return the receipts that have come, oldest first."""
@@ -19861,8 +20256,9 @@ class ReceiptsReader:
 
 
 def parse_receipts(lines: Iterable[bytes]) -> list[Receipt]:
-    """Return what the lines of a receipts file say; one that is cut or foreign is passed over."""
-    return [receipt for receipt in (read(Receipt, parse_object(line)) for line in lines) if receipt]
+    """Return what the lines of a receipts file say; cut or foreign ones are passed over."""
+    return [receipt for receipt in (read(Receipt, parse_object(line)) for line in lines)
+            if receipt]
 
 
 _ID = _Pattern("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # a part of a path, too
@@ -19877,7 +20273,7 @@ def last_session(receipts: Sequence[Receipt], *, since: float) -> str:
 
 
 def find_agent_type(world: World, session: str, agent: str) -> str:
-    """Return what Claude Code calls a subagent of a session, where it has kept that (2.1.326)."""
+    """Return what Claude Code calls a subagent of a session, where it kept that (2.1.326)."""
     if _ID.fullmatch(session) and _ID.fullmatch(agent):
         pattern = f"projects/*/{session}/subagents/agent-{agent}.meta.json"
         for path in world.paths_below(claude_directory(world), pattern):
@@ -19886,7 +20282,7 @@ def find_agent_type(world: World, session: str, agent: str) -> str:
 
 
 def find_session_words(world: World, session: str) -> str:
-    """Return the first line of what was asked in a session, where Claude Code has kept that."""
+    """Return the first line of what was asked in a session, where Claude Code kept that."""
     if _ID.fullmatch(session):
         for path in world.paths_below(claude_directory(world), f"projects/*/{session}.jsonl"):
             return crop(clean_line(read_first_prompt(world, path)), TITLE_LIMIT)
@@ -19925,8 +20321,10 @@ def read_receipts(workspace: Workspace, session: str = "") -> list[Receipt]:
     # The file before the one that it turned over to: a line is then read twice, not never.
     for name in (RECEIPTS_FILE, f"{RECEIPTS_FILE}.1"):
         # A gateway lets none grow beyond that; a longer one is somebody else's.
-        tail = Tail(world, workspace.enter(name), last_bytes=RECEIPTS_LIMIT_BYTES + PART_BYTES)
-        wanted = (line for line in tail.lines() if session.encode() in line)  # no other is parsed
+        tail = Tail(world, workspace.enter(name),
+                    last_bytes=RECEIPTS_LIMIT_BYTES + PART_BYTES)
+        wanted = (line for line in tail.lines()
+                  if session.encode() in line)  # no other is parsed
         for receipt in parse_receipts(wanted):
             if session in ("", receipt.session):
                 receipts[receipt.id] = receipt
@@ -20013,8 +20411,8 @@ class AgentFile(Record):
 def read_agent(text: str) -> AgentFile:
     """Return an agent's name, model and tools, as far as they stand on lines of their own.
 
-    The rest of its YAML is not ours to judge: dates, `yes`, lists and what only newer versions
-    know are as Claude Code takes them. Seen with 2.1.197 and 2.1.327.
+    The rest of its YAML is not ours to judge: dates, `yes`, lists and what only newer
+    versions know are as Claude Code takes them. Seen with 2.1.197 and 2.1.327.
     """
     match = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
     head = match[1] if match else ""
@@ -20026,8 +20424,9 @@ def read_agent(text: str) -> AgentFile:
 
 
 def _read_key(head: str, key: str) -> str:
-    """Return the value of a key of a frontmatter, with its further lines; nothing if absent."""
-    match = re.search(rf"(?m)^([ \t]*)[\"']?{key}[\"']?[ \t]*:(.*(?:\n\1(?:[ \t]|-).*)*)", head)
+    """Return the value of a frontmatter key, with its further lines; nothing if absent."""
+    match = re.search(rf"(?m)^([ \t]*)[\"']?{key}[\"']?[ \t]*:(.*(?:\n\1(?:[ \t]|-).*)*)",
+                      head)
     value = match[2] if match else ""
     return re.sub(r"(?m)(^|\s)#.*$", "", value).strip(" \t\r\n\"'|>")
 
@@ -20035,7 +20434,8 @@ def _read_key(head: str, key: str) -> str:
 def find_agent_sources(workspace: Workspace) -> dict[str, AgentSource]:
     """Return {agent: its file} of a person's own agents and the project's, which win."""
     world = workspace.world
-    places = (world.path(claude_directory(world), "agents"), workspace.path(".claude", "agents"))
+    places = (world.path(claude_directory(world), "agents"),
+              workspace.path(".claude", "agents"))
     sources = {}
     for place in places:
         paths = [*world.paths_below(place, "*.md"), *world.paths_below(place, "*/*.md")]
@@ -20074,7 +20474,7 @@ def claude_directory(world: World) -> str:
 
 
 def managed_settings(world: World) -> list[str]:
-    """Return where an administrator's settings for Claude Code may be, which beat all others."""
+    """Return where an administrator's Claude Code settings may be, which beat all others."""
     places = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
               "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
     paths = []
@@ -20101,7 +20501,7 @@ def find_settings(world: World, paths: Iterable[str]) -> dict[str, dict[str, obj
 
 
 def line_of(content: bytes, word: str) -> int:
-    """Return the number of the line that a quoted word stands on, the first where it is none."""
+    """Return the number of the line that a quoted word is on, the last if it is absent."""
     return content.partition(f'"{word}"'.encode())[0].count(b"\n") + 1
 
 
@@ -20116,7 +20516,8 @@ def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
     except FleetError as error:
         return replace(facts, file_problems=(error.finding,))
 
-    return replace(facts, changes=tuple(changes), env_path=path, leaks=find_leaks(world, path))
+    return replace(facts, changes=tuple(changes), env_path=path,
+                   leaks=find_leaks(world, path))
 
 
 def find_leaks(world: World, path: str) -> tuple[str, ...]:
@@ -20127,15 +20528,15 @@ def find_leaks(world: World, path: str) -> tuple[str, ...]:
     if world.belongs_to_other(path):
         leaks.append("env-foreign")
 
-    listed = world.run_git(["ls-files", "-t", "--cached", "--others", "--exclude-standard", "--",
-                            ENVIRONMENT_FILE], world.parent(path), seconds=1.0)
+    listed = world.run_git(["ls-files", "-t", "--cached", "--others", "--exclude-standard",
+                            "--", ENVIRONMENT_FILE], world.parent(path), seconds=1.0)
     if listed.code == 0 and listed.text:
         leaks.append("env-unignored" if listed.text.startswith("?") else "env-tracked")
     return tuple(leaks)
 
 
 def ignores_secrets(world: World, directory: str) -> bool:
-    """Tell whether git, asked in a directory, leaves out the key and what is kept beside it."""
+    """Tell whether git, asked in a directory, ignores the key and what is kept beside it."""
     ignored = world.run_git(["check-ignore", "--", ENVIRONMENT_FILE, f"{STATE_DIRECTORY}/x"],
                             directory, seconds=1.0)
     return len(ignored.text.splitlines()) == 2
@@ -20214,10 +20615,11 @@ def is_here(world: World, host: str) -> bool:
 
 
 def is_at_home(world: World, host: str) -> bool:
-    """Tell whether a host that might be anywhere is this machine, or in its Tailscale network."""
+    """Tell whether a host of unknown place is this machine, or in its Tailscale network."""
     if is_here(world, host):
         return True
-    # Such names are Tailscale's to give: what it says is so. It also makes some of them public.
+    # Such names are Tailscale's to give: what it says is so. It also makes some of
+    # them public.
     if not host.endswith(".ts.net"):
         return False
     try:
@@ -20251,8 +20653,9 @@ def known_by_others(world: World, path: str) -> tuple[str, ...]:
 
 # == 24. Commands =============================================================
 
-# A command is a function of what was typed and a World; its row, above it, says how it is typed.
-# `COMMANDS` holds the rows in the order of this section, which is the order of use and of help.
+# A command is a function of what was typed and a World; its row, above it, says how it is
+# typed. `COMMANDS` holds the rows in the order of this section, which is the order of use
+# and of help.
 
 class Flag(Record):
     """A flag or, without dashes, a positional word; `more` is in argparse's own words."""
@@ -20326,8 +20729,8 @@ def find_call(words: Sequence[str]) -> Called:
                          status=EXIT_USAGE, fix=hint or f"subagent-fleet help {name}")
     behind = "; flags come after the command" if name.startswith("-") else ""
     hint = nearest(name, (*known, *OTHER_NAMES))
-    raise FleetError("unknown-command", f"unknown command `{name}`{behind}", status=EXIT_USAGE,
-                     fix=hint or "subagent-fleet --help")
+    raise FleetError("unknown-command", f"unknown command `{name}`{behind}",
+                     status=EXIT_USAGE, fix=hint or "subagent-fleet --help")
 
 
 def find_command(name: str) -> Command:
@@ -20346,7 +20749,8 @@ def parse_seconds(text: str) -> float:
     number = float(text) if re.fullmatch(r"\d+\.?\d*|\.\d+", text) else 0.0
     if 0 < number <= 86400:
         return number
-    raise argparse.ArgumentTypeError(f"expected seconds, above 0, at most 86400, not `{text}`")
+    raise argparse.ArgumentTypeError("expected seconds, above 0, at most "
+                                     f"86400, not `{text}`")
 
 
 def parse_count(text: str) -> int:
@@ -20368,7 +20772,8 @@ def parse_age(text: str) -> float:
     match = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if match and int(match[1]):
         return int(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
-    raise argparse.ArgumentTypeError(f"expected a time such as 90s, 30m, 2h or 1d, not `{text}`")
+    raise argparse.ArgumentTypeError("expected a time such as 90s, 30m, "
+                                     f"2h or 1d, not `{text}`")
 
 
 def parse_choice(choices: Sequence[str], text: str) -> str:
@@ -20382,14 +20787,16 @@ def parse_choice(choices: Sequence[str], text: str) -> str:
 SECONDS = {"type": parse_seconds}
 REPEAT = {"action": "append", "default": []}
 TARGET_WORD = {"action": "append_const", "dest": "target"}
-CONFIG = Flag("--config", "the fleet file, `-` for stdin; default: the nearest fleet.yaml", "FILE")
+CONFIG = Flag("--config", "the fleet file, `-` for stdin; default: the nearest fleet.yaml",
+              "FILE")
 OUT = Flag("--out", "where generated files are; default: beside fleet.yaml", "DIR")
 JSON = Flag("--json", "print one JSON object")
 FORCE = Flag("--force", "overwrite what is there")
 TRUST = Flag("--trust", "agree to what would otherwise be asked")
-SCAN = Flag("--scan", "look for machines in NET, else in this machine's own networks", "[NET]",
-            {"nargs": "?", "const": "", "default": None})
-TIMEOUT = Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
+SCAN = Flag("--scan", "look for machines in NET, else in this machine's own networks",
+            "[NET]", {"nargs": "?", "const": "", "default": None})
+TIMEOUT = Flag("--timeout", "seconds to wait", "S",
+               {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 
 
 def open_workspace(options: Namespace, world: World) -> Workspace:
@@ -20422,7 +20829,8 @@ class LiveLine:
     def show(self, text: str) -> None:
         """Draw the line again, cut to one: another could not be redrawn.
 
-        One column short, because a line that reaches the last one leaves a second line behind.
+        One column short, because a line that reaches the last one leaves a second
+        line behind.
         """
         if self._world.redraws():
             line = crop(clean_line(text), (self._world.columns or 80) - 3)
@@ -20439,9 +20847,10 @@ class LiveLine:
 
 
 def watch(world: World, seconds: float | None, show: Callable[[str], bool]) -> bool:
-    """Show something, again and again where seconds are given; return what the last look says.
+    """Show something, again and again if seconds are given; return what the last look says.
 
-    It is handed what clears a terminal: a redraw that does not scroll what stood there before.
+    It is handed what clears a terminal: a redraw that does not scroll what stood
+    there before.
     """
     clear = "\x1b[H\x1b[2J" if seconds and world.is_terminal() else ""
     is_well = show(clear)
@@ -20490,8 +20899,8 @@ def refuse_edited(paths: Sequence[str], command: str, outcome: str) -> FleetErro
     """Return the error for files that are the user's."""
     return FleetError(
         "edited", f"{some_of(paths, 5)}: you have edited this file; {outcome}",
-        fix=f"move it away, or `subagent-fleet {command} --force` (what is there is copied to "
-            f"{STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
+        fix=f"move it away, or `subagent-fleet {command} --force` (what is there is copied "
+            f"to {STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
 
 
 # -- what a person is asked before it goes out --
@@ -20505,7 +20914,8 @@ def agree(world: World, text: str, question: str, refusal: FleetError) -> None:
         raise refusal
 
 
-def format_stakes(source: str, stakes: Sequence[tuple[Stake, bool]], look: Look = PLAIN) -> str:
+def format_stakes(source: str, stakes: Sequence[tuple[Stake, bool]],
+                  look: Look = PLAIN) -> str:
     """Return what would go where with a fleet file, and what of that was accepted."""
     name = clean_line(source)
     if not stakes:
@@ -20539,7 +20949,8 @@ def ask_trust(fleet: Fleet, options: Namespace, world: World) -> None:
 
 def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
     """Return the answer to a GET."""
-    with contextlib.closing(world.open_exchange(url, headers=headers, deadline=until)) as exchange:
+    with contextlib.closing(world.open_exchange(url, headers=headers,
+                                                deadline=until)) as exchange:
         exchange.read_head()
         return Reply(exchange.status, exchange.headers, exchange.read_all())
 
@@ -20552,11 +20963,12 @@ def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
 def see_gateway(world: World, fleet: Fleet, key: str, until: float) -> GatewayView:
     """Return who serves a fleet, and its page where that is a gateway of ours.
 
-    Whoever came first can hold the port and say any name. So the key is sent only after a proof
-    that it is known there already.
+    Whoever came first can hold the port and say any name. So the key is sent only after a
+    proof that it is known there already.
     """
     is_far = not is_here(world, fleet.gateway.host)
-    if is_far and any(stake.fact.startswith("gateway ") for stake in find_untrusted(world, fleet)):
+    if is_far and any(stake.fact.startswith("gateway ")
+                      for stake in find_untrusted(world, fleet)):
         return GatewayView(FAR_GATEWAY)
     url = gateway_url(fleet.gateway)
     try:
@@ -20593,11 +21005,12 @@ def _knows_key(world: World, fleet: Fleet, key: str, until: float) -> bool:
 def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> str:
     """Return whether a LiteLLM has every alias of this fleet.
 
-    It can prove nothing. But it can be told whose program it is, and who runs one as this user
-    or as root can read the file with the key anyway. To a wrong key it may say anything (401,
-    or 400 without a database, 1.106.2), and so may who only poses as LiteLLM.
+    It can prove nothing. But it can be told whose program it is, and who runs one as this
+    user or as root can read the file with the key anyway. To a wrong key it may say anything
+    (401, or 400 without a database, 1.106.2), and so may who only poses as LiteLLM.
     """
-    is_far = not is_here(world, fleet.gateway.host)  # and then a person has said it may see it
+    # And then a person has said it may see it.
+    is_far = not is_here(world, fleet.gateway.host)
     if not is_far and not world.is_port_ours(fleet.gateway.port):
         return "LiteLLM, which another user runs"
     if not key:
@@ -20619,7 +21032,7 @@ def _show_key(world: World, url: str, key: str, until: float) -> dict[str, Any]:
 
 
 def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) -> bool:
-    """Tell whether this fleet's gateway runs; refuse somebody else, and nobody where needed."""
+    """Tell whether this fleet's gateway runs; refuse another, and its absence if needed."""
     holder = who_serves(world, fleet, key, world.clock() + CONNECT_SECONDS)
     finding = check_gateway(fleet, holder)
     runs = finding.slug == "gateway-up"
@@ -20633,7 +21046,7 @@ def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) 
 
 
 def describe_holder(world: World, port: int) -> str:
-    """Return ` (PROGRAM, pid PID, in DIRECTORY)` of who listens on a port, where that is told."""
+    """Return ` (PROGRAM, pid PID, in DIRECTORY)` of who listens on a port, if known."""
     holder = world.find_holder(port)
     if not holder:
         return ""
@@ -20645,7 +21058,8 @@ def name_stop(world: World, fleet: Fleet, server: str, fix: str) -> str:
     """Return a fix that names a free port, and how another fleet's gateway is stopped."""
     holder = world.find_holder(fleet.gateway.port)
     if holder and server == "subagent-fleet":
-        fix = fix.replace("stop it", f"`kill {holder.process_id}`, which ends its Claude Code")
+        fix = fix.replace("stop it",
+                          f"`kill {holder.process_id}`, which ends its Claude Code")
     port = world.find_free_port(fleet.gateway.host, fleet.gateway.port)
     return fix.replace("another `port:`", f"`port: {port}`") if port else fix
 
@@ -20660,7 +21074,7 @@ def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any
 
 def follow_events(world: World, fleet: Fleet, key: str, wait: Callable[[], object]
                   ) -> Iterator[dict[str, Any]]:
-    """Yield what this fleet's gateway tells, until it ends; NodeFailure: nobody tells anything.
+    """Yield what this fleet's gateway tells until it ends; NodeFailure if nothing answers.
 
     `wait` is called while it tells nothing, and comes back soon.
     """
@@ -20717,12 +21131,13 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
                   stops: contextlib.ExitStack) -> None:
     """Start LiteLLM, and wait until it has every alias.
 
-    Its config can name Python to import, which it finds where the config lies and where it was
-    started (1.106.2). So it gets one that was just made, in a directory of its own.
+    Its config can name Python to import, which it finds where the config lies and where it
+    was started (1.106.2). So it gets one that was just made, in a directory of its own.
     """
     program = world.which("litellm")
     if not program:
-        raise FleetError("litellm-missing", "the gateway is LiteLLM, which is not on the PATH",
+        raise FleetError("litellm-missing",
+                         "the gateway is LiteLLM, which is not on the PATH",
                          fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
 
     log = world.enter(out, LITELLM_LOG_FILE)
@@ -20774,12 +21189,13 @@ def receipts_path(world: World, out: str) -> str:
 
 # -- start --
 
-def format_served(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]],
-                  look: Look = PLAIN) -> str:
+def format_served(before: Mapping[str, Mapping[str, Any]],
+                  after: Mapping[str, Mapping[str, Any]], look: Look = PLAIN) -> str:
     """Return what each node has served between two looks at a gateway's totals."""
     if not after:  # LiteLLM has no such page
         return "\nLiteLLM does not say which machine served what.\n"
-    if any(before.get(name, node)["requests"] > node["requests"] for name, node in after.items()):
+    if any(before.get(name, node)["requests"] > node["requests"]
+           for name, node in after.items()):
         before = {}  # another gateway took over, and began at 0
     rows = []
     for name, node in after.items():
@@ -20796,16 +21212,17 @@ def format_served(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, M
     return f"\n{paint('Served:', 'bold', look)}\n{table}"
 
 
-@command("up", "do everything: find models, load and serve them, run Claude Code", CONFIG, OUT,
-         TRUST,
+@command("up", "do everything: find models, load and serve them, run Claude Code", CONFIG,
+         OUT, TRUST,
          Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),
          Flag("--ui", "show the dashboard, too"),
          group=START, examples=("up", "up --ui", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Namespace, world: World) -> int:
-    """Do the whole job. What is said goes to standard error: standard output is Claude Code's."""
+    """Do the whole job. Messages go to standard error: standard output is Claude Code's."""
     refuse_home(options, world, "up")
     if options.passed and not world.which(CLAUDE):
-        raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
+        raise FleetError("claude-missing", "Claude Code is not on the PATH",
+                         fix=CLAUDE_INSTALL)
     fleet = find_or_write_fleet(options, world)
     ask_trust(fleet, options, world)
     workspace = open_workspace(options, world)
@@ -20846,7 +21263,7 @@ def cmd_up(options: Namespace, world: World) -> int:
 
 
 def refuse_home(options: Namespace, world: World, command: str) -> None:
-    """Refuse to write into a person's home unasked: those agents would be of every project."""
+    """Refuse to write into a home unasked: those agents would be in every project."""
     if options.out or options.config or not world.home:
         return
     if world.real_path("") == world.real_path(world.home):
@@ -20857,7 +21274,7 @@ def refuse_home(options: Namespace, world: World, command: str) -> None:
 
 
 def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
-    """Return the fleet of the nearest file, with the machines that were typed; else write one."""
+    """Return the fleet of the nearest file, with the typed machines; else write one."""
     nodes = parse_nodes(options.node, "up")
     try:
         path = find_config(world, options.config)
@@ -20866,8 +21283,8 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
         write_first_fleet(world, path, nodes)
         nodes = {}
     if path == "-":
-        raise FleetError("usage", "up: standard input is Claude Code's, so the config must be in "
-                         "a file", status=EXIT_USAGE,
+        raise FleetError("usage", "up: standard input is Claude Code's, so the config must "
+                         "be in a file", status=EXIT_USAGE,
                          fix="subagent-fleet up --config fleet.yaml")
 
     config = load_config(world, options.config)
@@ -20964,14 +21381,15 @@ def format_assignment(starter: Starter, look: Look = PLAIN) -> str:
     sentences = [*assignment.counted,
                  *(f"{node} idles: {why}." for node, why in assignment.idle.items())]
     if heirs:
-        sentences.insert(0, f"If a machine doesn't answer, another takes over: {'; '.join(heirs)}.")
+        sentences.insert(0, "If a machine doesn't answer, another takes over: "
+                         f"{'; '.join(heirs)}.")
     text = format_table(("Role", "Model", "Machine", "Why"), rows, look=look)
     return text + "".join(format_words([Cell(clean_line(sentence))], look)
                           for sentence in sentences)
 
 
 def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node]) -> None:
-    """Write a fleet file with what this machine and the typed ones have; refuse placeholders."""
+    """Write a fleet file of what this machine and typed ones have; refuse placeholders."""
     nodes = with_this_machine(world, nodes)
     states = ask_machines(world, nodes)
     starter = plan_starter(states, read_measurements(Workspace(world, world.parent(path))))
@@ -21067,8 +21485,9 @@ def warm_for_session(fleet: Fleet, options: Namespace, world: World) -> None:
         raise FleetError("nothing-ready", "no model of this fleet could be loaded",
                          fix="subagent-fleet doctor")
     if route.state not in ("ready", "cold") and not route.fallback:
-        raise FleetError("nothing-ready", f"no machine can serve {main.name}, the main session's "
-                         f"model: {format_route_state(route)}", fix="subagent-fleet doctor")
+        raise FleetError("nothing-ready", f"no machine can serve {main.name}, the main "
+                         f"session's model: {format_route_state(route)}",
+                         fix="subagent-fleet doctor")
     without = [f"{clean_line(name)} ({format_route_state(routes[name])})" for name in absent]
     tell(world, f"Continuing without {', '.join(without)}.\n")
 
@@ -21105,29 +21524,33 @@ def tell_weakness(fleet: Fleet, main: Model, states: Mapping[str, NodeState], wo
     for model in find_models(state.models, main.ollama_model):
         flaw = rate_model(model).flaw
         if flaw and not main.cloud:
-            world.err(format_flaw(f"{model.name} {flaw}", [state], "subagent-fleet init --force",
+            world.err(format_flaw(f"{model.name} {flaw}",
+                                  [state], "subagent-fleet init --force",
                                   look_of(world, "stderr"), memory))
 
 
 # -- set up --
 
-def format_after_init(starter: Starter, states: Sequence[NodeState], look: Look = PLAIN) -> str:
+def format_after_init(starter: Starter, states: Sequence[NodeState],
+                      look: Look = PLAIN) -> str:
     """Return what to type next, as fits what was found."""
     silent = [state for state in states if not state.online]
     if starter.has_models:
         text = ""
         if silent:
-            text = format_words([f"{some_of([state.name for state in silent], 5)}: not reached;",
-                                 "`subagent-fleet discover` shows how to fix that."], look,
-                                indent="  ")
-        said = wrap_text("Check the file, then start everything, or only write the files:\n", look)
+            text = format_words(
+                [f"{some_of([state.name for state in silent], 5)}: not reached;",
+                 "`subagent-fleet discover` shows how to fix that."], look,
+                indent="  ")
+        said = wrap_text("Check the file, then start everything, or only write the files:\n",
+                         look)
         return f"{text}\n{said}  subagent-fleet up\n  subagent-fleet generate\n"
 
     if all(state.reason == "not asked" for state in states):
         return ("Fill in your machines' addresses, then run:\n"
                 "  subagent-fleet discover\n  subagent-fleet generate\n")
-    text = "".join(format_words([f"{clean_line(state.name)} did not answer: {state.mend}."], look,
-                                indent="  ") for state in silent)
+    text = "".join(format_words([f"{clean_line(state.name)} did not answer: {state.mend}."],
+                                look, indent="  ") for state in silent)
     return f"{text}When a model is there, run:\n  subagent-fleet init --force\n"
 
 
@@ -21137,9 +21560,9 @@ def format_scan(scan: Scan, look: Look = PLAIN) -> str:
     if scan.networks:
         counts = scan.counts
         sentences.append(Cell(
-            f"Looked at {', '.join(scan.networks)}: {counts['open']} of {sum(counts.values())} "
-            f"addresses answer, {counts['refused']} refuse, "
-            f"{counts['silent'] + counts['unreachable']} are silent."))
+            f"Looked at {', '.join(scan.networks)}: {counts['open']} of "
+            f"{sum(counts.values())} addresses answer, {counts['refused']} "
+            f"refuse, {counts['silent'] + counts['unreachable']} are silent."))
     if scan.peers:
         sentences.append(Cell(f"Tailscale: {some_of([peer.name for peer in scan.peers])}."))
     sentences += scan.notes
@@ -21155,9 +21578,11 @@ def format_scan(scan: Scan, look: Look = PLAIN) -> str:
 
 
 @command("init", "write fleet.yaml with the models your machines have",
-         Flag("--output", "where to write; default: fleet.yaml (a .json name writes JSON)", "FILE"),
+         Flag("--output", "where to write; default: fleet.yaml (a .json name writes JSON)",
+              "FILE"),
          Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
-         Flag("--memory", "GB that models may take there; may be repeated", "NAME=GB", REPEAT),
+         Flag("--memory", "GB that models may take there; may be repeated", "NAME=GB",
+              REPEAT),
          SCAN, Flag("--offline", "contact no machine, write placeholders"),
          Flag("--hybrid", "your own Claude login for the main session, subagents at home"),
          Flag("--example", "write this example instead; `list`, or no name, names them",
@@ -21198,7 +21623,8 @@ def cmd_init(options: Namespace, world: World) -> int:
         said += format_scan(scan, look_of(world))
     memory = with_own_memory(world, memory)
     said += format_starter(starter, states, look_of(world), memory)
-    said += format_flaw(starter.flaw, states, "subagent-fleet init --force", look_of(world), memory)
+    said += format_flaw(starter.flaw, states, "subagent-fleet init --force",
+                        look_of(world), memory)
     said += format_after_init(starter, states, look_of(world))
     world.out(said)
     return EXIT_OK
@@ -21213,7 +21639,8 @@ def look_around(options: Namespace, world: World, command: str, nodes: Mapping[s
         networks = [parse_network(options.scan, command)]
 
     with LiveLine(world) as line:
-        scan = scan_machines(world, networks, nodes, lambda text: line.show(f"Scanning: {text}"))
+        scan = scan_machines(world, networks, nodes,
+                             lambda text: line.show(f"Scanning: {text}"))
     known = {node.endpoint for node in nodes.values()}
     own = {"127.0.0.1", *addresses}
     found = [one for one in scan.found if one.node.endpoint not in known
@@ -21222,10 +21649,11 @@ def look_around(options: Namespace, world: World, command: str, nodes: Mapping[s
 
 
 def drop_idle(starter: Starter, scan: Scan) -> Starter:
-    """Return a starter without the machines that were found by themselves and have no work."""
+    """Return a starter without machines that were found by themselves and have no work."""
     busy = {model["node"] for model in starter.tree["models"].values()}
     idle = {found.node.name for found in scan.found} - busy
-    nodes = {name: values for name, values in starter.tree["nodes"].items() if name not in idle}
+    nodes = {name: values for name, values in starter.tree["nodes"].items()
+             if name not in idle}
     return replace(starter, tree={**starter.tree, "nodes": nodes})
 
 
@@ -21249,7 +21677,8 @@ def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
         if why:
             flag = "" if command == "add" else "--node "
             raise FleetError("usage", f"{command}: `{text}`: {why}", status=EXIT_USAGE,
-                             fix=f"subagent-fleet {command} {flag}{suggest_node(text, nodes)}")
+                             fix=f"subagent-fleet {command} "
+                                 f"{flag}{suggest_node(text, nodes)}")
         nodes[name] = Node(name, endpoint)
     return nodes
 
@@ -21311,7 +21740,7 @@ def ask_machines(world: World, nodes: Mapping[str, Node]) -> list[NodeState]:
 
 
 def check_output(options: Namespace, world: World) -> str:
-    """Return where `init` writes, or refuse: nothing that is there is lost or hidden unasked."""
+    """Return where `init` writes, or refuse: no existing file is lost or hidden unasked."""
     output = options.output or CONFIG_NAMES[0]
     if output == "-":
         raise FleetError("usage", "init: it writes a file, not to standard output",
@@ -21371,7 +21800,7 @@ def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter:
 
 
 def avoid_taken_port(world: World, gateway: Gateway) -> Gateway:
-    """Return a gateway as it is where nobody listens at its port, else with the next free one."""
+    """Return a gateway as is if nobody listens on its port, else with the next free one."""
     try:
         get_page(world, gateway_url(gateway) + "/", world.clock() + 1.0)
     except NodeFailure as failure:
@@ -21409,7 +21838,7 @@ def write_fleet(world: World, output: str, text: str) -> list[str]:
 
 
 def sign_json(world: World, path: str, text: str) -> None:
-    """Keep the hash of a JSON fleet file beside it: it can hold no line that says who wrote it."""
+    """Keep the hash of a JSON fleet file beside it: no line in it can say who wrote it."""
     directory, name = world.split(path)
     if name.lower().endswith(".json"):
         beside = Workspace(world, directory)
@@ -21452,8 +21881,8 @@ def replace_config(world: World, path: str, text: str) -> list[str]:
 
 def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> str:
     """Return what would change as a unified diff; keys are never shown."""
-    # Only the environment file holds secrets of ours; what a person wrote into it may hold more.
-    # A blank parts a name from its value in fish alone; in a comment it parts words.
+    # Only the environment file holds secrets of ours; what a person wrote into it may hold
+    # more. A blank parts a name from its value in fish alone; in a comment it parts words.
     names = rf"KEY|TOKEN|SECRET|PASS(?:W(?:OR)?D)?|\b{fleet.gateway.master_key_env}"
     secret = re.compile(rf"((?:{names})(?::?=|:-)).+|(\bset\b.*(?:{names}) ).+|sk-\S+",
                         re.IGNORECASE)
@@ -21482,11 +21911,13 @@ def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> 
 
 
 @command("add", "add a machine and its models to fleet.yaml",
-         Flag("machine", "the machine: a name, and where its Ollama answers", "NAME=URL"), CONFIG,
+         Flag("machine", "the machine: a name, and where its Ollama answers", "NAME=URL"),
+         CONFIG,
          Flag("--model", "only this model of the machine; may be repeated",
               "MODEL", REPEAT),
          Flag("--dry-run", "write nothing; show what would change"),
-         group=SET_UP, examples=("add mini=192.168.1.50", "add mini=mini.local --model qwen3:8b"))
+         group=SET_UP, examples=("add mini=192.168.1.50",
+                                 "add mini=mini.local --model qwen3:8b"))
 def cmd_add(options: Namespace, world: World) -> int:
     path = find_config(world, options.config)
     if path == "-":
@@ -21527,15 +21958,15 @@ def insert_node(world: World, path: str, node: Node, config: Config, text: str) 
 
 
 def plan_insertion(config: Config, node: Node, names: Sequence[str], world: World) -> str:
-    """Return the text of a fleet file with one more machine, which is asked for its models."""
+    """Return a fleet file's text with one more machine, which is asked for its models."""
     fleet = config.fleet
     source = fleet.document.source
     for other in fleet.nodes.values():
         if (other.name == node.name) != (other.endpoint == node.endpoint):
             raise FleetError("known-node", f"{source} already has a node `{other.name}` at "
                              f"{other.endpoint}", fix="`subagent-fleet add "
-                             f"{other.name}={other.endpoint}` puts in its new models; another "
-                             "machine needs another name")
+                             f"{other.name}={other.endpoint}` puts in its new models; "
+                             "another machine needs another name")
     known = fleet.nodes.get(node.name)
     node = known or node  # with its key
     state = probe_nodes(world, {node.name: node}, INIT_TIMEOUT_SECONDS,
@@ -21545,7 +21976,8 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
                          "nothing was written", fix=state.mend)
     models = choose_models(fleet, state, names)
     tell_findings([Finding("no-tools", "warning", f"{model.name} {rate_model(model).flaw}",
-                           fix=f"{obtain_model(state.provider, SMALL_PLACEHOLDER)} on {node.name}")
+                           fix=f"{obtain_model(state.provider, SMALL_PLACEHOLDER)} on "
+                               f"{node.name}")
                    for model in models if rate_model(model).flaw], world)
     added = plan_addition(fleet.models.values(), state, models)
     if known:
@@ -21562,8 +21994,8 @@ def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[
     models = []
     for name in names:
         matches = find_models(state.models, name)
-        check_names("model", () if matches else (name,), [model.name for model in state.models],
-                    state.name)
+        check_names("model", () if matches else (name,),
+                    [model.name for model in state.models], state.name)
         models += matches
     models = models or plan_added_models(fleet, state)
     if not models:
@@ -21581,12 +22013,14 @@ def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[
         if others:
             fix = (f"`subagent-fleet add {state.name}={state.endpoint} --model "
                    f"{quote_shell(others[0])}` puts in one more")
-        raise FleetError("known-node", f"{fleet.document.source} has `{state.name}` already, and "
-                         f"of its models {some_of([model.name for model in models])}", fix=fix)
+        raise FleetError("known-node", f"{fleet.document.source} has "
+                         f"`{state.name}` already, and of its models "
+                         f"{some_of([model.name for model in models])}", fix=fix)
     return new
 
 
-def check_insertion(document: Document, text: str, added: Mapping[str, Mapping[str, Any]]) -> None:
+def check_insertion(document: Document, text: str,
+                    added: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse to write a text that says anything but what was there and what was added."""
     tree = document.value
     wanted = dict(tree)
@@ -21601,13 +22035,13 @@ def check_insertion(document: Document, text: str, added: Mapping[str, Mapping[s
         pass
 
     block = {kind: dict(sections) for kind, sections in added.items()}
-    raise FleetError("cannot-add", f"nothing could be added to {document.source} safely; add these "
-                     "lines by hand", excerpt=show_block(document.source, block),
+    raise FleetError("cannot-add", f"nothing could be added to {document.source} safely; add "
+                     "these lines by hand", excerpt=show_block(document.source, block),
                      fix="write them under its `nodes:` and `models:`")
 
 
 class WorkerSetup(Record):
-    """How a system is told Ollama's settings: what to do, one line a setting, what ends it."""
+    """How a system gets Ollama's settings: what to do, a line for each, and what ends it."""
 
     before: str
     line: str
@@ -21720,7 +22154,8 @@ def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
     return "\n".join(filter(None, (
         text, format_table(("Address", "Kind", "Ollama answers there"), rows, look=look),
         *(format_finding(finding, look=look) for finding in report["findings"]),
-        "Recommended settings for a machine of the fleet:\n", wrap_text(report["setup"], look),
+        "Recommended settings for a machine of the fleet:\n",
+        wrap_text(report["setup"], look),
         wrap_text(SECURITY_WARNING, look),
         wrap_text(f"{where}put these lines under the {keys} of its fleet.yaml:\n", look),
         dump_yaml(block))))
@@ -21764,8 +22199,8 @@ def cmd_worker(options: Namespace, world: World) -> int:
 
 # How each other kind of server is opened to the LAN.
 SERVER_SETUPS = {
-    "llamacpp": "start llama-server with `--host 0.0.0.0`, and with `--api-key KEY` where others "
-                "are in the network",
+    "llamacpp": "start llama-server with `--host 0.0.0.0`, and with `--api-key KEY` where "
+                "others are in the network",
     "lmstudio": "in LM Studio, Developer: Server Settings, Serve on Local Network",
     "vllm": "start vLLM with `--host 0.0.0.0 --api-key KEY`"}
 
@@ -21811,7 +22246,8 @@ def format_measurements(measured: Sequence[Measurement], look: Look = PLAIN) -> 
     headers = ["Model", "Machine", *numbers, "Tools", "Context"]
     rows = []
     for known in measured:
-        prompts = [rate for rate in (known.prompt_rate, known.long_prompt_rate) if rate is not None]
+        prompts = [rate for rate in (known.prompt_rate, known.long_prompt_rate)
+                   if rate is not None]
         rows.append([known.model, known.node, _show_number(known.load_seconds),
                      "/".join(f"{rate:,.0f}" for rate in prompts) or "-",
                      _show_number(known.answer_rate),
@@ -21843,7 +22279,7 @@ def _score_cell(score: Score | None, look: Look) -> Cell:
 
 
 def _measured_notes(known: Measurement) -> Iterator[str]:
-    """Yield what a model did instead of what it was asked, and why it was asked no further."""
+    """Yield what a model did instead of what it was asked, and why it was asked no more."""
     topics = {"tools": known.tools, "context": known.context, **known.claims}
     for topic, score in topics.items():
         if score and not score.is_full:
@@ -21911,8 +22347,8 @@ def cmd_recommend(options: Namespace, world: World) -> int:
     look = look_of(world)
     text = format_recommendation(advised, look)
     memory = {name: node.memory_gb or 0.0 for name, node in fleet.nodes.items()}
-    text += format_flaw(advised.starter.flaw, states.values(), "subagent-fleet recommend", look,
-                        memory)
+    text += format_flaw(advised.starter.flaw, states.values(), "subagent-fleet recommend",
+                        look, memory)
     following = "Nothing would change.\n"
     if written:
         following = "".join(clean_line(line) + "\n" for line in written)
@@ -21953,12 +22389,13 @@ def find_objection(world: World, path: str, advised: Recommendation) -> FleetErr
         fix = state.mend_from_afar
         if fleet.nodes[state.name].mac:
             fix = f"subagent-fleet wake {state.name}"
-        return FleetError("node-silent", f"{state.name} does not answer ({state.reason})", fix=fix)
+        return FleetError("node-silent",
+                          f"{state.name} does not answer ({state.reason})", fix=fix)
     return None
 
 
 def tell_recommendation(world: World, path: str, advised: Recommendation, look: Look) -> str:
-    """Return how a recommendation is carried out: `--write`, or by hand where that refuses."""
+    """Return how to carry out a recommendation: `--write`, or by hand where that refuses."""
     objection = find_objection(world, path, advised)
     sentence = f"To apply this: `subagent-fleet recommend --write`, or put this into {path}:"
     if objection:
@@ -21997,10 +22434,12 @@ def report_recommendation(advised: Recommendation, written: Sequence[str]) -> di
             "block": dump_yaml(plan_block(advised)), "written": bool(written)}
 
 
-@command("generate", "write the files for Claude Code, LiteLLM, your shell and others", CONFIG, OUT,
+@command("generate", "write the files for Claude Code, LiteLLM, your shell and others",
+         CONFIG, OUT,
          Flag("--target", f"only these: {', '.join(TARGET_NAMES)}", "LIST", REPEAT,
               offers=TARGET_NAMES),
-         Flag("--litellm-only", "only LiteLLM's config", more={**TARGET_WORD, "const": "litellm"}),
+         Flag("--litellm-only", "only LiteLLM's config",
+              more={**TARGET_WORD, "const": "litellm"}),
          Flag("--claude-only", "only the agents", more={**TARGET_WORD, "const": "claude"}),
          Flag("--check", "write nothing; exit 1 when something would change"),
          Flag("--diff", "write nothing; show what would change"), FORCE, JSON, group=SET_UP,
@@ -22068,7 +22507,8 @@ def show_generation(report: Mapping[str, Any], fleet: Fleet, changes: Sequence[C
 
 def list_changes(changes: Iterable[Change], *, is_written: bool) -> list[tuple[str, str]]:
     """Return the path of each file that is or was there, and what becomes of it."""
-    return [(change.path, "updated" if is_written and change.action == "edited" else change.action)
+    return [(change.path,
+             "updated" if is_written and change.action == "edited" else change.action)
             for change in changes if change.found or change.wanted]
 
 
@@ -22076,7 +22516,8 @@ _ACTION_ROLES = {"created": "ok", "updated": "ok", "unchanged": "dim", "removed"
                  "edited": "warn"}
 
 
-def format_changes(heading: str, listed: Sequence[tuple[str, str]], look: Look = PLAIN) -> str:
+def format_changes(heading: str, listed: Sequence[tuple[str, str]],
+                   look: Look = PLAIN) -> str:
     """Return files and what becomes of each, below a heading."""
     rows = [(path, Cell(action, _ACTION_ROLES.get(action, ""))) for path, action in listed]
     return f"{paint(heading, 'bold', look)}\n{format_pairs(rows, look)}"
@@ -22116,8 +22557,8 @@ def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: 
             "and Claude Code in another:\n  subagent-fleet launch claude\n"
             f"(or: . {environment}; claude)\n")
     if shows_key:
-        text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ to "
-                 ".gitignore.\n")
+        text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ "
+                 "to .gitignore.\n")
     return f"\n{format_routes(fleet, look)}{wrap_text(text, look)}"
 
 
@@ -22182,8 +22623,8 @@ def cmd_trust(options: Namespace, world: World) -> int:
 
 # -- look --
 
-@command("validate", "check the config", CONFIG, Flag("--strict", "warnings are errors"), JSON,
-         group=LOOK, examples=("validate", "validate --config - < fleet.yaml"))
+@command("validate", "check the config", CONFIG, Flag("--strict", "warnings are errors"),
+         JSON, group=LOOK, examples=("validate", "validate --config - < fleet.yaml"))
 def cmd_validate(options: Namespace, world: World) -> int:
     has_fleet = options.config or has_config(world)
     tasks = "" if has_fleet else find_task_file_near(world, CONFIG_NAMES[0])
@@ -22226,7 +22667,7 @@ def find_task_file_near(world: World, source: str) -> str:
 
 
 def refuse_config(error: FleetError, options: Namespace, world: World) -> int:
-    """Print what `validate --json` says of an invalid config; of one that cannot be read, raise."""
+    """Print what `validate --json` says of an invalid config; raise if it cannot be read."""
     error.report = {"file": error.where or options.config, "valid": False}
     if not error.findings:
         raise error
@@ -22243,14 +22684,16 @@ def format_nodes(fleet: Fleet, states: Mapping[str, NodeState], headers: Sequenc
         if state.online and state.name in resting:
             word, role = "skipped", "warn"
         names = ", ".join(model.name for model in state.models)
-        cells = {"Node": state.name, "Status": mark(word, role, look), "Endpoint": state.endpoint,
-                 "Models": names or f"({state.reason or 'none'})"}
+        cells = {"Node": state.name, "Status": mark(word, role, look),
+                 "Endpoint": state.endpoint, "Models": names or f"({state.reason or 'none'})"}
         rows.append([cells[header] for header in headers])
 
     title = format_words(["Fleet:", Cell(fleet.name, "bold")], look)
-    unpainted = format_table(headers, rows, look=replace(look, colour=False), spare=("Endpoint",))
+    unpainted = format_table(headers, rows, look=replace(look, colour=False),
+                             spare=("Endpoint",))
     ruler = "-" * max(map(width_of, unpainted.splitlines()))
-    head, _, body = format_table(headers, rows, look=look, spare=("Endpoint",)).partition("\n")
+    head, _, body = format_table(headers, rows, look=look,
+                                 spare=("Endpoint",)).partition("\n")
     return f"{title}\n{head}\n{ruler}\n{body}"
 
 
@@ -22258,7 +22701,7 @@ _PRESENCE_ROLES = {"present": "ok", "missing": "bad", "unknown": "warn"}
 
 
 def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> str:
-    """Return a table of a fleet's models: present, unknown, or missing and what mends that."""
+    """Return a table of a fleet's models: present, unknown, or missing and how to fix it."""
     rows = []
     for model in models:
         state = model["state"]
@@ -22297,7 +22740,8 @@ def _describe_model(model: NodeModel) -> str:
          Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
          Flag("--check", "exit 1 when a node is offline or a model missing"), SCAN, TIMEOUT,
          Flag("--verbose", "show details of each machine and model", short="-v"), JSON,
-         group=LOOK, examples=("discover", "discover --verbose --timeout 2", "discover --scan"),
+         group=LOOK, examples=("discover", "discover --verbose --timeout 2",
+                               "discover --scan"),
          excludes=("scan write", "scan check"))
 def cmd_discover(options: Namespace, world: World) -> int:
     if options.scan is not None:
@@ -22334,7 +22778,7 @@ def cmd_discover(options: Namespace, world: World) -> int:
 
 
 def format_found(scan: Scan, known: Mapping[str, str], look: Look = PLAIN) -> str:
-    """Return a table of the machines that a scan found, and what takes each into the fleet."""
+    """Return a table of the machines that a scan found, and how to add each to the fleet."""
     rows = []
     for one in scan.found:
         name = known.get(one.node.endpoint, "")
@@ -22404,7 +22848,8 @@ def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str
     return models
 
 
-@command("status", "show which machines and models are ready, and who is working", CONFIG, OUT,
+@command("status", "show which machines and models are ready, and who is working", CONFIG,
+         OUT,
          Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
               {**SECONDS, "nargs": "?", "const": 2.0, "default": 0.0}),
          Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON,
@@ -22412,7 +22857,8 @@ def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str
          excludes=("watch json",))
 def cmd_status(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
-    ready = watch(world, options.watch, lambda clear: show_status(fleet, options, world, clear))
+    ready = watch(world, options.watch,
+                  lambda clear: show_status(fleet, options, world, clear))
     return EXIT_PROBLEM if options.check and not ready else EXIT_OK
 
 
@@ -22433,7 +22879,7 @@ def format_away(sight: Sight) -> str:
 
 
 def format_status(sight: Sight, look: Look = PLAIN) -> str:
-    """Return what machines have and hold, who answers for each agent, whether all is ready."""
+    """Return what machines have and hold, who answers for each agent, and if all is ready."""
     fleet = sight.fleet
     resting = {fleet.models[name].node for name, place in sight.places.items()
                if place.rests_seconds}
@@ -22456,7 +22902,8 @@ def format_status(sight: Sight, look: Look = PLAIN) -> str:
     text += "\n" + format_words([format_away(sight)], look, indent="  ")
     if sight.tasks:
         names = some_of([f"{task['name']} ({task['state']})" for task in sight.tasks], 4)
-        text += format_words([f"Tasks: {names}.", "`subagent-fleet tasks`"], look, indent="  ")
+        text += format_words([f"Tasks: {names}.", "`subagent-fleet tasks`"], look,
+                             indent="  ")
     return text + _format_verdict(sight, look)
 
 
@@ -22477,8 +22924,10 @@ def _format_verdict(sight: Sight, look: Look) -> str:
         working = sum(place.running for place in sight.said.models)
         traffic = f"Gateway at {gateway_url(sight.fleet.gateway)}: idle."
         if working or sight.said.waiting:
-            traffic = traffic.replace("idle", f"{working} working, {sight.said.waiting} waiting")
-    return format_words([Cell(f"{sight.fleet.name}:", "bold"), verdict, Cell(traffic), following],
+            traffic = traffic.replace("idle",
+                                      f"{working} working, {sight.said.waiting} waiting")
+    return format_words([Cell(f"{sight.fleet.name}:", "bold"), verdict, Cell(traffic),
+                         following],
                         look, indent="  ")
 
 
@@ -22490,7 +22939,8 @@ def _format_loaded(sight: Sight, look: Look) -> str:
         for loaded in state.loaded:
             context = f"{loaded.context:,}" if loaded.context else "-"
             share = "-" if loaded.gpu_percent is None else f"{loaded.gpu_percent} %"
-            slots = [f"{place.running} / {place.slots}" for name, place in sight.places.items()
+            slots = [f"{place.running} / {place.slots}"
+                     for name, place in sight.places.items()
                      if sight.fleet.models[name].node == state.name
                      and find_models([loaded], sight.fleet.models[name].ollama_model)]
             known = sight.find_measured(state.name, loaded.name)
@@ -22535,7 +22985,8 @@ def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "")
     tasks = [{"name": row.name, "state": row.state}
              for row in find_task_rows(world, fleet, options)
              if row.state in ("waiting", *ACTIVE_STATES)]
-    sight = replace(plan_sight(fleet, seen["states"], seen["view"], world.now(), world.typing),
+    sight = replace(plan_sight(fleet, seen["states"], seen["view"], world.now(),
+                               world.typing),
                     tasks=tasks, measured=read_measurements(workspace))
     ready = all(route.state == "ready" for route in sight.routes.values())
     if options.json:
@@ -22543,8 +22994,8 @@ def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "")
             "fleet": fleet.name, "ready": ready,
             "next": as_typed(sight.following, world.typing),
             "gateway": retype(sight.gateway, world), "work": sight.places,
-            "waiting": sight.said.waiting, "left_house": sight.said.left_house, "tasks": tasks,
-            "nodes": list(sight.states.values()),
+            "waiting": sight.said.waiting, "left_house": sight.said.left_house,
+            "tasks": tasks, "nodes": list(sight.states.values()),
             "loads": [report_load(load) for load in list_loads(fleet, sight.states)],
             **report_status(sight)})
     else:
@@ -22562,7 +23013,7 @@ def plan_asking(workspace: Workspace, fleet: Fleet, seconds: float
 
 
 def known_key(workspace: Workspace, fleet: Fleet) -> str:
-    """Return the gateway's key where it can be read, else nothing: then who serves is unknown."""
+    """Return the gateway's key if it can be read, else "": then who serves is unknown."""
     try:
         return workspace.find_key(fleet)
     except FleetError:
@@ -22597,7 +23048,8 @@ class Lookout:
         self._world, self._workspace = workspace.world, workspace
         self._fleet, self._options, self._dashboard = fleet, options, dashboard
         self._names = AgentNames(workspace.world, known_agents(options, workspace.world))
-        self._reader = ReceiptsReader(workspace)  # here: who asks for the page is told what it met
+        # Here: who asks for the page is told what it met.
+        self._reader = ReceiptsReader(workspace)
         self._folder: Folder | None = None
         with contextlib.suppress(FleetError):  # there are no tasks outside of a repository
             self._folder = open_folder(workspace.world)
@@ -22636,7 +23088,8 @@ class Lookout:
                 self._world.sleep(TICK_SECONDS)
                 return
             jobs = plan_asking(self._workspace, self._fleet, PICTURE_SECONDS)
-            if self._seen and now >= self._examine_at:  # the first picture does not wait for it
+            # The first picture does not wait for it.
+            if self._seen and now >= self._examine_at:
                 jobs["findings"] = self._examine
                 self._examine_at = now + FINDINGS_SECONDS
             self._looks = run_together(self._world, jobs)
@@ -22684,7 +23137,8 @@ class Lookout:
         """Return the tasks of the repository in which this was started."""
         if not self._folder:
             return []
-        sight = see_tasks(self._folder, plan_backing(self._fleet, self._options, self._folder))
+        sight = see_tasks(self._folder,
+                          plan_backing(self._fleet, self._options, self._folder))
         return [report_task(row, sight.tasks[row.name], self._world.typing)
                 for row in plan_task_rows(sight)]
 
@@ -22699,15 +23153,17 @@ class Lookout:
     def _examine(self) -> list[Finding]:
         """Return what doctor finds."""
         facts = observe(self._workspace, self._fleet, problems=(), seconds=PICTURE_SECONDS)
-        return [finding for topic, finding in plan_doctor(self._fleet, facts) if topic != "Config"]
+        return [finding for topic, finding in plan_doctor(self._fleet, facts)
+                if topic != "Config"]
 
 
 def report_task(row: TaskRow, state: TaskState, typing: Typing) -> dict[str, Any]:
-    """Return what the page says of a task; `answers` is what can be typed to one that asks."""
+    """Return what the page says of a task; `answers` is what to type to one that asks."""
     level = TASK_ROLES.get(row.state, "wait")
     fix = f"`{as_typed(row.fix, typing)}`" if row.fix else ""
     answers = ""
-    questions = questions_in(state.question.get("request", {})) if row.state == "asking" else []
+    questions = (questions_in(state.question.get("request", {}))
+                 if row.state == "asking" else [])
     if len(questions) == 1:
         answers = "\n".join(f"{label}: {fix[:-1]} {number}`"
                             for number, label in enumerate(questions[0][1], 1))
@@ -22737,11 +23193,11 @@ def open_dashboard(workspace: Workspace, fleet: Fleet, options: Namespace, liste
 
 def listen_for_page(world: World, gateway: Gateway, host: str = "", typed: int | None = None,
                     ) -> Listener:
-    """Return the port of the page: the typed one, else the usual one or the next that is free."""
+    """Return the port of the page: the typed one, else the usual or the next free one."""
     host = host or "127.0.0.1"
     if not is_loopback(host):
-        raise FleetError("page-far", f"ui: the page is for this machine alone, and `{host}` is "
-                         "not its loopback", status=EXIT_REFUSED,
+        raise FleetError("page-far", f"ui: the page is for this machine alone, and `{host}` "
+                         "is not its loopback", status=EXIT_REFUSED,
                          fix="on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST")
     port = PAGE_PORT if typed is None else typed
     if port == gateway.port:
@@ -22753,13 +23209,15 @@ def listen_for_page(world: World, gateway: Gateway, host: str = "", typed: int |
         if error.slug != "port-taken":
             raise
         if typed is not None:
-            raise FleetError("port-taken", error.what, fix="subagent-fleet ui --port 0") from None
+            raise FleetError("port-taken", error.what,
+                             fix="subagent-fleet ui --port 0") from None
     return world.listen(host, world.find_free_port(host, PAGE_PORT))
 
 
 @command("ui", "show the fleet live, on a page in your browser", CONFIG, OUT,
          Flag("--port", "the page's port; 0: any", "PORT", {"type": parse_port}),
-         Flag("--host", "another address of this machine's loopback", "HOST", {"default": ""}),
+         Flag("--host", "another address of this machine's loopback", "HOST",
+              {"default": ""}),
          Flag("--no-open", "only print the address"),
          Flag("--log-file", "the log of a LiteLLM that you have started yourself", "FILE",
               {"default": ""}),
@@ -22852,7 +23310,7 @@ def cmd_doctor(options: Namespace, world: World) -> int:
 
 
 def mend_files(workspace: Workspace, facts: Facts) -> list[str]:
-    """Mend what nobody wrote by hand: old generated files, the mode of the key's; say each."""
+    """Fix what nobody wrote by hand: old generated files, the key file's mode; say each."""
     mended = []
     if "env-readable" in facts.leaks:
         mended.append(f"{facts.env_path}: only you may read it now")
@@ -22866,7 +23324,7 @@ def mend_files(workspace: Workspace, facts: Facts) -> list[str]:
 
 def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Finding],
             seconds: float) -> Facts:
-    """Return the Facts of this machine and, where there is a fleet, of its nodes and files."""
+    """Return the Facts of this machine and, if there is a fleet, of its nodes and files."""
     world = workspace.world
     until = world.clock() + seconds  # at which every job ends by itself
     facts = Facts(problems=tuple(problems), litellm=find_litellm(world))
@@ -22879,7 +23337,8 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
         facts = observe_task_file(world, fleet, facts)
         weak = lint_key(fleet, world.environ)
         paths = [*managed_settings(world), *usual_settings(world)]
-        memory = {name: node.memory_gb for name, node in fleet.nodes.items() if node.memory_gb}
+        memory = {name: node.memory_gb for name, node in fleet.nodes.items()
+                  if node.memory_gb}
         facts = replace(facts, settings=find_settings(world, paths),
                         measured=read_measurements(workspace),
                         memory=with_own_memory(world, memory),
@@ -22903,14 +23362,15 @@ def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
     try:
         tasks = load_tasks(world, path, fleet).tasks.values()
     except FleetError as error:
-        return replace(facts, problems=(*facts.problems, *(error.findings or (error.finding,))))
+        return replace(facts,
+                       problems=(*facts.problems, *(error.findings or (error.finding,))))
     is_confined = all(task.sandbox == "required" for task in tasks if task.talks)
     return replace(facts, task_file=path, is_confined=is_confined)
 
 
 def look_at_programs(workspace: Workspace, fleet: Fleet, facts: Facts, until: float
                      ) -> dict[str, SeenProgram]:
-    """Return what is seen of each program that files were or shall be generated for, in order."""
+    """Return what is seen of each program whose files are or will be generated, in order."""
     owners = {target.name for target in map(target_of, (
         change.path for change in facts.changes)) if target}
     jobs = {name: functools.partial(look_at_program, workspace, fleet, harness, until)
@@ -22932,7 +23392,7 @@ def look_at_program(workspace: Workspace, fleet: Fleet, harness: Harness, until:
 
 
 def find_litellm(world: World) -> str | None:
-    """Return LiteLLM's version and whether litellm_init.pth lies beside it, None without it."""
+    """Return LiteLLM's version and whether litellm_init.pth is beside it; None without it."""
     program = world.which("litellm")
     if not program:
         return None
@@ -23072,8 +23532,8 @@ def cmd_logs(options: Namespace, world: World) -> int:
         return EXIT_OK
     if not requests:
         path = clean_line(workspace.path(RECEIPTS_FILE))
-        said = (f"No requests yet. `subagent-fleet up` and `subagent-fleet serve` record them in "
-                f"{path}.\n")
+        said = ("No requests yet. `subagent-fleet up` and `subagent-fleet serve` record them "
+                f"in {path}.\n")
         if read:  # none was chosen
             said = f"None of {count_of(read, 'request')} in {path} failed.\n"
         tell(world, said)
@@ -23098,7 +23558,8 @@ def cmd_logs(options: Namespace, world: World) -> int:
 def tell_node_logs(receipts: Iterable[Receipt], options: Namespace, world: World) -> None:
     """Say where a machine's own log is, of those that refused what they were asked."""
     kinds = {"api_error", *REFUSAL_KINDS.values()}
-    names = {tried.node for receipt in receipts for tried in receipt.tries if tried.why in kinds}
+    names = {tried.node for receipt in receipts for tried in receipt.tries
+             if tried.why in kinds}
     with contextlib.suppress(FleetError):  # without a valid fleet nobody knows what they run
         fleet = load_config(world, options.config).fleet
         for name in sorted(names & set(fleet.nodes)):
@@ -23145,7 +23606,7 @@ def known_fleet(options: Namespace, world: World) -> Fleet | None:
 
 
 def known_agents(options: Namespace, world: World) -> dict[str, list[str]]:
-    """Return {alias: the agents whose model has it}; nothing where there is no valid fleet."""
+    """Return {alias: the agents whose model has it}; nothing if there is no valid fleet."""
     fleet = known_fleet(options, world)
     return agents_by_alias(fleet) if fleet else {}
 
@@ -23187,7 +23648,8 @@ def report_receipt(receipt: Receipt, names: AgentNames) -> dict[str, Any]:
 
 def name_task_sessions(options: Namespace, world: World) -> dict[str, str]:
     """Return {session: the task's name}; one that has not begun has no session."""
-    return {row.session: row.name for row in find_task_rows(world, None, options) if row.session}
+    return {row.session: row.name for row in find_task_rows(world, None, options)
+            if row.session}
 
 
 def report_requests(receipts: Sequence[Receipt], names: AgentNames, options: Namespace
@@ -23208,8 +23670,8 @@ def report_requests(receipts: Sequence[Receipt], names: AgentNames, options: Nam
 _PLANNED_WORDS = {"yes": ("yes", "ok"), "fallback": ("fallback", "warn"), "no": ("no", "bad"),
                   "failed": ("failed", "bad"), "left": ("no", "bad"),
                   "unknown": ("not known", "warn")}
-_TRACE_HEADERS = ("Agent", "Model", "Machine", "Requests", "Waited", "First token", "tok/s", "In",
-                  "Out", "As planned")
+_TRACE_HEADERS = ("Agent", "Model", "Machine", "Requests", "Waited", "First token", "tok/s",
+                  "In", "Out", "As planned")
 # What a narrow terminal does without, the first to go first.
 _TRACE_SPARES = ("First token", "In", "Waited", "Out", "Requests", "tok/s")
 
@@ -23239,8 +23701,8 @@ def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = F
     for told in report.agents if prompts else ():
         after += _format_prompt(told.agent, look)
     head = format_words([Cell(_tell_session(report))], look, indent="  ")
-    return f"{head}\n" + format_table(_TRACE_HEADERS, rows, look=look, right=_TRACE_HEADERS[3:-1],
-                                      spare=_TRACE_SPARES) + after
+    return f"{head}\n" + format_table(_TRACE_HEADERS, rows, look=look,
+                                      right=_TRACE_HEADERS[3:-1], spare=_TRACE_SPARES) + after
 
 
 def _trace_cells(served: Served, colours: Mapping[str, int]) -> list[object]:
@@ -23267,7 +23729,8 @@ def _tell_rereading(name: str, served: Served, look: Look) -> str:
     """Return what an agent's machine had to read again and why, and whom it waited for."""
     said = []
     if served.read_again:
-        why = served.read_again_why.replace("pushed out", "other prompts had taken their place")
+        why = served.read_again_why.replace("pushed out",
+                                            "other prompts had taken their place")
         said.append(f"{served.read_again:,} tokens that had been read before were read again "
                     f"({why})")
     if served.waited_for:
@@ -23316,7 +23779,8 @@ def _tell_session(report: SessionReport) -> str:
     unknown = sum(row.requests for row in served if row.planned == "unknown" and not row.node)
     house = "nothing left the house"
     if left:
-        house = "all left the house" if left == requests else f"{left:,} of them left the house"
+        house = ("all left the house" if left == requests
+                 else f"{left:,} of them left the house")
     elif unknown:
         which = "they" if unknown == requests else f"{unknown:,} of them"
         house = f"where {which} went is not known"
@@ -23353,7 +23817,8 @@ def format_audit(report: SessionReport, look: Look = PLAIN) -> str:
             if places:
                 text += format_words([Cell("at"), *places], look, margin="    ")
         for note in told.notes:
-            text += format_words([Cell("note:", "dim"), Cell(f"{name} {note}")], look, indent="  ")
+            text += format_words([Cell("note:", "dim"), Cell(f"{name} {note}")], look,
+                                 indent="  ")
 
     counts = [f"{answers.count('yes')} checks passed"]
     counts += [f"{answers.count(answer)} {word}" for answer, word in (
@@ -23369,14 +23834,15 @@ def format_sessions(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str
 
 
 @command("trace", "show which machine served which agent, and whether as planned",
-         Flag("session", "`last`, or how its id begins; without it, all are listed", "SESSION",
-              {"nargs": "?", "default": ""}), CONFIG, OUT,
+         Flag("session", "`last`, or how its id begins; without it, all are listed",
+              "SESSION", {"nargs": "?", "default": ""}), CONFIG, OUT,
          Flag("--audit", "check every subagent with four questions; exit 1 if one fails"),
          Flag("--requests", "show its requests one by one, too"),
          Flag("--since", "only sessions active within this time: 90s, 30m, 2h, 1d", "AGE",
               {"type": parse_age, "default": 0.0}),
          Flag("--prompts", "show each agent's whole prompt"), JSON,
-         group=LOOK, examples=("trace", "trace last", "trace --audit", "trace last --requests"))
+         group=LOOK, examples=("trace", "trace last", "trace --audit",
+                               "trace last --requests"))
 def cmd_trace(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
     facts = observe_traces(workspace, options)
@@ -23449,8 +23915,8 @@ def choose_sessions(sessions: Sequence[SessionFile], options: Namespace, world: 
         return matches
     if not sessions:
         raise FleetError("no-session", "no sessions recorded in this directory",
-                         fix="type a prompt in Claude Code (`subagent-fleet up` starts it), or "
-                             "cd to its project")
+                         fix="type a prompt in Claude Code (`subagent-fleet up` starts it), "
+                             "or cd to its project")
     what = f"no session's id begins with `{wanted}`"
     if matches:
         what = f"`{wanted}` begins the ids of {len(matches)} sessions"
@@ -23459,7 +23925,7 @@ def choose_sessions(sessions: Sequence[SessionFile], options: Namespace, world: 
 
 
 def list_sessions(sessions: Sequence[SessionFile], options: Namespace, world: World) -> int:
-    """Print the sessions there are, the latest first, each with the beginning of its prompt."""
+    """Print the sessions there are, latest first, each with the beginning of its prompt."""
     listed = sessions[:LISTED_SESSIONS]
     tasks = name_task_sessions(options, world)
     entries: list[dict[str, Any]] = []
@@ -23496,7 +23962,7 @@ def list_sessions(sessions: Sequence[SessionFile], options: Namespace, world: Wo
 
 
 def observe_traces(workspace: Workspace, options: Namespace) -> TraceFacts:
-    """Return what sessions are compared with: the fleet file and the agents' files as they are."""
+    """Return what to compare sessions with: the fleet file and agents' files as they are."""
     world = workspace.world
     facts = TraceFacts(None, world.now(), files=find_agent_sources(workspace))
     fleet = known_fleet(options, world)
@@ -23515,8 +23981,8 @@ def format_waking(name: str, state: str, seconds: float, look: Look = PLAIN) -> 
         "awake": ("ok", "answers already"),
         "stopped": ("bad", "is awake, but nothing listens there: start Ollama"),
         "woken": ("ok", f"answered after {seconds:.0f} s"),
-        "silent": ("bad", f"did not answer within {seconds:.0f} s. Check its `mac:`, and that its "
-                          "network card may wake it")}[state]
+        "silent": ("bad", f"did not answer within {seconds:.0f} s. Check its `mac:`, and "
+                          "that its network card may wake it")}[state]
     return format_words([mark(name, role, look), Cell(words)], look, indent="  ")
 
 
@@ -23525,8 +23991,9 @@ def format_waking(name: str, state: str, seconds: float, look: Look = PLAIN) -> 
               {"nargs": "*", "default": ()}, offers=("nodes",)), CONFIG,
          Flag("--via", "where to send; default: the broadcast addresses of this machine",
               "ADDRESS[:PORT]", {"default": ""}),
-         Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": WAKE_SECONDS}), TRUST,
-         JSON, group=SERVE, examples=("wake", "wake mini", "wake mini --via 192.168.1.255"))
+         Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": WAKE_SECONDS}),
+         TRUST, JSON, group=SERVE,
+         examples=("wake", "wake mini", "wake mini --via 192.168.1.255"))
 def cmd_wake(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     check_names("node", options.nodes, fleet.nodes, fleet.name)
@@ -23536,7 +24003,8 @@ def cmd_wake(options: Namespace, world: World) -> int:
 
     def say(waking: Waking) -> None:
         if not options.json:
-            world.out(format_waking(waking.node, waking.state, waking.seconds, look_of(world)))
+            world.out(format_waking(waking.node, waking.state, waking.seconds,
+                                    look_of(world)))
 
     wakings = wake_all(world, nodes, options.timeout, via, say)
     if options.json:
@@ -23545,8 +24013,8 @@ def cmd_wake(options: Namespace, world: World) -> int:
     return EXIT_OK if is_whole else EXIT_PROBLEM
 
 
-def wake_all(world: World, nodes: Sequence[Node], seconds: float, via: Sequence[tuple[str, int]],
-             say: Callable[[Waking], None]) -> list[Waking]:
+def wake_all(world: World, nodes: Sequence[Node], seconds: float,
+             via: Sequence[tuple[str, int]], say: Callable[[Waking], None]) -> list[Waking]:
     """Wake nodes, say of each how it ended, and on a terminal for whom is waited how long."""
     began = world.clock()
     wakings = []
@@ -23559,7 +24027,8 @@ def wake_all(world: World, nodes: Sequence[Node], seconds: float, via: Sequence[
             ended = {done.node for done in wakings}
             names = [node.name for node in nodes if node.name not in ended]
             if names and world.clock() > began + 1:
-                line.show(f"Waiting for {some_of(names, 4)}: {show_span(world.clock() - began)}")
+                line.show(f"Waiting for {some_of(names, 4)}: "
+                          f"{show_span(world.clock() - began)}")
     return wakings
 
 
@@ -23574,7 +24043,8 @@ def choose_sleepers(world: World, fleet: Fleet, names: Sequence[str]) -> list[No
     for node in chosen:
         failure = asked.get(node.name)
         if failure and failure.reason != "refused":  # a machine that sleeps refuses nobody
-            raise FleetError("no-mac", f"nodes.{node.name} has no `mac:`, so it can't be woken",
+            raise FleetError("no-mac",
+                             f"nodes.{node.name} has no `mac:`, so it can't be woken",
                              fix=plan_mac_hint(node))
     return chosen
 
@@ -23608,7 +24078,8 @@ def wake_sleepers(fleet: Fleet, names: Collection[str], world: World,
 
 
 @command("warmup", "load models before you need them", CONFIG,
-         Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
+         Flag("--model", "only this model; may be repeated", "MODEL", REPEAT,
+              offers=("models",)),
          Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT,
               offers=("agents",)),
          Flag("--pull", "download missing models"),
@@ -23639,8 +24110,8 @@ def format_share(loaded: LoadedModel) -> str:
     return f"{loaded.gpu_percent} % on GPU"
 
 
-def format_warmth(warmth: Warmth, row: Sequence[str], widths: Sequence[int], look: Look = PLAIN
-                  ) -> str:
+def format_warmth(warmth: Warmth, row: Sequence[str], widths: Sequence[int],
+                  look: Look = PLAIN) -> str:
     """Return how it ended, behind its row, and what fixes it.
 
     Of one that waits for others, it says for whom.
@@ -23659,7 +24130,8 @@ def format_warmth(warmth: Warmth, row: Sequence[str], widths: Sequence[int], loo
         outcome = mark(f"{warmth.state}:", "warn" if warmth.state == "busy" else "bad", look)
         said = warmth.detail
         fix = format_fix(warmth.fix, look, margin="    ")
-    if look.columns and sum(widths) + 36 > look.columns:  # then without what the machine calls it
+    # Then without what the machine calls it.
+    if look.columns and sum(widths) + 36 > look.columns:
         row, widths = row[:2], widths[:2]
     return format_entry(row, widths, [outcome, said], look, margin="  ") + fix
 
@@ -23681,7 +24153,7 @@ def tell_progress(works: Iterable[Warmth], now: float) -> str:
 
 def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, say: Callable[[str], None],
                busy_seconds: float = WarmUp.busy_seconds) -> dict[str, Warmth]:
-    """Load models as their routes will ask for them; say of each how it ended, when it does."""
+    """Load models as their routes will ask for them; say how each ended, when it does."""
     warmths = plan_warmths(fleet, options)
     groups: dict[str, list[Warmth]] = {}
     for warmth in dict.fromkeys(warmths.values()):
@@ -23694,8 +24166,8 @@ def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, say: Callable[
     look = look_of(world)
     say(paint(heading, "bold", look) + "\n")
 
-    how = WarmUp(options.timeout or None, busy_seconds, pull=options.pull, unload=options.unload,
-                 fleet=fleet)
+    how = WarmUp(options.timeout or None, busy_seconds, pull=options.pull,
+                 unload=options.unload, fleet=fleet)
     workspace = open_workspace(options, world)
     rows = {name: (name, warmth.node.name, warmth.model.ollama_model)
             for name, warmth in warmths.items()}
@@ -23760,7 +24232,7 @@ def keep_warmths(workspace: Workspace, warmths: Mapping[str, Warmth]) -> None:
 
 
 def read_warmup(workspace: Workspace) -> list[dict[str, Any]]:
-    """Return how far the warm-up is that goes on or has just ended, nothing where there is none."""
+    """Return how far a warm-up is that runs or has just ended; nothing if there is none."""
     page = read_page(WarmPage, workspace.read(WARMUP_FILE), WARMUP_SCHEMA)
     if not page or abs(workspace.world.now() - page.time) >= WARMUP_SECONDS:
         return []
@@ -23772,7 +24244,8 @@ def plan_warmths(fleet: Fleet, options: Namespace) -> dict[str, Warmth]:
 
     What is one Ollama model with one context on a node is loaded once: it is one Warmth.
     """
-    names = {*(options.model or ()), *(fleet.agents[name].model for name in options.agent or ())}
+    names = {*(options.model or ()),
+             *(fleet.agents[name].model for name in options.agent or ())}
     shared = {}
     warmths = {}
     for name, model in fleet.models.items():
@@ -23788,9 +24261,10 @@ def plan_warmths(fleet: Fleet, options: Namespace) -> dict[str, Warmth]:
 def report_warmth(name: str, warmth: Warmth, now: float) -> dict[str, object]:
     """Return what `warmup --json` says of a model."""
     seconds = warmth.seconds or (now - warmth.began if warmth.began else 0.0)
-    return {"model": name, "node": warmth.node.name, "ollama_model": warmth.model.ollama_model,
-            "ok": warmth.ok, "stage": warmth.stage, "state": warmth.state,
-            "seconds": round(seconds, 1), "loaded": warmth.loaded, "pulled_bytes": warmth.pulled,
+    return {"model": name, "node": warmth.node.name,
+            "ollama_model": warmth.model.ollama_model, "ok": warmth.ok,
+            "stage": warmth.stage, "state": warmth.state, "seconds": round(seconds, 1),
+            "loaded": warmth.loaded, "pulled_bytes": warmth.pulled,
             "size_bytes": warmth.size, "detail": warmth.detail, "fix": warmth.fix}
 
 
@@ -23805,7 +24279,8 @@ EXAM_WORDS = (
 
 
 @command("bench", "measure what each model can do: speed, tool calls, context", CONFIG, OUT,
-         Flag("--model", "only this model; may be repeated", "MODEL", REPEAT, offers=("models",)),
+         Flag("--model", "only this model; may be repeated", "MODEL", REPEAT,
+              offers=("models",)),
          Flag("--quick", "ask fewer questions, none longer than a model reads in 5 seconds"),
          Flag("--exam", "let each model redo fixes from this repository's history"),
          *EXAM_WORDS, TRUST, JSON,
@@ -23816,8 +24291,8 @@ def cmd_bench(options: Namespace, world: World) -> int:
     check_names("model", options.model, fleet.models, fleet.name)
     idle = [flag.name for flag in EXAM_WORDS if getattr(options, name_of(flag))]
     if idle and not options.exam:
-        raise FleetError("usage", f"bench: {some_of(idle)}: for the exam only", status=EXIT_USAGE,
-                         fix="add --exam")
+        raise FleetError("usage", f"bench: {some_of(idle)}: for the exam only",
+                         status=EXIT_USAGE, fix="add --exam")
     ask_trust(fleet, options, world)
     if options.exam:
         return hold_exam(fleet, options, world)
@@ -23834,7 +24309,7 @@ def cmd_bench(options: Namespace, world: World) -> int:
 # -- the exam --
 
 def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
-    """Find questions, ask them, and say how the models did. Exit 1: not all could be asked."""
+    """Find questions, ask them, say how the models did. Exit 1: not all could be asked."""
     folder = open_folder(world)
     workspace = open_workspace(options, world)
     plan = plan_exam(folder, fleet, options)
@@ -23856,7 +24331,8 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
             exam.find(lambda text: line.show(f"proving {text}"))
         reasons = list(exam.left.values())
         left = "; ".join(f"{why} ({reasons.count(why)})" for why in dict.fromkeys(reasons))
-        tell(world, f"{count_of(exam.fixes, 'question')}. Commits left out: {left or 'none'}.\n")
+        tell(world, f"{count_of(exam.fixes, 'question')}. Commits left out: "
+             f"{left or 'none'}.\n")
         todo = exam.plan_todo(examinees)
         if todo and not exam.stops:
             backing = replace(backing, key=need_key(workspace, fleet))
@@ -23882,7 +24358,7 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
 
 
 def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
-    """Return what is asked, with the check that was typed, the task file's, or the usual one."""
+    """Return what is asked, with the typed check, the task file's, or the usual one."""
     world = folder.world
     path = find_task_file(folder, options)
     usual = load_tasks(world, path, fleet).file.defaults if path else TaskSpec("")
@@ -23926,7 +24402,7 @@ def find_examinees(fleet: Fleet, options: Namespace, world: World) -> list[Exami
 
 
 def leave_alone(fleet: Fleet, examinee: Examinee) -> Fleet:
-    """Return a fleet in which one model does everything: no agent or tier gives its work away."""
+    """Return a fleet where one model does all: no agent or tier gives its work away."""
     return replace(fleet, models={model.name: model for model in examinee.models}, agents={},
                    claude=dict.fromkeys(TIERS, examinee.models[0].name))
 
@@ -23939,11 +24415,13 @@ def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Namespace,
             *(("Setup", clean_line(command)) for command in plan.usual.setup)]
     for one in examinees:
         rows.append((one.name, f"up to {count_of(sittings, 'task')} on "
-                     f"{some_of([model.node for model in one.models])}, {one.slots} at a time"))
+                     f"{some_of([model.node for model in one.models])}, "
+                     f"{one.slots} at a time"))
     longest = max(sittings * plan.usual.deadline / one.slots for one in examinees)
     look = look_of(world, "stderr")
     each, total = show_span(plan.usual.deadline), show_span(longest)
-    text = (wrap_text("The exam runs this repository's own commits, with your rights:\n", look)
+    text = (wrap_text("The exam runs this repository's own commits, with your rights:\n",
+                      look)
             + format_pairs(rows, look)
             + wrap_text(f"Each task may take {each}, all of them {total} at most. "
                         "Commit messages become prompts.\n", look))
@@ -23952,13 +24430,13 @@ def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Namespace,
         return
     commands = [clean_line(command) for command in (*plan.usual.setup, plan.check)]
     agree(world, text, "Run it?", FleetError(
-        "unasked-check", f"the exam would run `{'; '.join(commands)}`, which you did not type",
-        fix="add --trust, or --check 'COMMAND'", status=EXIT_REFUSED))
+        "unasked-check", f"the exam would run `{'; '.join(commands)}`, which "
+        "you did not type", fix="add --trust, or --check 'COMMAND'", status=EXIT_REFUSED))
 
 
 def keep_scores(workspace: Workspace, fleet: Fleet, examinees: Sequence[Examinee],
                 standings: Sequence[Standing]) -> None:
-    """Keep what `recommend` and `init` go by, beside what else was measured of these models."""
+    """Keep what `recommend` and `init` go by, beside other measurements of these models."""
     measured = read_measurements(workspace)
     scored = []
     for examinee, standing in zip(examinees, standings):
@@ -23981,7 +24459,8 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[S
         if not score:
             continue
         low, high = score.interval
-        failures = [f"{EXAM_OUTCOMES[word]} {count}" for word, count in standing.failures.items()]
+        failures = [f"{EXAM_OUTCOMES[word]} {count}"
+                    for word, count in standing.failures.items()]
         rows.append([standing.model, f"{score.passed} of {score.asked}",
                      f"{100 * low:.0f} to {100 * high:.0f}",
                      f"{standing.each_time} of {score.questions}",
@@ -23989,8 +24468,8 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[S
                      f"{standing.output:,}", ", ".join(failures) or "-"])
     if not rows:
         return "No model was asked anything.\n"
-    headers = ["Model", "Passed", "Likely", "Each time", "Per task", "Tokens in", "Tokens out",
-               "Failures"]
+    headers = ["Model", "Passed", "Likely", "Each time", "Per task", "Tokens in",
+               "Tokens out", "Failures"]
     text = format_table(headers, rows, look=look, right=("Tokens in", "Tokens out"),
                         spare=("Each time",))
     text += format_words(["Likely: how many of 100 such tasks it would pass."], look)
@@ -24002,7 +24481,8 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[S
                                   "Ask more --questions."], look)
 
     text += "\n" + format_questions(exam, examinees, look)
-    return text + "".join(f"Not counted: {clean_line(trouble)}\n" for trouble in exam.troubles)
+    return text + "".join(f"Not counted: {clean_line(trouble)}\n"
+                          for trouble in exam.troubles)
 
 
 def format_questions(exam: Exam, examinees: Sequence[Examinee], look: Look) -> str:
@@ -24016,7 +24496,8 @@ def format_questions(exam: Exam, examinees: Sequence[Examinee], look: Look) -> s
             said = exam.said.get((fix.commit, examinee.name))
             row.append(f"{words}: {said}" if said else words)
         rows.append(row)
-    return format_table(["Commit", "Question", *(one.name for one in examinees)], rows, look=look)
+    return format_table(["Commit", "Question", *(one.name for one in examinees)], rows,
+                        look=look)
 
 
 def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict[str, object]:
@@ -24060,7 +24541,7 @@ def plan_courses(fleet: Fleet, options: Namespace, world: World) -> list[Course]
 
 
 def run_courses(workspace: Workspace, courses: Sequence[Course]) -> None:
-    """Run courses, one after the other on a node; however it ends, what was measured is kept."""
+    """Run courses, one after the other on a node; however it ends, keep what was measured."""
     world = workspace.world
     saved: list[Measurement] = []
     groups: dict[str, list[Course]] = {}  # by node: two at once would measure each other
@@ -24098,8 +24579,8 @@ def keep_measurements(workspace: Workspace, measured: Sequence[Measurement]) -> 
 
 @command("serve", "serve the fleet to Claude Code", CONFIG, OUT,
          Flag("--host", "listen on this address instead", "HOST", {"default": ""}),
-         Flag("--port", "listen on this port instead (`launch` won't find it); 0: any", "PORT",
-              {"type": parse_port}),
+         Flag("--port", "listen on this port instead (`launch` won't find it); 0: any",
+              "PORT", {"type": parse_port}),
          Flag("--no-receipts", "keep no record of requests"), TRUST,
          Flag("--verbose", "print a line for each request and each refusal", short="-v"),
          group=SERVE, examples=("serve", "serve --verbose"))
@@ -24120,8 +24601,8 @@ def cmd_serve(options: Namespace, world: World) -> int:
 
     address = f"{show_host(listener.host)}:{listener.port}"
     said = (f"Serving {quote_name(fleet)} at http://{address}: "
-            f"{', '.join(server.scheduler.candidates)} on {count_of(fleet.nodes, 'machine')}. "
-            "Ctrl-C stops.\n")
+            f"{', '.join(server.scheduler.candidates)} on "
+            f"{count_of(fleet.nodes, 'machine')}. Ctrl-C stops.\n")
     world.out(wrap_text(said, look_of(world), indent="  "))
     if fleet.gateway.provider == "litellm":
         tell(world, "This is the built-in gateway. Your file says `provider: litellm`; "
@@ -24164,9 +24645,11 @@ def list_failures(workspace: Workspace, fleet: Fleet, began: float) -> str:
 
 
 @command("launch", "run Claude Code or another program on the fleet",
-         Flag("program", some_of(("claude", *HARNESSES)), "PROGRAM", offers=("claude", *HARNESSES)),
-         CONFIG, OUT, TRUST, group=SERVE, examples=("launch claude", "launch claude -- -p 'say hi'",
-                                       "launch codex -- exec 'say hi'"), passes="ARGS")
+         Flag("program", some_of(("claude", *HARNESSES)), "PROGRAM",
+              offers=("claude", *HARNESSES)),
+         CONFIG, OUT, TRUST, group=SERVE,
+         examples=("launch claude", "launch claude -- -p 'say hi'",
+                   "launch codex -- exec 'say hi'"), passes="ARGS")
 def cmd_launch(options: Namespace, world: World) -> int:
     """Run a program on the fleet; its exit code is ours."""
     check_names("program", [options.program], ("claude", *HARNESSES), "launch")
@@ -24200,7 +24683,8 @@ def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options
     changes = workspace.compare(fleet, (harness.name,))
     edited = [change.path for change in changes if change.action == "edited"]
     if edited:
-        raise refuse_edited(edited, f"generate --target {harness.name}", "nothing was started")
+        raise refuse_edited(edited, f"generate --target {harness.name}",
+                            "nothing was started")
     workspace.write(changes)
     find_gateway(world, fleet, key, needed=True)
     place = world.real_path(workspace.path(harness.directory()))
@@ -24210,26 +24694,27 @@ def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options
 
 
 def refuse_tracked(workspace: Workspace, harness: Harness) -> None:
-    """Refuse to start a program in a directory that came with a checkout: all in it is obeyed."""
+    """Refuse to start a program in a directory from a checkout: all in it is obeyed."""
     world = workspace.world
-    listed = world.run_git(["ls-files", "--", harness.directory()], workspace.out, seconds=1.0)
+    listed = world.run_git(["ls-files", "--", harness.directory()], workspace.out,
+                           seconds=1.0)
     if listed.code == 0 and listed.text:
         path = workspace.path(harness.directory())
-        raise FleetError("target-tracked", f"git tracks files in {path}, of which {harness.title} "
-                         "obeys whatever is there", status=EXIT_REFUSED,
-                         fix=f"git rm -rf --cached {quote_shell(path)}, look at what is in it, "
-                             "then add --trust")
+        raise FleetError("target-tracked", f"git tracks files in {path}, of which "
+                         f"{harness.title} obeys whatever is there", status=EXIT_REFUSED,
+                         fix=f"git rm -rf --cached {quote_shell(path)}, look at what is in "
+                             "it, then add --trust")
 
 
 def refuse_rivals(world: World, harness: Harness) -> None:
-    """Refuse to start a program where a file of the project leads it elsewhere, with the key."""
+    """Refuse to start a program where a project file leads it elsewhere, with the key."""
     place = world.real_path(".")
     while harness.rivals:
         for name in harness.rivals:
             if world.kind_of(world.path(place, name)) != "absent":
                 raise FleetError(
-                    "target-rival", f"{harness.title} reads this file of the project, which may "
-                    "send prompts and the key elsewhere", where=world.path(place, name),
+                    "target-rival", f"{harness.title} reads this file of the project, which "
+                    "may send prompts and the key elsewhere", where=world.path(place, name),
                     fix="read it, then add --trust", status=EXIT_REFUSED)
         if world.parent(place) == place:
             return
@@ -24238,8 +24723,9 @@ def refuse_rivals(world: World, harness: Harness) -> None:
 
 def format_lean(denied: Sequence[str], look: Look = PLAIN) -> str:
     """Return which of Claude Code's tools are off, and how they come back."""
-    sentence = (f"Started with {len(denied)} rarely used tools off ({some_of(denied, 3)}) for a "
-                "faster first answer. To get them back: `lean: false` under `project.claude`.")
+    sentence = (f"Started with {len(denied)} rarely used tools off ({some_of(denied, 3)}) "
+                "for a faster first answer. To get them back: `lean: false` under "
+                "`project.claude`.")
     return format_words([Cell(sentence)], look, indent="  ")
 
 
@@ -24249,7 +24735,8 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
     world = workspace.world
     program = world.which("claude")
     if not program:
-        raise FleetError("claude-missing", "Claude Code is not on the PATH", fix=CLAUDE_INSTALL)
+        raise FleetError("claude-missing", "Claude Code is not on the PATH",
+                         fix=CLAUDE_INSTALL)
     key = workspace.read_key(fleet)
 
     managed = find_settings(world, managed_settings(world))  # ours beat all the others
@@ -24257,8 +24744,8 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
     words = options.passed
     own = words[:words.index("--")] if "--" in words else words
     if any(word.split("=")[0] == "--settings" for word in own):
-        raise FleetError("own-settings", "a `--settings` of your own would take the place of the "
-                         "fleet's", fix="put yours into .claude/settings.local.json",
+        raise FleetError("own-settings", "a `--settings` of your own would take the place of "
+                         "the fleet's", fix="put yours into .claude/settings.local.json",
                          status=EXIT_REFUSED)
     facts = observe_files(workspace, fleet, Facts(settings=managed))
     findings = list(lint_key(fleet, world.environ))
@@ -24274,7 +24761,8 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
         world.err(format_lean(denied, look_of(world, "stderr")))
     if tells_lean:
         tell(world, "Claude Code calls your models by their aliases, and may say of one "
-             "`unrecognized_model`; that is harmless. `subagent-fleet trace` names the models.\n")
+             "`unrecognized_model`; that is harmless. `subagent-fleet trace` "
+             "names the models.\n")
     planned = plan_settings(fleet, environ, {"deny": denied} if denied else {})
     with claude_settings(world, planned) as settings:
         return world.run([program, *settings, *words], environ)
@@ -24282,7 +24770,7 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
 
 @_with(lambda: contextlib.contextmanager)
 def claude_settings(world: World, settings: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yield the words that hand settings to Claude Code, in a file that goes when it has ended.
+    """Yield the words that hand settings to Claude Code, in a file removed when it ends.
 
     They hold the key, and a key in an argument is seen by all.
     """
@@ -24292,8 +24780,8 @@ def claude_settings(world: World, settings: Mapping[str, Any]) -> Iterator[list[
         yield ["--settings", path]
 
 
-def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]], options: Namespace,
-                   world: World) -> None:
+def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]],
+                   options: Namespace, world: World) -> None:
     """Refuse to start Claude Code where an administrator's settings lead it elsewhere."""
     for path, environment in managed.items():
         names = [name for name in overridden_names(fleet, environment) if leads_away(name)]
@@ -24304,13 +24792,13 @@ def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]], op
         if names[0] not in ADDRESSES:
             fix += ", or add --trust"
         where = f"{path}:{line_of(world.read_bytes(path), names[0])}"
-        raise FleetError("settings-managed", f"{names[0]} under `env` of managed settings beats "
-                         "the fleet's: prompts or the key would go elsewhere", where=where,
-                         fix=fix, status=EXIT_REFUSED)
+        raise FleetError("settings-managed", f"{names[0]} under `env` of managed settings "
+                         "beats the fleet's: prompts or the key would go elsewhere",
+                         where=where, fix=fix, status=EXIT_REFUSED)
 
 
 def tell_session(workspace: Workspace, began: float, command: str) -> None:
-    """Say how the session that has ended goes on: Claude Code's own words for it lack the fleet."""
+    """Say how to continue the session that ended: Claude Code's own words lack the fleet."""
     try:
         session = last_session(ReceiptsReader(workspace).read(), since=began)
     except FleetError:  # they cannot be read, which is no reason to fail now
@@ -24324,10 +24812,11 @@ def tell_session(workspace: Workspace, began: float, command: str) -> None:
 
 # -- work: tasks --
 #
-# Whoever holds the lock obeys orders; a command hands them over as files, or takes the lock itself
-# for as long as they take. What lies in a repository's folder of tasks is shown to everybody. For
-# anything else there is one door, `open_tasks`: tasks that came with a copy or an archive name
-# commands, places and revisions, and are not obeyed before a person has said so.
+# Whoever holds the lock obeys orders; a command hands them over as files, or takes the
+# lock itself for as long as they take. What lies in a repository's folder of tasks is
+# shown to everybody. For anything else there is one door, `open_tasks`: tasks that came
+# with a copy or an archive name commands, places and revisions, and are not obeyed before
+# a person has said so.
 
 TASK_WORDS = (
     Flag("--name", "what it is called; default: its first words", "NAME"),
@@ -24339,7 +24828,8 @@ TASK_WORDS = (
     Flag("--base", "what it starts from; default: HEAD", "COMMIT"),
     Flag("--check", "command that must succeed", "COMMAND"),
     Flag("--touch", "what it may change; may be repeated", "GLOB", REPEAT),
-    Flag("--changes", "`none`: it must change nothing", "WORD", {"choices": ("required", "none")}),
+    Flag("--changes", "`none`: it must change nothing", "WORD",
+         {"choices": ("required", "none")}),
     Flag("--times", "run it N times, to choose from", "N", {"type": parse_count}),
     Flag("--setup", "command that prepares the worktree; may be repeated", "COMMAND", REPEAT),
     Flag("--no-setup", "without the setup of the task file's defaults"))
@@ -24350,8 +24840,8 @@ def name_of(flag: Flag) -> str:
     return flag.more.get("dest") or flag.name.lstrip("-").replace("-", "_")
 
 
-TASK_FILE = Flag("--file", "the task file, `-` for stdin; default: the nearest tasks.yaml", "FILE",
-                 {"dest": "task_file", "default": None})
+TASK_FILE = Flag("--file", "the task file, `-` for stdin; default: the nearest tasks.yaml",
+                 "FILE", {"dest": "task_file", "default": None})
 NAMED_TASK = Flag("task", "a task's name", "NAME", {})
 TASK_PATTERNS = Flag("patterns", "names, or patterns with `*` and `?`", "PATTERN",
                      {"nargs": "+", "default": []})
@@ -24361,8 +24851,8 @@ ADD_A_TASK = "subagent-fleet run 'NAME:what to do'"
 def open_folder(world: World) -> Folder:
     """Return the tasks of the repository that a person stands in, to be shown."""
     if not world.can_supervise():
-        raise FleetError("no-posix", "tasks need a system with named pipes and file locks: Linux, "
-                         "macOS, or WSL", status=EXIT_REFUSED, fix="run it in WSL")
+        raise FleetError("no-posix", "tasks need a system with named pipes and file locks: "
+                         "Linux, macOS, or WSL", status=EXIT_REFUSED, fix="run it in WSL")
     return Folder(world, find_repository(world, world.directory))
 
 
@@ -24378,10 +24868,10 @@ def open_tasks(folder: Folder, *, trust: bool = False) -> Folder:
     tasks, _ = folder.read_states()
     orders = list(folder.read_orders())
     if (tasks or orders) and not trust:
-        raise FleetError("foreign-tasks", f"tasks lie in {folder.repository.common} that you have "
-                         "not added here", status=EXIT_REFUSED,
-                         fix="`subagent-fleet tasks` shows them; `subagent-fleet run --trust` "
-                             "accepts them, commands and all")
+        raise FleetError("foreign-tasks", f"tasks lie in {folder.repository.common} that you "
+                         "have not added here", status=EXIT_REFUSED,
+                         fix="`subagent-fleet tasks` shows them; `subagent-fleet run "
+                             "--trust` accepts them, commands and all")
     if run:
         folder.make(renews=True)
     for state in tasks.values():
@@ -24390,7 +24880,7 @@ def open_tasks(folder: Folder, *, trust: bool = False) -> Folder:
 
 
 def find_folders(options: Namespace, world: World, known: set[str]) -> list[Folder]:
-    """Return the folder of the repository a person stands in; with `--all`, of each not known."""
+    """Return the folder of the repository a person is in; with `--all`, of each not known."""
     if not options.everywhere or not world.can_supervise():
         return [open_folder(world)]
     folders = []
@@ -24413,7 +24903,8 @@ PROMPT_LIMIT_BYTES = 256 * 1024
 def find_task_file(folder: Folder, options: Namespace) -> str:
     """Return what was typed, else the nearest task file up to the checkout's top, or nothing.
 
-    From inside a task's own worktree, that is the one of the main checkout, as it is with --all.
+    From inside a task's own worktree, that is the one of the main checkout,
+    as it is with --all.
     """
     if options.task_file is not None:
         return str(options.task_file)
@@ -24454,12 +24945,14 @@ def know_tasks(folder: Folder, options: Namespace, *, needs_fleet: bool = True) 
 
 def load_tasks(world: World, path: str, fleet: Fleet | None) -> TaskPlan:
     """Read a task file; any error refuses it, all of them at once."""
-    source = "<stdin>" if path == "-" else path.removeprefix(world.real_path(world.directory) + "/")
+    source = ("<stdin>" if path == "-"
+              else path.removeprefix(world.real_path(world.directory) + "/"))
     plan = read_checked(world, path, source, lambda document: check_tasks(document, fleet))
     for name, task in plan.tasks.items():
         if task.prompt_file:
             place = world.path(world.parent(path) if path != "-" else ".", task.prompt_file)
-            prompt = world.read_bytes(place, limit=PROMPT_LIMIT_BYTES).decode("utf-8", "replace")
+            prompt = world.read_bytes(place, limit=PROMPT_LIMIT_BYTES).decode(
+                "utf-8", "replace")
             plan.tasks[name] = replace(task, prompt=prompt, prompt_file=None)
     return plan
 
@@ -24522,7 +25015,8 @@ def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTas
 
 def refuse_name(name: str, taken: Collection[str], known: KnownTasks) -> FleetError:
     """Return why a new task cannot have a name, and what to type."""
-    what = "there is already a task" if name in known.names else "two of these tasks are named"
+    what = ("there is already a task" if name in known.names
+            else "two of these tasks are named")
     fix = f"name it `{free_name(name, taken)}`"
     if name in known.states and known.states[name].state in ("parked", "stopped", "failed"):
         fix = f"try it again: `subagent-fleet task retry {name}`, or {fix}"
@@ -24564,7 +25058,7 @@ def load_fleet_for_tasks(options: Namespace, world: World, folder: Folder) -> Fl
 
 def load_fleet_if_valid(options: Namespace, world: World, folder: Folder, *,
                         tells: bool = True) -> Fleet | None:
-    """Return the fleet where tasks are only looked at or ended: for that its file may be wrong."""
+    """Return the fleet, or None if its file is wrong: tasks are only looked at or ended."""
     try:
         return load_fleet_for_tasks(options, world, folder)
     except FleetError as error:
@@ -24587,8 +25081,8 @@ def need_key(workspace: Workspace, fleet: Fleet) -> str:
         path = workspace.enter(ENVIRONMENT_FILE)
         if "env-unignored" in find_leaks(workspace.world, path):
             ignore = quote_shell(path.replace(ENVIRONMENT_FILE, ".gitignore"))
-            tell(workspace.world, f"The gateway's new key is in {clean_line(path)}, and git would "
-                 f"commit it. Type: {write_ignored(ignore)}\n")
+            tell(workspace.world, f"The gateway's new key is in {clean_line(path)}, and git "
+                 f"would commit it. Type: {write_ignored(ignore)}\n")
     return workspace.read_key(fleet)
 
 
@@ -24626,7 +25120,7 @@ GATEWAY_START_SECONDS = 15.0
 
 
 def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
-    """See that the fleet is served; a gateway that is started for it lives as long as agents do.
+    """See that the fleet is served; a gateway started for it lives as long as agents do.
 
     It is a program of its own: agents go on when their supervisor is gone, and still need it.
     """
@@ -24644,7 +25138,8 @@ def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
         log = folder.place("serve.log")
         hold = world.hold(folder.place("serve.alive"))
         source = world.real_path(fleet.document.source)
-        argv = [*program, "serve", "--config", source, "--out", world.real_path(workspace.out)]
+        argv = [*program, "serve", "--config", source,
+                "--out", world.real_path(workspace.out)]
         child = world.spawn(Launch(argv, folder.repository.main, world.environ, log, log,
                                    hold=hold))
         if hold:
@@ -24653,14 +25148,15 @@ def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
         until = world.clock() + GATEWAY_START_SECONDS
         while who_serves(world, fleet, key, until) != OUR_GATEWAY:
             if child.exit_code() is not None or world.clock() > until:
-                raise FleetError("gateway-failed", "the gateway did not start", fix=f"see {log}")
+                raise FleetError("gateway-failed", "the gateway did not start",
+                                 fix=f"see {log}")
             world.sleep(0.05)
         world.err(f"Serving {quote_name(fleet)} at {gateway_url(fleet.gateway)} while agents "
                   "work.\n")
 
 
 def end_serving(folder: Folder) -> bool:
-    """End the gateway that was started for agents, now that there are none; tell whether it ran."""
+    """End the gateway started for agents, now that there are none; tell whether it ran."""
     world = folder.world
     pid = world.read_part(folder.place("serve.pid"), 0, 32)
     if any(state.is_active or state.state == "attached"
@@ -24675,8 +25171,8 @@ def end_serving(folder: Folder) -> bool:
 # -- run --
 
 @command("run", "run tasks in parallel: each in its own worktree, checked before it counts",
-         Flag("words", "only these tasks, or new ones: NAME:PROMPT, or a quoted prompt", "TASK",
-              {"nargs": "*", "default": []}), TASK_FILE,
+         Flag("words", "only these tasks, or new ones: NAME:PROMPT, or a quoted prompt",
+              "TASK", {"nargs": "*", "default": []}), TASK_FILE,
          Flag("--prompt", "a new task", "TEXT"), *TASK_WORDS,
          Flag("--max", "how many agents work at the same time, at most", "N",
               {"type": parse_count, "default": 0, "dest": "most"}),
@@ -24696,7 +25192,8 @@ def cmd_run(options: Namespace, world: World) -> int:
     if options.dry_run:
         return EXIT_OK if is_whole else EXIT_PROBLEM
     if not found and is_whole:
-        raise FleetError("no-tasks", "there are no tasks in any repository yet", fix=ADD_A_TASK)
+        raise FleetError("no-tasks", "there are no tasks in any repository yet",
+                         fix=ADD_A_TASK)
 
     jobs = take_locks(found, options, world)
     if found and not jobs:
@@ -24727,8 +25224,8 @@ def go_on_behind(jobs: Sequence[RunJob], world: World) -> bool:
     log = jobs[0].folder.place("run.log")
     if world.detach(log):
         return True
-    world.out(f"Working in the background. Log: {clean_line(log)}; `subagent-fleet tasks` shows "
-              "the tasks, `subagent-fleet task stop '*'` ends them.\n")
+    world.out(f"Working in the background. Log: {clean_line(log)}; `subagent-fleet tasks` "
+              "shows the tasks, `subagent-fleet task stop '*'` ends them.\n")
     return False
 
 
@@ -24747,7 +25244,8 @@ def prepare_runs(folders: Iterable[Folder], options: Namespace) -> list[RunJob]:
 
 def tell_trouble(folder: Folder, error: FleetError) -> None:
     """Say what is wrong in one repository; the others go on."""
-    text = format_finding((*error.findings, error.finding)[0], look=look_of(folder.world, "stderr"))
+    text = format_finding((*error.findings, error.finding)[0],
+                          look=look_of(folder.world, "stderr"))
     folder.world.err(f"{clean_line(folder.repository.main)}: {text}")
 
 
@@ -24768,11 +25266,12 @@ class RunJob:
         self.orders = [order_of(task, folder, "typed" if typed else "file",
                                 known.plan.origins.get(task.name, {}).get("base", ""))
                        for task in new]
-        tasks = {name: state.task for name, state in known.states.items() if not state.is_over}
+        tasks = {name: state.task for name, state in known.states.items()
+                 if not state.is_over}
         tasks.update({task.name: task for task in new})
         if not tasks and not known.names and not options.keep_going:
-            raise FleetError("no-tasks", "there are no tasks: no tasks.yaml here or above, and "
-                             "none was added", fix=ADD_A_TASK)
+            raise FleetError("no-tasks", "there are no tasks: no tasks.yaml here or above, "
+                             "and none was added", fix=ADD_A_TASK)
         refuse_bypass(tasks, folder.world)
         self.only = {*expand_names(only, tasks), *self.typed}  # that are meant; none: all
         # When those ended that had ended before.
@@ -24786,8 +25285,8 @@ class RunJob:
     def take_lock(self) -> bool:
         """Become the supervisor; False: somebody is.
 
-        One that was killed in the moment in which it started a program leaves the lock to that
-        one until it has become another program: a moment, but longer on a busy machine.
+        One that was killed in the moment in which it started a program leaves the lock to
+        that one until it has become another program: a moment, but longer on a busy machine.
         """
         world = self.folder.world
         self.folder.make()
@@ -24804,10 +25303,11 @@ class RunJob:
         return {self.folder.ask({**order, **more}) for order in self.orders}
 
     def find_meant(self) -> tuple[dict[str, TaskState], bool]:
-        """Return the tasks that were named or else have changed; all, and True, if none has."""
+        """Return the tasks that were named or else changed; all, and True, if none did."""
         tasks = {name: state for name, state in self.folder.read_states()[0].items()
                  if not state.forgotten and (not self.only or name in self.only)}
-        changed = {name: state for name, state in tasks.items() if self.over.get(name) != state.at}
+        changed = {name: state for name, state in tasks.items()
+                   if self.over.get(name) != state.at}
         is_idle = not changed and not self.only
         return tasks if self.only or is_idle else changed, is_idle
 
@@ -24877,11 +25377,12 @@ def tell_dirty(folder: Folder) -> None:
 
 
 def refuse_bypass(tasks: Mapping[str, TaskSpec], world: World) -> None:
-    """Refuse what Claude Code refuses to root as well (2.1.327): permission for everything."""
-    names = [name for name, task in tasks.items() if task.permission == "bypass" and task.talks]
+    """Refuse what Claude Code also refuses to root (2.1.327): permission for everything."""
+    names = [name for name, task in tasks.items()
+             if task.permission == "bypass" and task.talks]
     if names and world.is_root and world.environ.get("IS_SANDBOX") != "1":
-        raise FleetError("bypass-as-root", f"{some_of(names, 3)}: `permission: bypass` as root "
-                         "would let an agent do everything", status=EXIT_REFUSED,
+        raise FleetError("bypass-as-root", f"{some_of(names, 3)}: `permission: bypass` as "
+                         "root would let an agent do everything", status=EXIT_REFUSED,
                          fix="run it as another user, or write `permission: default`")
 
 
@@ -24910,8 +25411,8 @@ def watch_tasks(world: World, path: str, fleet: Fleet | None,
             plan = load_tasks(world, path, fleet)
         except FleetError as error:
             first = (*error.findings, error.finding)[0]
-            raise FleetError("invalid-config", f"{first.where or path}: {first.what}; keeping "
-                             "what it said before") from None
+            raise FleetError("invalid-config", f"{first.where or path}: {first.what}; "
+                             "keeping what it said before") from None
         if options.most:  # was typed: whatever is edited, so many at most
             plan = replace(plan, file=replace(plan.file, max=None))
         return plan
@@ -24922,7 +25423,8 @@ def show_plan(job: RunJob) -> None:
     """Print what would start now, and what each other task waits for."""
     sight = see_tasks(job.folder, job.backing, job.orders)
     starts = plan_starts(sight.tasks, sight.limits, sight.now)
-    begun = {**sight.tasks, **{one: replace(sight.tasks[one], state="running") for one in starts}}
+    begun = {**sight.tasks,
+             **{one: replace(sight.tasks[one], state="running") for one in starts}}
     branches: set[str] = set()
     for name, state in begun.items():
         word, text = state.state, state.reason
@@ -24935,7 +25437,7 @@ def show_plan(job: RunJob) -> None:
 
 
 def foresee_start(folder: Folder, state: TaskState, branches: set[str]) -> tuple[str, str]:
-    """Return in a word and a text whether a task would start, beside those with such branches."""
+    """Return in a word and a text whether a task would start, given those branches."""
     branch = plan_branch(state)
     tip = git_of(folder).commit_of(f"refs/heads/{branch}")
     if branch in branches or not state.start and tip not in ("", state.base):
@@ -24949,13 +25451,15 @@ def foresee_start(folder: Folder, state: TaskState, branches: set[str]) -> tuple
 
 
 def hand_over(job: RunJob, options: Namespace, world: World) -> int:
-    """Hand tasks that were typed to the supervisor that lives, and follow them until they end.
+    """Hand typed tasks to the supervisor that lives, and follow them until they end.
 
-    Where it ends before it has taken them up, the job gets the lock, and its tasks are not lost.
+    Where it ends before it has taken them up, the job gets the lock, and its tasks
+    are not lost.
     """
     folder = job.folder
     if not job.typed:
-        raise FleetError("supervised", f"`run` is already active here (pid {folder.holder()})",
+        raise FleetError("supervised",
+                         f"`run` is already active here (pid {folder.holder()})",
                          status=EXIT_REFUSED, fix=f"add work: {ADD_A_TASK}")
     events = Tail(world, folder.place("events.jsonl"), last_bytes=1)  # what comes from now on
     asked = job.hand_in(handed=True)
@@ -25010,7 +25514,7 @@ def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: Worl
 
 
 def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
-    """Do what can be done in a repository; of several, one in which that fails is given up."""
+    """Do what can be done in a repository; of several, one where that fails is given up."""
     try:
         return bool(job.supervisor.step())
     except FleetError as error:
@@ -25030,10 +25534,11 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
     lines = [f"{counts or 'No tasks'}."]
     if stops:
-        if any(state.is_active for job in jobs for state in job.folder.read_states()[0].values()):
-            lines.append("Agents keep running, but nothing checks them or starts the next task. "
-                         "`subagent-fleet run` to watch them again, "
-                         "`subagent-fleet task stop '*'` to end them.")
+        if any(state.is_active for job in jobs
+               for state in job.folder.read_states()[0].values()):
+            lines.append("Agents keep running, but nothing checks them or starts "
+                         "the next task. `subagent-fleet run` to watch them "
+                         "again, `subagent-fleet task stop '*'` to end them.")
     elif shown:
         if all(is_idle for _, is_idle in meant):
             lines = [f"Nothing to do: {lines[0]}"]
@@ -25049,9 +25554,10 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
 
 
 def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
-    """Return what to type for the first task whose work is done and not in what is checked out."""
+    """Return what to type for the first task that is done and not in what is checked out."""
     waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
-                                 "--format=%(refname:lstrip=2)", "refs/heads").text.split("\n")
+                                 "--format=%(refname:lstrip=2)",
+                                 "refs/heads").text.split("\n")
     done = [state for state in states.values()
             if state.state == "done" and not state.forgotten and state.kept
             and state.branch in waiting]
@@ -25189,7 +25695,8 @@ def find_task(folder: Folder, name: str, command: str) -> TaskState:
     """Return a task by its name, or refuse."""
     tasks = see_states(folder)[0]
     path = folder.place("tasks", name, "state.json")
-    if name not in tasks and obeys(name, "task name") and folder.world.kind_of(path) == "file":
+    if (name not in tasks and obeys(name, "task name")
+            and folder.world.kind_of(path) == "file"):
         raise FleetError("bad-state", f"{path} does not hold the state of a task",
                          fix=f"look at it: `less {quote_shell(path)}`")
     known = [one for one, state in tasks.items() if not state.forgotten]
@@ -25216,10 +25723,12 @@ def show_task(folder: Folder, name: str, options: Namespace) -> None:
         return
     world.out(format_task_details(row, keys, tries, look_of(world)))
     if state.newer:
-        world.out(f"The task file has changed: `subagent-fleet task retry {name}` takes it.\n")
+        world.out("The task file has changed: `subagent-fleet task retry "
+                  f"{name}` takes it.\n")
 
 
-def list_keys(folder: Folder, state: TaskState, options: Namespace) -> list[tuple[str, Any, str]]:
+def list_keys(folder: Folder, state: TaskState,
+              options: Namespace) -> list[tuple[str, Any, str]]:
     """Return (key, value, where that was said) of what holds for a task."""
     origins = dict.fromkeys(freeze(state.task), "when it was added")
     with contextlib.suppress(FleetError):
@@ -25261,8 +25770,8 @@ def describe_try(receipt: Mapping[str, Any]) -> str:
         words.append(count_of(int(receipt.get("turns") or 0), "turn"))
     if rounds:
         words.append(f"check exit {', '.join(map(str, rounds))}")
-    words += [f"{count_of(int(served.get('requests') or 0), 'request')} on {served.get('node')}"
-              for served in receipt.get("served") or []]
+    words += [f"{count_of(int(served.get('requests') or 0), 'request')} on "
+              f"{served.get('node')}" for served in receipt.get("served") or []]
     return ", ".join([*words, *(f"note: {flag}" for flag in receipt.get("flags") or [])])
 
 
@@ -25283,8 +25792,10 @@ def cmd_task_add(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world), trust=options.trust)
     tasks = plan_typed_tasks(options.texts, options, know_tasks(folder, options))
     is_live = bool(folder.holder())
-    carry_out(folder, [{**order_of(task, folder), "handed": is_live} for task in tasks], options)
-    tell_outcomes([(task.name, "added", shorten(task.prompt or "")) for task in tasks], folder)
+    carry_out(folder, [{**order_of(task, folder), "handed": is_live} for task in tasks],
+              options)
+    tell_outcomes([(task.name, "added", shorten(task.prompt or "")) for task in tasks],
+                  folder)
     return EXIT_OK
 
 
@@ -25321,7 +25832,8 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Name
               ) -> Mapping[str, TaskState]:
     """Hand orders of one kind to whoever supervises, and wait until they are obeyed.
 
-    Where nobody does, that is done here; but what an agent needs to hear is left for who comes.
+    Where nobody does, that is done here; but what an agent needs to hear is left
+    for who comes.
     """
     world = folder.world
     asked = {folder.ask(order) for order in orders}
@@ -25340,7 +25852,8 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Name
                 supervisor.step()
             left = asked & {identity for identity, _ in folder.read_orders()}
             tasks = folder.read_states()[0]
-            if not left and all(is_carried_out(kind, tasks[name]) for name in names & {*tasks}):
+            if not left and all(is_carried_out(kind, tasks[name])
+                                for name in names & {*tasks}):
                 break
             lock = None if supervisor else world.hold(folder.place("lock"))
             if lock:
@@ -25362,7 +25875,8 @@ def is_carried_out(kind: str, state: TaskState) -> bool:
         return state.is_over
     if kind == "answer":
         return state.state != "asking"
-    return kind not in ("attach", "detach") or (state.state == "attached") == (kind == "attach")
+    return (kind not in ("attach", "detach")
+            or (state.state == "attached") == (kind == "attach"))
 
 
 def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, *,
@@ -25381,7 +25895,8 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, *,
          group=WORK, examples=("task say parser 'use the stdlib only'",))
 def cmd_task_say(options: Namespace, world: World) -> int:
     options.patterns = [options.task]
-    order_tasks("say", options, world, lambda folder, state: {"text": " ".join(options.words)})
+    order_tasks("say", options, world,
+                lambda folder, state: {"text": " ".join(options.words)})
     if not open_folder(world).holder():
         world.err("It will be delivered at the next `subagent-fleet run`.\n")
     return EXIT_OK
@@ -25420,7 +25935,8 @@ def cmd_task_answer(options: Namespace, world: World) -> int:
 
 def show_questions(states: Sequence[TaskState], options: Namespace, world: World) -> int:
     """Print what is asked, with numbers to answer by."""
-    asked = {state.name: questions_in(state.question.get("request") or {}) for state in states}
+    asked = {state.name: questions_in(state.question.get("request") or {})
+             for state in states}
     if options.json:
         print_report(world, "task answer", {"questions": [
             {"task": name, "questions": [{"question": question, "choices": labels}
@@ -25441,7 +25957,8 @@ def show_questions(states: Sequence[TaskState], options: Namespace, world: World
 
 
 def order_tasks(command: str, options: Namespace, world: World,
-                words: Callable[[Folder, TaskState], Mapping[str, Any]] = lambda *_: {}) -> int:
+                words: Callable[[Folder, TaskState], Mapping[str, Any]] = lambda *_: {}
+                ) -> int:
     """Ask something of the tasks that were named, and say what has become of each.
 
     `words` is what else the order says.
@@ -25492,7 +26009,8 @@ def describe_outcome(order: Mapping[str, Any], state: TaskState, now: TaskState
     if command == "say":
         text, is_live = shorten(order["text"]), state.state in LIVE_STATES
         if is_live and not state.task.talks:
-            text += f" ({state.task.program} can't be told while it runs: its next try gets this)"
+            text += (f" ({state.task.program} can't be told while it runs: "
+                     "its next try gets this)")
         is_told = is_live and state.task.talks and now is not state and not now.says
         return "told" if is_told else "saved", text, True
     if command == "retry":
@@ -25570,12 +26088,13 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
     # Nothing has changed until here; whoever finds this lock free ends the attachment.
     hold = world.hold(folder.place("tasks", name, "attached"))
     if hold is None:
-        raise FleetError("attached", f"{name} is open in another terminal", status=EXIT_REFUSED)
+        raise FleetError("attached", f"{name} is open in another terminal",
+                         status=EXIT_REFUSED)
     try:
         state = carry_out(folder, [{"do": "attach", "task": name}], options)[name]
         if state.state != "attached":
-            raise FleetError("not-attached", f"{name} is {state.state}; it could not be ended in "
-                             "time", fix=f"subagent-fleet task stop {name}")
+            raise FleetError("not-attached", f"{name} is {state.state}; it could not be "
+                             "ended in time", fix=f"subagent-fleet task stop {name}")
         main = git_of(folder)
         before = store_tree(git, main, state.copies, None)
         environ, settings = plan_task_session(state.task, world.environ, fleet, key)
@@ -25601,18 +26120,20 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
 
 # -- what tasks have said and done --
 
-LOG_FILES = {"setup": "setup.log", "check": "check-0.log", "stderr": "err", "raw": "out.jsonl"}
+LOG_FILES = {"setup": "setup.log", "check": "check-0.log", "stderr": "err",
+             "raw": "out.jsonl"}
 
 
-@command("task log", "show what a task's agent said and did; without a name, the run's own log",
-         Flag("task", "a task's name", "NAME", {"nargs": "?", "default": ""}),
-         Flag("kinds", "other kinds of log: setup, check, stderr, raw", "KIND",
-              {"nargs": "?", "choices": [*LOG_FILES], "default": None}),
-         Flag("--try", "of an earlier try; default: of the last", "N",
-              {"type": parse_count, "default": 0, "dest": "number"}),
-         Flag("--lines", "how many", "N", {"type": parse_count, "default": 40}, short="-n"),
-         Flag("--follow", "go on as it comes, until Ctrl-C", short="-f"),
-         group=WORK, examples=("task log", "task log parser", "task log parser check --try 1"))
+@command(
+    "task log", "show what a task's agent said and did; without a name, the run's own log",
+    Flag("task", "a task's name", "NAME", {"nargs": "?", "default": ""}),
+    Flag("kinds", "other kinds of log: setup, check, stderr, raw", "KIND",
+         {"nargs": "?", "choices": [*LOG_FILES], "default": None}),
+    Flag("--try", "of an earlier try; default: of the last", "N",
+         {"type": parse_count, "default": 0, "dest": "number"}),
+    Flag("--lines", "how many", "N", {"type": parse_count, "default": 40}, short="-n"),
+    Flag("--follow", "go on as it comes, until Ctrl-C", short="-f"),
+    group=WORK, examples=("task log", "task log parser", "task log parser check --try 1"))
 def cmd_task_log(options: Namespace, world: World) -> int:
     folder = open_folder(world)
     path, show = folder.place("events.jsonl"), format_run_event
@@ -25621,7 +26142,8 @@ def cmd_task_log(options: Namespace, world: World) -> int:
         if options.number:
             state = replace(state, tried=options.number, checks=(), reason="")
         path = find_log(folder, state, options.kinds or "raw")
-        show = format_plain_line if options.kinds or not state.task.talks else format_agent_line
+        show = (format_plain_line if options.kinds or not state.task.talks
+                else format_agent_line)
     if not world.size_of(path):
         hint = explain_log(folder, state, options.kinds or "raw") if options.task else ""
         world.err(f"{clean_line(path)} is empty.{hint}\n")
@@ -25649,10 +26171,12 @@ def explain_log(folder: Folder, state: TaskState, kind: str) -> str:
     """Return what a log that is empty does not say, and which one has something."""
     text = ""
     if kind == "check" and state.checks:
-        text = f" `{clean_line(state.task.check or '')}` printed nothing (exit {state.checks[-1]})."
+        text = (f" `{clean_line(state.task.check or '')}` printed nothing (exit "
+                f"{state.checks[-1]}).")
     elif state.reason:
         text = f" {state.name} is {state.state}: {clean_line(state.reason)}."
-    others = [name for name in LOG_FILES if folder.world.size_of(find_log(folder, state, name))]
+    others = [name for name in LOG_FILES
+              if folder.world.size_of(find_log(folder, state, name))]
     if others:
         text += f" See also: subagent-fleet task log {state.name} {others[0]}"
     return text
@@ -25690,7 +26214,8 @@ def format_agent_line(line: bytes) -> list[str]:
         lines = [f"asks       {question_of(event.get('request') or {})}"]
     if kind in ("assistant", "user"):
         content = (event.get("message") or {}).get("content")
-        lines = [_format_block(block) for block in (content if isinstance(content, list) else ())
+        lines = [_format_block(block)
+                 for block in (content if isinstance(content, list) else ())
                  if kind == "assistant" or block.get("type") == "tool_result"]
     return [" ".join(line.split("\n")) for line in lines if line]
 
@@ -25701,7 +26226,8 @@ def _format_block(block: Mapping[str, Any]) -> str:
         return f"says       {block.get('text')}"
     if block.get("type") == "tool_use":
         given = (block.get("input") or {}).values()
-        words = [question for question, _ in questions_in(block)] or [str(one) for one in given]
+        words = ([question for question, _ in questions_in(block)]
+                 or [str(one) for one in given])
         return f"{str(block.get('name')):10} {' '.join(words)[:400]}"
     if block.get("type") != "tool_result":
         return ""
@@ -25723,7 +26249,8 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
         after = store_tree(git, git_of(folder), state.copies, None, runs_filters=False).tree
     if not after:
         why = f": {state.reason}" if state.is_over else ""
-        raise FleetError("no-diff", f"{state.name} has no work to show (it is {state.state}{why})",
+        raise FleetError("no-diff",
+                         f"{state.name} has no work to show (it is {state.state}{why})",
                          fix=f"subagent-fleet tasks {state.name}")
     words = ["diff", "--no-ext-diff", "--no-textconv", "-O/dev/null"]
     if options.stat:
@@ -25756,10 +26283,12 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
     plans = []
     for each in [each for state in states for each in (state, *older_of(state))]:
         if each.git:
-            plan = tidy_task(folder, each, is_dry=options.dry_run, takes_ignored=options.ignored)
+            plan = tidy_task(folder, each, is_dry=options.dry_run,
+                             takes_ignored=options.ignored)
             plans.append(plan)
             if plan.removes and not options.dry_run:
-                carry_out(folder, [{"do": "gone", "task": each.name, "git": each.git}], options)
+                carry_out(folder, [{"do": "gone", "task": each.name, "git": each.git}],
+                          options)
         elif each.branch in branches and each.is_over:
             plans += tidy_branch(folder, each, is_dry=options.dry_run)
     if options.json:
@@ -25776,7 +26305,8 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
 def find_free_branches(folder: Folder) -> set[str]:
     """Return the branches that no worktree stands on."""
     git = git_of(folder)
-    branches = git.out("for-each-ref", "--format=%(refname:lstrip=2)", "refs/heads").split("\n")
+    branches = git.out("for-each-ref", "--format=%(refname:lstrip=2)",
+                       "refs/heads").split("\n")
     return set(branches) - {words["branch"] for words in list_worktrees(git).values()}
 
 
@@ -25849,8 +26379,8 @@ def tell_served(workspace: Workspace, options: Namespace) -> None:
     with contextlib.suppress(FleetError):  # no fleet, no key: nobody can serve with it
         fleet = load_config(world, options.config).fleet
         if find_gateway(world, fleet, workspace.read_key(fleet)):
-            tell(world, f"The gateway at {gateway_url(fleet.gateway)} serves with the key that "
-                 "goes: stop it, and start it again after `subagent-fleet generate`.\n")
+            tell(world, f"The gateway at {gateway_url(fleet.gateway)} serves with the key "
+                 "that goes: stop it, and start it again after `subagent-fleet generate`.\n")
 
 
 def agree_to_clean(doomed: Sequence[Change], options: Namespace, world: World) -> None:
@@ -25870,7 +26400,7 @@ def agree_to_clean(doomed: Sequence[Change], options: Namespace, world: World) -
 
 
 def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool) -> None:
-    """Remove files and the directories that are empty then; with the last the manifest goes."""
+    """Remove files and the directories left empty; with the last file, the manifest too."""
     workspace.write(doomed)
     if is_all:
         workspace.world.remove(workspace.enter(MANIFEST_FILE))
@@ -25906,12 +26436,14 @@ def cmd_skills_list(options: Namespace, world: World) -> int:
 
 
 @command("skills install", "teach your assistants to set up and use the fleet",
-         Flag("--target", f"only for these programs: {', '.join(SKILL_PLACES)}", "LIST", REPEAT,
-              offers=tuple(SKILL_PLACES)),
+         Flag("--target", f"only for these programs: {', '.join(SKILL_PLACES)}", "LIST",
+              REPEAT, offers=tuple(SKILL_PLACES)),
          Flag("--skill", "only this skill; may be repeated", "SKILL", REPEAT,
-              offers=("subagent-fleet-setup", "subagent-fleet-operations", "subagent-fleet-runs")),
+              offers=("subagent-fleet-setup", "subagent-fleet-operations",
+                      "subagent-fleet-runs")),
          Flag("--user", "in your home, for every project"), OUT, CONFIG, FORCE,
-         group=MORE, examples=("skills install", "skills install --target claude-code --user"),
+         group=MORE, examples=("skills install",
+                               "skills install --target claude-code --user"),
          excludes=("user out",))
 def cmd_skills_install(options: Namespace, world: World) -> int:
     targets = split_lists(options.target)
@@ -25928,8 +26460,8 @@ def cmd_skills_install(options: Namespace, world: World) -> int:
 
 
 @command("plugins install", "write a plugin marketplace with the skills, for assistants",
-         Flag("--target", f"only for these programs: {', '.join(PLUGIN_TARGETS)}", "LIST", REPEAT,
-              offers=PLUGIN_TARGETS), OUT, CONFIG, FORCE,
+         Flag("--target", f"only for these programs: {', '.join(PLUGIN_TARGETS)}", "LIST",
+              REPEAT, offers=PLUGIN_TARGETS), OUT, CONFIG, FORCE,
          group=MORE, examples=("plugins install --out market",))
 def cmd_plugins_install(options: Namespace, world: World) -> int:
     targets = split_lists(options.target)
@@ -25951,9 +26483,10 @@ def skills_workspace(options: Namespace, world: World) -> Workspace:
     if not options.user:
         return open_workspace(options, world)
     if world.environ.get("CLAUDE_CONFIG_DIR"):
-        raise FleetError("usage", "skills: $CLAUDE_CONFIG_DIR is set, so Claude Code does not look "
-                         "into your home", status=EXIT_REFUSED,
-                         fix="unset CLAUDE_CONFIG_DIR, or install into the project without --user")
+        raise FleetError("usage", "skills: $CLAUDE_CONFIG_DIR is set, so Claude Code does "
+                         "not look into your home", status=EXIT_REFUSED,
+                         fix="unset CLAUDE_CONFIG_DIR, or install into the "
+                             "project without --user")
     return Workspace(world, world.home)
 
 
@@ -25985,7 +26518,8 @@ START_FILES = {"zsh": "~/.zshrc", "bash": "~/.bashrc", "fish": "~/.config/fish/c
 
 
 @command("install", "install the command subagent-fleet for this user",
-         Flag("--remove", "remove it, and all that this program wrote outside of your projects"),
+         Flag("--remove", "remove it, and all that this program wrote outside "
+              "of your projects"),
          group=MORE, examples=("install", "install --remove"))
 def cmd_install(options: Namespace, world: World) -> int:
     if not world.can_supervise():
@@ -25996,7 +26530,8 @@ def cmd_install(options: Namespace, world: World) -> int:
     launcher = LAUNCHER.format(repr(place)).encode("utf-8")
     kind = world.kind_of(command, follow=False)
     if kind != "absent" and (kind != "file" or world.read_bytes(command) != launcher):
-        raise FleetError("in-the-way", f"{command} already exists, and `install` did not write it",
+        raise FleetError("in-the-way",
+                         f"{command} already exists, and `install` did not write it",
                          status=EXIT_REFUSED, fix=f"mv {quote_shell(command)} "
                                                   f"{quote_shell(command + '.old')}")
     if options.remove:
@@ -26021,14 +26556,14 @@ def read_own_source(world: World, name: str) -> bytes:
     """Return this file's own text; a program that was piped has none."""
     source = world.own_source()
     if source is None:
-        raise FleetError("no-source", f"{name}: this program was piped, so its own file is not "
-                         "known", status=EXIT_USAGE, fix="save it as subagent_fleet.py, and run "
-                         "that")
+        raise FleetError("no-source", f"{name}: this program was piped, so its own "
+                         "file is not known", status=EXIT_USAGE,
+                         fix="save it as subagent_fleet.py, and run that")
     return source
 
 
 def remove_install(world: World, command: str) -> int:
-    """Remove all that this program has written outside of projects, but no worktree of a task."""
+    """Remove all that this program wrote outside of projects, but no worktree of a task."""
     home = Workspace(world, world.home)
     taught = home.compare(None, tuple(target.name for target in TAUGHT))
     mine = [change for change in taught if change.action != "edited"]
@@ -26038,15 +26573,16 @@ def remove_install(world: World, command: str) -> int:
     paths = []
     if worktrees:  # then the command stays, too: `task tidy` is still to be typed
         kept.append(f"the command, and {count_of(worktrees, 'worktree')} of tasks, such as "
-                    f"{worktrees[0]}. First `subagent-fleet task tidy` in their repositories, "
-                    "then this again")
+                    f"{worktrees[0]}. First `subagent-fleet task tidy` in their "
+                    "repositories, then this again")
     else:
         places += [world.user_place("data"), world.user_place("state")]
         paths = [command]
     for place in places:
         paths += [place, *world.paths_below(place, "**")]
 
-    files = [path for path in paths if world.kind_of(path, follow=False) in ("file", "symlink")]
+    files = [path for path in paths
+             if world.kind_of(path, follow=False) in ("file", "symlink")]
     for path in files:
         world.remove(path)
     if mine:
@@ -26059,15 +26595,18 @@ def remove_install(world: World, command: str) -> int:
         said += f".\nKept: {some_of(kept)}.\n"
     else:
         said += "; nothing is left outside of your projects.\n"
-    world.out(f"{said}Claude Code keeps its own records of sessions in its `projects` directory.\n"
-              "In a project: `python3 subagent_fleet.py clean` removes what was generated there.\n")
+    world.out(f"{said}Claude Code keeps its own records of sessions in its "
+              "`projects` directory.\n"
+              "In a project: `python3 subagent_fleet.py clean` removes what was "
+              "generated there.\n")
     return EXIT_OK
 
 
 @command("schema", "print the JSON Schema of the fleet file, or of the task file",
          Flag("kind", "which kind of file", "KIND",
               {"nargs": "?", "default": "fleet", "choices": ("fleet", "tasks")}),
-         group=MORE, examples=("schema > fleet.schema.json", "schema tasks > tasks.schema.json"))
+         group=MORE, examples=("schema > fleet.schema.json",
+                               "schema tasks > tasks.schema.json"))
 def cmd_schema(options: Namespace, world: World) -> int:
     schema = render_tasks_schema() if options.kind == "tasks" else render_schema()
     world.write(json.dumps(schema, indent=2) + "\n")
@@ -26089,7 +26628,8 @@ autoload -U +X bashcompinit && bashcompinit
 """ + _BASH_COMPLETION,
     # Fish leaves out what the last word does not begin.
     "fish": "complete -c subagent-fleet "
-            "-a '(subagent-fleet completion -- (commandline -opc)[2..-1] \"\" 2>/dev/null)'\n"}
+            "-a '(subagent-fleet completion -- (commandline -opc)[2..-1] "
+            "\"\" 2>/dev/null)'\n"}
 
 
 @command("completion", "print a completion script for your shell",
@@ -26121,7 +26661,8 @@ def follow_words(before: Sequence[str], world: World) -> list[str]:
     row = find_call(before).command
     words = ["--help", *(flag.name for flag in row.flags if flag.name.startswith("-"))]
     for flag in row.flags:
-        if before[-1] in (flag.name, flag.short) and flag.metavar and "nargs" not in flag.more:
+        if (before[-1] in (flag.name, flag.short) and flag.metavar
+                and "nargs" not in flag.more):
             return offered_words(flag, before, world)
         if not flag.name.startswith("-"):
             words += offered_words(flag, before, world)
@@ -26131,7 +26672,7 @@ def follow_words(before: Sequence[str], world: World) -> list[str]:
 
 
 def offered_words(flag: Flag, before: Sequence[str], world: World) -> list[str]:
-    """Return the words that a flag can be given, the names of a fleet's parts from its file."""
+    """Return the words a flag can be given, the names of a fleet's parts from its file."""
     offers = flag.offers or flag.more.get("choices", ())
     if offers and offers[0] in NAME_KINDS:
         config = dict(zip(before, before[1:])).get("--config")
@@ -26144,7 +26685,8 @@ def first_words() -> list[str]:
     return list(dict.fromkeys(row.name.split()[0] for row in COMMANDS))
 
 
-FIRST_COMMANDS = ("up", "add", "status", "trace", "ui", "doctor", "run", "tasks", "launch", "help")
+FIRST_COMMANDS = ("up", "add", "status", "trace", "ui", "doctor", "run", "tasks",
+                  "launch", "help")
 
 
 def format_overview(look: Look) -> str:
@@ -26154,27 +26696,29 @@ def format_overview(look: Look) -> str:
     for row in COMMANDS:
         if row.name not in FIRST_COMMANDS:
             others.setdefault(row.group, {})[row.name.split()[0]] = None
-    text = wrap_text(f"subagent-fleet {__version__}: run Claude Code-style subagents across your "
-                     "local model fleet.\n\nStart:\n  subagent-fleet up\n\nCommands:\n", look)
+    text = wrap_text(f"subagent-fleet {__version__}: run Claude Code-style "
+                     "subagents across your local model fleet.\n\nStart:\n"
+                     "  subagent-fleet up\n\nCommands:\n", look)
     text += format_pairs([(name, summaries[name]) for name in FIRST_COMMANDS], look)
     text += "\nMore commands and topics:\n"
     more = [(group, ", ".join(names)) for group, names in others.items()]
     text += format_pairs([*more, ("help", ", ".join(TOPICS))], look) + "\n"
     text += format_words(["`subagent-fleet help NAME` explains a command or a topic;",
                           "`subagent-fleet help commands` lists every command."], look)
-    return text + format_words(["Exit codes: 0 done, 1 a problem was found, 2 usage, 3 refused "
-                                "(--force overrides), 130 interrupted."], look)
+    return text + format_words(["Exit codes: 0 done, 1 a problem was found, 2 usage, 3 "
+                                "refused (--force overrides), 130 interrupted."], look)
 
 
 def format_page(page: str, look: Look) -> str:
-    """Return a page as text: its paragraphs wrapped, its tables aligned, its commands whole."""
+    """Return a page as text: paragraphs wrapped, tables aligned, commands whole."""
     text = ""
     for part in re.split(r"(?ms)^(```\w*\n.*?^```\n|(?:\|[^\n]*\n)+)", page):
         if part.startswith("```"):
             text += "".join(f"  {line}\n" for line in part.splitlines()[1:-1])
         elif part.startswith("|"):
             rows = [[re.sub("^`([^`]*)`$", r"\1", cell.strip()).replace("\\|", "|")
-                     for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in part.splitlines()]
+                     for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+                    for line in part.splitlines()]
             text += format_table(rows[0], rows[2:], look=look)
         else:
             for paragraph in re.split(r"\n(?=- |\d\. |#|\n)", part):
@@ -26194,7 +26738,8 @@ HELP_COLUMNS = 100
 
 
 @command("help", "show how a command is used, or read about a topic",
-         Flag("command", "which command or topic", "[COMMAND]", {"nargs": "*", "default": ()}),
+         Flag("command", "which command or topic", "[COMMAND]",
+              {"nargs": "*", "default": ()}),
          group=MORE, examples=("help validate", "help config"))
 def cmd_help(options: Namespace, world: World) -> int:
     words = " ".join(options.command).split()
@@ -26210,12 +26755,14 @@ def cmd_help(options: Namespace, world: World) -> int:
     else:
         if words[0] not in (*OTHER_NAMES, *first_words()):
             raise FleetError("unknown-command", f"help: no command or topic `{words[0]}`",
-                             status=EXIT_USAGE, fix=nearest(words[0], (*TOPICS, *first_words()))
+                             status=EXIT_USAGE,
+                             fix=nearest(words[0], (*TOPICS, *first_words()))
                              or "subagent-fleet --help")
         called = find_call(words)
         if called.words:
-            raise FleetError("usage", f"help: `{called.words[0]}` is more than a command's name",
-                             status=EXIT_USAGE, fix=f"subagent-fleet help {called.command.name}")
+            raise FleetError("usage", f"help: `{called.words[0]}` is more than "
+                             "a command's name", status=EXIT_USAGE,
+                             fix=f"subagent-fleet help {called.command.name}")
         text = show_usage(called.command, look)
     world.out(text)
     return EXIT_OK
@@ -26235,9 +26782,12 @@ TOPICS = {
     "machines": Topic("more machines: worker, add, scan, wake; who does what where",
                       lambda: MACHINES_PAGE),
     "models": Topic("what bench measures, and how it is kept", lambda: MODELS_PAGE),
-    "backends": Topic("other servers than Ollama; your own Claude login", lambda: BACKENDS_PAGE),
-    "gateway": Topic("the queue, failover, receipts, and LiteLLM instead", lambda: GATEWAY_PAGE),
-    "harnesses": Topic("opencode, codex, aider, qwen-code, pi and cn", lambda: HARNESSES_PAGE),
+    "backends": Topic("other servers than Ollama; your own Claude login",
+                      lambda: BACKENDS_PAGE),
+    "gateway": Topic("the queue, failover, receipts, and LiteLLM instead",
+                     lambda: GATEWAY_PAGE),
+    "harnesses": Topic("opencode, codex, aider, qwen-code, pi and cn",
+                       lambda: HARNESSES_PAGE),
     "traces": Topic("which machine served which agent; the dashboard and its events",
                     lambda: TRACES_PAGE),
     "runs": Topic("coding agents in parallel: every key, state and promise",
@@ -26290,7 +26840,8 @@ def render_tasks_page() -> str:
         lines.append(f"| `{name}` | {shown} | {each.words} |")
     lines += ["", "| Key of the file | Meaning |", "|---|---|"]
     lines += [f"| `{name}` | {each.words} |" for name, each in FILE_KEYS["task file"].items()]
-    lines += ["", "`defaults:` takes every key of a task but `prompt`, `prompt_file`, `after`.", ""]
+    lines += [
+        "", "`defaults:` takes every key of a task but `prompt`, `prompt_file`, `after`.", ""]
     return TASKS_PAGE + "\n".join(lines)
 
 
@@ -26328,8 +26879,8 @@ def show_flag(flag: Flag) -> str:
 
 # == 25. Command line =========================================================
 
-# Takes the words that were typed; finds the command, reads its flags, runs it, and prints what it
-# was refused with. What is typed again in a message is named here as it was typed.
+# Takes the words that were typed; finds the command, reads its flags, runs it, and prints
+# what it was refused with. What is typed again in a message is named here as it was typed.
 
 class CommandLine(Record):
     """A command line that was understood."""
@@ -26355,15 +26906,15 @@ def name_program(world: World) -> str:
 
 
 def plan_typing(program: str, typed: Mapping[str, Any]) -> Typing:
-    """Return how messages shall name commands: with the places that were typed, where taken."""
+    """Return how messages name commands: with the places that were typed, where taken."""
     # What `init` writes the next commands read.
     values: dict[str, Any] = {
         "--config": typed.get("output") or typed.get("config"), "--out": typed.get("out"),
         "--output": typed.get("output")}
     places = {}
     for row in COMMANDS:
-        words = [f" {flag.name} {clean_line(quote_shell(values[flag.name]))}" for flag in row.flags
-                 if values.get(flag.name) not in (None, "", "-")]
+        words = [f" {flag.name} {clean_line(quote_shell(values[flag.name]))}"
+                 for flag in row.flags if values.get(flag.name) not in (None, "", "-")]
         places[row.name] = "".join(words)
     return Typing(program, places)
 
@@ -26401,15 +26952,17 @@ def check_combination(row: Command, parser: argparse.ArgumentParser, typed: Name
     for pair in row.excludes:
         one, other = pair.split()
         if all(getattr(typed, key) != parser.get_default(key) for key in (one, other)):
-            raise FleetError("usage", f"{row.name}: {flags[one]} and {flags[other]} cannot be "
-                             "used together", status=EXIT_USAGE, fix=f"leave out {flags[other]}")
+            raise FleetError("usage", f"{row.name}: {flags[one]} and {flags[other]} "
+                             "cannot be used together", status=EXIT_USAGE,
+                             fix=f"leave out {flags[other]}")
 
 
 def make_parser(row: Command) -> argparse.ArgumentParser:
     """Return an argparse parser that refuses as this program does."""
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
-            for theirs, ours in (("argument ", ""), ("expected one argument", "expected a value"),
+            for theirs, ours in (("argument ", ""),
+                                 ("expected one argument", "expected a value"),
                                  ("the following arguments are required:", "it needs"),
                                  ("ignored explicit argument", "it takes no value, not")):
                 message = message.replace(theirs, ours, 1)
@@ -26419,18 +26972,21 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
     parser = Parser(prog="subagent-fleet", add_help=False, allow_abbrev=False,
                     # without a width it imports shutil, and with it three packers
                     formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
-    # Commands share functions: the flags of another one are there, and none of them was typed.
+    # Commands share functions: the flags of another one are there,
+    # and none of them was typed.
     parser.set_defaults(**{name_of(flag): None for each in COMMANDS for flag in each.flags})
     for flag in row.flags:
         names = [flag.short, flag.name] if flag.short else [flag.name]
         if "choices" in flag.more:  # argparse says of a wrong one what only programmers read
             choose = functools.partial(parse_choice, flag.more["choices"])
-            parser.add_argument(*names, **{**flag.more, "metavar": flag.metavar, "type": choose,
-                                           "choices": None})
+            parser.add_argument(*names,
+                                **{**flag.more, "metavar": flag.metavar, "type": choose,
+                                   "choices": None})
         elif flag.metavar:
             parser.add_argument(*names, **{"metavar": flag.metavar, **flag.more})
         else:
-            parser.add_argument(*names, **{"action": "store_true", "default": False, **flag.more})
+            parser.add_argument(*names,
+                                **{"action": "store_true", "default": False, **flag.more})
     return parser
 
 
@@ -26464,7 +27020,8 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
         hint = suggest_flag(first, flags)
         if hint or not row.passes:
             return hint
-        if row.name == "up" and any(flag.name == first for flag in find_command("init").flags):
+        if (row.name == "up"
+                and any(flag.name == first for flag in find_command("init").flags)):
             return f"subagent-fleet init {first}"
         better += ["--", *unknown, *passed]
     return " ".join(("subagent-fleet", row.name, *map(quote_shell, better)))
@@ -26477,7 +27034,7 @@ STARTER = ("import marshal, sys; _, __cached__, __file__, *sys.argv = sys.argv\n
 
 
 def start_from_bytecode(words: Sequence[str], world: World) -> None:
-    """Start what lives long once more, without what compiling it took: 25 MB instead of 99."""
+    """Start what lives long again, without what compiling it took: 25 MB instead of 99."""
     is_script = __name__ == "__main__" and not globals().get("__cached__")
     if not is_script or words[:1] not in [[name] for name in LONG_LIVED]:
         return
@@ -26493,7 +27050,8 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     world = world or World()
     try:
         words = list(sys.argv[1:] if argv is None else argv)
-        if words[:1] in (["-V"], ["--version"]):  # without what the name of this program takes
+        # Without what the name of this program takes.
+        if words[:1] in (["-V"], ["--version"]):
             world.write(f"subagent-fleet {__version__}\n")
             return EXIT_OK
         if argv is None:
@@ -26507,8 +27065,8 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
         world.discard_output()  # `| head` has read enough
         return EXIT_OK
     except Exception:
-        world.err(f"subagent-fleet {__version__}, Python {sys.version.split()[0]}: this is a bug; "
-                  f"please report it with these lines at {HOME_URL}/issues\n"
+        world.err(f"subagent-fleet {__version__}, Python {sys.version.split()[0]}: this is a "
+                  f"bug; please report it with these lines at {HOME_URL}/issues\n"
                   + clean_text(traceback.format_exc()))
         return EXIT_PROBLEM
 
@@ -26574,7 +27132,7 @@ WATCHED_SECONDS = 30.0
 
 
 class Tour:
-    """Types the commands of the demo one after the other, and sees that each does its work."""
+    """Types the demo's commands one after the other, and sees that each does its work."""
 
     def __init__(self, world: DemoWorld, pause: float) -> None:
         self.world, self._pause = world, pause
@@ -26622,8 +27180,8 @@ class Tour:
 
 
 @command("demo", "see it all on simulated machines: takes 30 seconds, installs nothing",
-         Flag("--seconds", f"about how long; else {WATCHED_SECONDS:.0f} on a terminal, 4 off it",
-              "S", {**SECONDS, "default": 0.0}),
+         Flag("--seconds", f"about how long; else {WATCHED_SECONDS:.0f} on a "
+              "terminal, 4 off it", "S", {**SECONDS, "default": 0.0}),
          Flag("--ui", "with the dashboard, one session after the other, until Ctrl-C"),
          group=START, examples=("demo", "demo --ui", "demo --seconds 60"))
 def cmd_demo(options: Namespace, world: World) -> int:
@@ -26632,7 +27190,8 @@ def cmd_demo(options: Namespace, world: World) -> int:
     if not options.seconds and (options.ui or world.is_terminal()):
         seconds = WATCHED_SECONDS
     tokens = max(round(DEMO_TOKENS * seconds / 2 / DEMO_SECONDS), DEMO_TOKENS)
-    pause = DEMO_PAUSE_SECONDS * seconds / WATCHED_SECONDS if seconds > 2 * DEMO_SECONDS else 0.0
+    pause = (DEMO_PAUSE_SECONDS * seconds / WATCHED_SECONDS
+             if seconds > 2 * DEMO_SECONDS else 0.0)
     with contextlib.ExitStack() as ending:
         place = ending.enter_context(PrivateDirectory())
         project = world.path(place, "shop")
@@ -26660,10 +27219,10 @@ def cmd_demo(options: Namespace, world: World) -> int:
 
 
 def show_demo_fleet(tour: Tour, nodes: Mapping[str, SimulatedNode]) -> Fleet:
-    """Show how a fleet is set up: found, written down, checked, generated for, loaded, served."""
+    """Show how a fleet is set up: found, written, checked, generated for, loaded, served."""
     world = tour.world
-    tour.tell("Three simulated machines, the real commands, and a script that plays Claude Code, "
-              "in a temporary directory. Nothing leaves this machine.")
+    tour.tell("Three simulated machines, the real commands, and a script that plays Claude "
+              "Code, in a temporary directory. Nothing leaves this machine.")
     tour.type("init", *(f"--node={name}={node.endpoint}" for name, node in nodes.items()))
     text = world.read_bytes(CONFIG_NAMES[0]).decode("utf-8")
     text = re.sub(r"(?m)^( +port: )\d+", rf"\g<1>{world.door.port}", text)
@@ -26675,7 +27234,8 @@ def show_demo_fleet(tour: Tour, nodes: Mapping[str, SimulatedNode]) -> Fleet:
     tour.see({model.node for model in fleet.models.values()} == set(nodes), "a machine idles")
     tour.type("generate")
     for agent in fleet.agents:
-        tour.see(world.kind_of(f".claude/agents/{agent}.md") == "file", f"no file for {agent}")
+        tour.see(world.kind_of(f".claude/agents/{agent}.md") == "file",
+                 f"no file for {agent}")
     tour.type("warmup")
     tour.see(all(node.loaded for node in nodes.values()), "not every model was loaded")
     tour.serve()
@@ -26684,7 +27244,7 @@ def show_demo_fleet(tour: Tour, nodes: Mapping[str, SimulatedNode]) -> Fleet:
 
 
 def show_demo_sessions(tour: Tour, fleet: Fleet, mini: SimulatedNode, until: float) -> None:
-    """Show sessions at work, and who served whom in the last one; see that nothing is left."""
+    """Show sessions at work and who served whom in the last one; see that nothing is left."""
     world = tour.world
     key = Workspace(world, ".").read_key(fleet)
     place = world.path(claude_directory(world), "projects", project_name(world, "."))
@@ -26715,8 +27275,8 @@ def show_demo_sessions(tour: Tour, fleet: Fleet, mini: SimulatedNode, until: flo
 
 # == 26. Assets ===============================================================
 
-# Texts that are handed out whole: never templated, joined at exact markers. Any section may use
-# them.
+# Texts that are handed out whole: never templated, joined at exact markers. Any section may
+# use them.
 
 # -- what trials are made of --
 
@@ -26736,8 +27296,9 @@ RED_SQUARE = (  # a PNG, 64 by 64
     "QEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEDgsqnc8OJg6Ln3AAAAAElFTkSuQmCC")
 
 
-# It is answered to the token: the page is then asked for by a page of its own address, without
-# which browsers keep the cookie back from a link in another one; and no history has the token.
+# It is answered to the token: the page is then asked for by a page of its own address,
+# without which browsers keep the cookie back from a link in another one; and no history
+# has the token.
 CODE_PAGE = """\
 <!doctype html><html lang="en"><meta charset="utf-8"><title>subagent-fleet</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -27518,12 +28079,13 @@ follow();
 DASHBOARD_PAGE = _PAGE_STYLE + _PAGE_BODY + _PAGE_EVENTS + _PAGE_PARTS + _PAGE_LANES
 # -- skills --
 #
-# What an assistant reads: when to use it, what to type, what never to do. Each command in them is
-# typed by a test.
+# What an assistant reads: when to use it, what to type, what never to do. Each command in
+# them is typed by a test.
 
 # -- pages of help --
 #
-# Markdown, as far as `format_page` reads it; what a table of the file can say is put in from there.
+# Markdown, as far as `format_page` reads it; what a table of the file can say is put
+# in from there.
 
 CONFIG_PAGE = """\
 # fleet.yaml, and what is made of it
@@ -27575,16 +28137,18 @@ agents:
 
 @KEYS@
 
-`model` and `alias` are second spellings of `ollama_model` and `litellm_alias`: one of the two.
+`model` and `alias` are second spellings of `ollama_model` and `litellm_alias`: one of the
+two.
 
 `init --example list` lists examples to start from: `laptop`, `three-machines` and `hybrid`.
 
 The file is `--config`, else `$SUBAGENT_FLEET_CONFIG`, else the nearest `fleet.yaml`,
-`fleet.yml` or `fleet.json` from here up to the git root. JSON is read as well as YAML, and wrong
-keys, names and values are all reported at once, with line, column and what to type; what cannot
-be read as YAML stops at the first. Of YAML it reads what people write; anchors, tags, several
-documents, and words that YAML 1.1 and 1.2 read differently (`yes`, `012`, `1:30`) are refused by
-name, never guessed. `subagent-fleet schema > fleet.schema.json` gives editors completion.
+`fleet.yml` or `fleet.json` from here up to the git root. JSON is read as well as YAML, and
+wrong keys, names and values are all reported at once, with line, column and what to type;
+what cannot be read as YAML stops at the first. Of YAML it reads what people write; anchors,
+tags, several documents, and words that YAML 1.1 and 1.2 read differently (`yes`, `012`,
+`1:30`) are refused by name, never guessed. `subagent-fleet schema > fleet.schema.json` gives
+editors completion.
 
 ## Warnings
 
@@ -27595,12 +28159,12 @@ name, never guessed. `subagent-fleet schema > fleet.schema.json` gives editors c
 - `endpoint-gateway`: an endpoint that is this fleet's own gateway
 - `unused-node`: a node on which no model runs
 - `unused-model`: a model that no agent, tier or fallback uses, nor another of its alias
-- `model-too-large`: a model larger than its node's `memory_gb`: by its name, and in `doctor` by
-  its size and context
-- `memory-short`: models that together are more than `memory_gb`: by their names, and in `doctor`
-  by size and context, or because one lies partly outside the GPU
-- `no-fallback`: a main session that ends with its one machine, though a model on another could go
-  on
+- `model-too-large`: a model larger than its node's `memory_gb`: by its name, and in `doctor`
+  by its size and context
+- `memory-short`: models that together are more than `memory_gb`: by their names, and in
+  `doctor` by size and context, or because one lies partly outside the GPU
+- `no-fallback`: a main session that ends with its one machine, though a model on another
+  could go on
 - `alias-collision`: one alias of two different models
 - `context-thrash`: one Ollama model on one node under two `context`s: each switch reloads it
 - `small-context`: a `context` that Claude Code's own prompt fills
@@ -27613,20 +28177,22 @@ name, never guessed. `subagent-fleet schema > fleet.schema.json` gives editors c
 ## Generated files
 
 - `.claude/agents/NAME.md`: Claude Code: one per agent, with the alias as its model
-- `.env.subagent-fleet`: your shell: the gateway's address, its key (random, kept, mode 0600), and
-  what Claude Code needs to know about local models; each line says what it is for
+- `.env.subagent-fleet`: your shell: the gateway's address, its key (random, kept, mode 0600),
+  and what Claude Code needs to know about local models; each line says what it is for
 - `litellm_config.yaml`: LiteLLM, written either way, so that changing over is one line
-- `.subagent-fleet/NAME/…`: opencode, codex, aider, qwen, pi or cn, where `--target` or `targets:`
-  names it (`subagent-fleet help harnesses`)
-- `.subagent-fleet/manifest.json`: this program: what it wrote, to know your edits from its own
+- `.subagent-fleet/NAME/…`: opencode, codex, aider, qwen, pi or cn, where `--target` or
+  `targets:` names it (`subagent-fleet help harnesses`)
+- `.subagent-fleet/manifest.json`: this program: what it wrote, to know your edits from its
+  own
 
 They go beside the fleet file that was found, or here with `--config`, or where `--out` says
-(Claude Code reads the agents of where it runs and of the git root above). All or nothing: if one
-of them was edited by you, `generate` writes nothing and shows the difference, and `--force`
-overwrites after a copy into `.subagent-fleet/backup/` (so does `init --force`); `up` keeps yours
-and writes the others. Agents that left the fleet are removed under the same rule. `clean` removes
-what was written, keeps what you edited and says so, and leaves the copies, `requests.jsonl` and
-the logs. Your own agents are never touched. Put this into your `.gitignore`:
+(Claude Code reads the agents of where it runs and of the git root above). All or nothing: if
+one of them was edited by you, `generate` writes nothing and shows the difference, and
+`--force` overwrites after a copy into `.subagent-fleet/backup/` (so does `init --force`);
+`up` keeps yours and writes the others. Agents that left the fleet are removed under the same
+rule. `clean` removes what was written, keeps what you edited and says so, and leaves the
+copies, `requests.jsonl` and the logs. Your own agents are never touched. Put this into your
+`.gitignore`:
 
 ```text
 .env.subagent-fleet
@@ -27640,14 +28206,14 @@ Without `launch` or `up`, in the shell you are in:
 claude
 ```
 
-(in fish: `subagent-fleet env --shell fish | source`). `launch` asks first whether this fleet's
-gateway answers; it and `up` take the settings from `fleet.yaml`, and only the key from
-`.env.subagent-fleet`. A proxy or a cloud that your shell names (`HTTPS_PROXY`,
-`CLAUDE_CODE_USE_BEDROCK`) does not come between Claude Code and the fleet. A second `up` uses the
-gateway of the first, and serves on when that one ends. Two projects at the same time need two
-`port:`s: `init` and `up` write the next free one into a new file, and `up` takes it where the
-file says none. A line of Claude Code's with `[claude-code:unrecognized_model]` is harmless: it
-has not heard of your alias.
+(in fish: `subagent-fleet env --shell fish | source`). `launch` asks first whether this
+fleet's gateway answers; it and `up` take the settings from `fleet.yaml`, and only the key
+from `.env.subagent-fleet`. A proxy or a cloud that your shell names (`HTTPS_PROXY`,
+`CLAUDE_CODE_USE_BEDROCK`) does not come between Claude Code and the fleet. A second `up` uses
+the gateway of the first, and serves on when that one ends. Two projects at the same time need
+two `port:`s: `init` and `up` write the next free one into a new file, and `up` takes it where
+the file says none. A line of Claude Code's with `[claude-code:unrecognized_model]` is
+harmless: it has not heard of your alias.
 """
 
 MACHINES_PAGE = """\
@@ -27659,13 +28225,13 @@ On each other machine, get the file as above and ask it what to do:
 python3 subagent_fleet.py worker
 ```
 
-It says whether Ollama runs and can be reached, what to type to open it on this system, and prints
-what to put under the `nodes:` and `models:` of the `fleet.yaml` on your own machine;
-`subagent-fleet add mini=192.168.1.50`, typed there, does that (also for a machine that is already
-there without models). A model gets work when an agent names it, a `fallback` does, or it has the
-alias of one that is used: `subagent-fleet recommend --write` sees to that, where nobody but this
-program has written the file. Or there, have a new `fleet.yaml` written by asking all of them at
-once:
+It says whether Ollama runs and can be reached, what to type to open it on this system, and
+prints what to put under the `nodes:` and `models:` of the `fleet.yaml` on your own machine;
+`subagent-fleet add mini=192.168.1.50`, typed there, does that (also for a machine that is
+already there without models). A model gets work when an agent names it, a `fallback` does, or
+it has the alias of one that is used: `subagent-fleet recommend --write` sees to that, where
+nobody but this program has written the file. Or there, have a new `fleet.yaml` written by
+asking all of them at once:
 
 ```sh
 subagent-fleet init --force --node mini=192.168.1.50 --node studio=studio.local
@@ -27681,10 +28247,10 @@ subagent-fleet init --scan        # a new fleet.yaml with the machines that get 
 ```
 
 This knocks at every address of the private networks that this machine is in (`--scan
-192.168.7.0/24`: of that one, at most a /22; a public network is refused), on the ports of Ollama,
-LM Studio, llama.cpp and vLLM, and at the machines that `tailscale status` names, where that
-program is: it takes three seconds in all. It never scans unasked, and says what it skipped and
-why.
+192.168.7.0/24`: of that one, at most a /22; a public network is refused), on the ports of
+Ollama, LM Studio, llama.cpp and vLLM, and at the machines that `tailscale status` names,
+where that program is: it takes three seconds in all. It never scans unasked, and says what it
+skipped and why.
 
 Or step by step, to see what each part does:
 
@@ -27699,65 +28265,68 @@ subagent-fleet launch claude     # Claude Code on the fleet
 subagent-fleet doctor            # what doesn't work, and how to fix it
 ```
 
-`warmup`, and `up` with it, asks each machine first whether it is there (5 s), and says of each
-model when it happens whether it is ready, waits for a machine that others keep busy, or is on one
-that does not answer. `up` says it in one line where up to four models load without trouble; it
-waits 15 s for others and continues without those that don't answer: their `fallback` takes over.
-What failed later, when, for which agent and in which words: `subagent-fleet logs`.
+`warmup`, and `up` with it, asks each machine first whether it is there (5 s), and says of
+each model when it happens whether it is ready, waits for a machine that others keep busy, or
+is on one that does not answer. `up` says it in one line where up to four models load without
+trouble; it waits 15 s for others and continues without those that don't answer: their
+`fallback` takes over. What failed later, when, for which agent and in which words:
+`subagent-fleet logs`.
 
 ## Who does what where
 
-`init`, and `up` at its first start, decide by these rules, print what they decided with a reason
-for each, and write it above each model into `fleet.yaml`:
+`init`, and `up` at its first start, decide by these rules, print what they decided with a
+reason for each, and write it above each model into `fleet.yaml`:
 
-1. A model fits a role when it calls tools (as `bench` measured, else as its node says, less those
-   known to print their calls) and holds the role's context: 32,768 tokens for the main session,
-   implementer and reviewer, 8,192 for the others. Embedding models and cloud stubs fit none.
+1. A model fits a role when it calls tools (as `bench` measured, else as its node says, less
+   those known to print their calls) and holds the role's context: 32,768 tokens for the main
+   session, implementer and reviewer, 8,192 for the others. Embedding models and cloud stubs
+   fit none.
 2. Models share a machine only within its `memory_gb`, or where as much was seen loaded there
-   together; else a machine gets one. A model takes its weights and its context: layer by layer
-   where its node describes them (windows, hybrids, latent keys), else by a guess. It gets the
-   largest context that fits, up to what its role needs, and the sum is shown.
-3. The strongest has the most parameters; a coder stands before a general model of its size, one
-   that thinks after it.
-4. The main session and the implementer get the strongest; the reviewer the strongest on *another*
-   machine, of another family where there is one; the planner the fastest of at least 7 B; the
-   summarizer the fastest on another machine. No machine idles while a role could move to it at less
-   than half its strength lost.
-5. Each model falls back on the strongest of the other machines; one model on two machines has one
-   alias, and they share its work: tables name both (`mini or studio (shared)`).
+   together; else a machine gets one. A model takes its weights and its context: layer by
+   layer where its node describes them (windows, hybrids, latent keys), else by a guess. It
+   gets the largest context that fits, up to what its role needs, and the sum is shown.
+3. The strongest has the most parameters; a coder stands before a general model of its size,
+   one that thinks after it.
+4. The main session and the implementer get the strongest; the reviewer the strongest on
+   *another* machine, of another family where there is one; the planner the fastest of at
+   least 7 B; the summarizer the fastest on another machine. No machine idles while a role
+   could move to it at less than half its strength lost.
+5. Each model falls back on the strongest of the other machines; one model on two machines has
+   one alias, and they share its work: tables name both (`mini or studio (shared)`).
 
 `subagent-fleet recommend` asks the machines again, takes what `bench` measured, and shows the
 fleet as it is beside the fleet as these rules would have it: what would change, why, on which
 numbers, and what it does not know (`memory_gb`, models never measured, machines that sleep).
-`--write` writes it where `fleet.yaml` is still as `init` wrote it, which its last line tells, and
-keeps a copy.
+`--write` writes it where `fleet.yaml` is still as `init` wrote it, which its last line tells,
+and keeps a copy.
 
 ## How many agents stay warm
 
-A server reads a prompt once and goes on from there, as long as it still holds it: one in each slot,
-and more in main memory (llama-server, and Ollama from 0.30, keep up to 8 GiB a loaded model). One
-agent more, and nearly every prompt is read again from its beginning. `status`, `doctor` and
-`recommend` say how many agents a machine keeps warm and how many there are. To keep more: set
-`LLAMA_ARG_CACHE_RAM` (in MiB) where its server runs, and write `cache_gb:` under the machine; or
-write less `context:`. On a Mac this is the same memory that models use.
+A server reads a prompt once and goes on from there, as long as it still holds it: one in each
+slot, and more in main memory (llama-server, and Ollama from 0.30, keep up to 8 GiB a loaded
+model). One agent more, and nearly every prompt is read again from its beginning. `status`,
+`doctor` and `recommend` say how many agents a machine keeps warm and how many there are. To
+keep more: set `LLAMA_ARG_CACHE_RAM` (in MiB) where its server runs, and write `cache_gb:`
+under the machine; or write less `context:`. On a Mac this is the same memory that models use.
 
 ## Machines that sleep
 
-With `mac: "a4:83:e7:01:02:03"` under a node, `subagent-fleet wake mini` sends the 102 bytes of a
-magic packet to the broadcast addresses of this machine's networks (or to `--via ADDRESS`, for
-another network or a router that hands it on), waits, and says `mini answered after 11 s`; without
-a name, all that have a `mac`. `warmup` and `up` wake sleeping machines first. The machine
-must allow it: on a Mac "Wake for network access", on a PC the card's Wake-on-LAN. For a node
-without `mac` it says how to find it.
+With `mac: "a4:83:e7:01:02:03"` under a node, `subagent-fleet wake mini` sends the 102 bytes
+of a magic packet to the broadcast addresses of this machine's networks (or to `--via
+ADDRESS`, for another network or a router that hands it on), waits, and says `mini answered
+after 11 s`; without a name, all that have a `mac`. `warmup` and `up` wake sleeping machines
+first. The machine must allow it: on a Mac "Wake for network access", on a PC the card's
+Wake-on-LAN. For a node without `mac` it says how to find it.
 
 ## The first word
 
-Claude Code's first request is 10,000 to 18,000 tokens, most of it tools that a local model does
-not use; at 300 tokens a second that is a minute before the first word. `up` and `launch` start it
-without them where the main session's `context` is at most 131,072 (`up` says so in a line). The
-tools that an agent of the fleet names stay, and so do those of `--allowedTools`. `lean: false`
-under `project.claude` brings all back. Measured under an alias with `sonnet` in it, bytes ÷ 4:
-5,600 tokens instead of 11,700 with Claude Code 2.1.327, 4,200 instead of 19,100 with 2.1.197.
+Claude Code's first request is 10,000 to 18,000 tokens, most of it tools that a local model
+does not use; at 300 tokens a second that is a minute before the first word. `up` and `launch`
+start it without them where the main session's `context` is at most 131,072 (`up` says so in a
+line). The tools that an agent of the fleet names stay, and so do those of `--allowedTools`.
+`lean: false` under `project.claude` brings all back. Measured under an alias with `sonnet` in
+it, bytes ÷ 4: 5,600 tokens instead of 11,700 with Claude Code 2.1.327, 4,200 instead of
+19,100 with 2.1.197.
 """
 
 MODELS_PAGE = """\
@@ -27767,26 +28336,27 @@ MODELS_PAGE = """\
 subagent-fleet bench --quick     # a minute; without --quick, prompts that fill the context, too
 ```
 
-`bench` asks each model on its machine what a session will ask of it, as its route does, one after
-the other on a machine and the machines at once; each answer is judged by a value that can be
-checked:
+`bench` asks each model on its machine what a session will ask of it, as its route does, one
+after the other on a machine and the machines at once; each answer is judged by a value that
+can be checked:
 
 - Load s: how long it takes to load; it is unloaded first
 - Prompt tok/s: reading a new prompt of 1,000 tokens, and one of half the context
 - Answer tok/s: writing
 - First s: to the first word, warm, with the prompt's beginning cached
 - Tools: one of five given tools called with the right arguments (an enum, a nested object, an
-  array, a name with `-`), two calls, none where none fits, an answer after the result; each goes
-  on for up to three turns, as an agent would. Or what it did instead: "printed the call as text"
-- Context: with the context full a word at its very beginning is still known and the node's own
-  count fits; one token more is refused, not cut
+  array, a name with `-`), two calls, none where none fits, an answer after the result; each
+  goes on for up to three turns, as an agent would. Or what it did instead: "printed the call
+  as text"
+- Context: with the context full a word at its very beginning is still known and the node's
+  own count fits; one token more is refused, not cut
 
-Speeds are the node's own counters, where it has some. A model that says it can think, or see, has
-to. Results are kept in `.subagent-fleet/bench.json` as they come, with the date and the versions
-and the answers that failed; a run that is interrupted, or loses a machine, keeps what it has.
-`status` shows what was measured; `recommend` and `init` decide by it. Measure while nothing else
-works: a busy machine is slower, and each model is loaded again. Models that leave the house are
-measured only when `--model` names them.
+Speeds are the node's own counters, where it has some. A model that says it can think, or see,
+has to. Results are kept in `.subagent-fleet/bench.json` as they come, with the date and the
+versions and the answers that failed; a run that is interrupted, or loses a machine, keeps
+what it has. `status` shows what was measured; `recommend` and `init` decide by it. Measure
+while nothing else works: a busy machine is slower, and each model is loaded again. Models
+that leave the house are measured only when `--model` names them.
 
 ## The exam
 
@@ -27796,32 +28366,34 @@ subagent-fleet bench --exam --questions 30 --since 365d --check 'make test'
 ```
 
 The questions come from your own history: small commits that change code and tests. Each is
-proven first, twice: its tests fail on the commit before it and pass on it. What is left out is
-listed with the reason. The check is `--check`, else the default of tasks.yaml, else the project's
-usual one; you see it before anything runs.
+proven first, twice: its tests fail on the commit before it and pass on it. What is left out
+is listed with the reason. The check is `--check`, else the default of tasks.yaml, else the
+project's usual one; you see it before anything runs.
 
 Each model gets each question as a task of `run`, in Claude Code: the commit's message and the
-names of the failing tests, in a repository that holds the files before the fix and nothing later.
-Then the tests of the fix replace the model's, and the check decides. A question ends when the
-model ends, at the deadline (30 minutes, or the default of tasks.yaml), or when the model gets
-stuck. A model that asks a person has failed; what another model answered does not count.
+names of the failing tests, in a repository that holds the files before the fix and nothing
+later. Then the tests of the fix replace the model's, and the check decides. A question ends
+when the model ends, at the deadline (30 minutes, or the default of tasks.yaml), or when the
+model gets stuck. A model that asks a person has failed; what another model answered does not
+count.
 
-- Likely: the share that it would pass of many such questions, with 95 % confidence (Wilson). Ten
-  questions tell a model that does 9 of 10 from one that does half of them in 15 of 100 exams,
-  sixty in 99
+- Likely: the share that it would pass of many such questions, with 95 % confidence (Wilson).
+  Ten questions tell a model that does 9 of 10 from one that does half of them in 15 of 100
+  exams, sixty in 99
 - Each time (with `--times`): the questions that it passed every time
-- Not told apart: their ranges overlap. `recommend` and `init` prefer a model for its exam only
-  where the exam tells it from another, and then say so
+- Not told apart: their ranges overlap. `recommend` and `init` prefer a model for its exam
+  only where the exam tells it from another, and then say so
 
-What was asked once is not asked again: after Ctrl-C the same command continues. Commits, reasons
-and results are kept in `.subagent-fleet/exam.json`, without any text of yours. A result belongs to
-the model's digest: a new version of a tag starts at zero.
+What was asked once is not asked again: after Ctrl-C the same command continues. Commits,
+reasons and results are kept in `.subagent-fleet/exam.json`, without any text of yours. A
+result belongs to the model's digest: a new version of a tag starts at zero.
 """
 
 BACKENDS_PAGE = """\
 # Other servers than Ollama
 
-`provider:` says what a node runs. `init`, `add` and `--node` see it by themselves and write it.
+`provider:` says what a node runs. `init`, `add` and `--node` see it by themselves and write
+it.
 
 - `ollama`: Ollama. Models are loaded: by `warmup`, with the route's `context`. Asked with:
   `/api/chat`
@@ -27850,15 +28422,15 @@ models:
     context: 65536                 # at most what the server was started with
 ```
 
-All of them have the same queue, slots, rests and failover. A key is sent only to the endpoint it
-was accepted for (`trust`), and is in no file, log or receipt. The request goes to servers that
-speak Messages as it came, but with plain blocks, the system first, and without what they once
-refused.
+All of them have the same queue, slots, rests and failover. A key is sent only to the endpoint
+it was accepted for (`trust`), and is in no file, log or receipt. The request goes to servers
+that speak Messages as it came, but with plain blocks, the system first, and without what they
+once refused.
 
 ## Your own Claude login, subagents at home
 
-The main session may stay on your Claude subscription while the agents of the fleet run on your
-machines. `init --hybrid` writes it, with the models that your machines have:
+The main session may stay on your Claude subscription while the agents of the fleet run on
+your machines. `init --hybrid` writes it, with the models that your machines have:
 
 ```yaml
 project:
@@ -27892,64 +28464,64 @@ agents:
     description: Use for planning, file discovery and task decomposition.
 ```
 
-`launch` and `up` then leave Claude Code's login alone and show the gateway's key in a header of
-its own, which goes no further; a login is stored, logged and shown nowhere. (With a login Claude
-Code also asks api.anthropic.com about the account by itself, past any gateway.) What the cloud
-refuses (401, 429, 529 with its `retry-after`) comes back as it came, unless the model has a
-`fallback`; a login that has run out always does. `status` says what left the house, each receipt
-whether it did (`cloud`). With `api_key_env` in place of `auth` it is a key of your own that goes
-there.
+`launch` and `up` then leave Claude Code's login alone and show the gateway's key in a header
+of its own, which goes no further; a login is stored, logged and shown nowhere. (With a login
+Claude Code also asks api.anthropic.com about the account by itself, past any gateway.) What
+the cloud refuses (401, 429, 529 with its `retry-after`) comes back as it came, unless the
+model has a `fallback`; a login that has run out always does. `status` says what left the
+house, each receipt whether it did (`cloud`). With `api_key_env` in place of `auth` it is a
+key of your own that goes there.
 """
 
 GATEWAY_PAGE = """\
 # The gateway
 
 `serve` (and `up`) speak Anthropic's Messages API to Claude Code and to Ollama `/api/chat`:
-streams, tools, images, thinking where the model's `thinking` says so, `count_tokens`. It sends
-each request with the model's own `context`, so that nothing reloads, and refuses a prompt that is
-too long in the words on which Claude Code compacts, instead of cutting it in silence. Connecting
-to a machine gets three seconds; a machine that fails rests and is tried again; one that takes a
-request and then answers nothing at all is left after fifteen, while a model that is only slow is
-waited for. Who leaves in mid answer takes the request off its machine at once, and so that Ollama
-survives it: a client that only closes the connection may cost the model until Ollama is restarted
-(0.32.15, its issue 17131; 7 of 450 did with fast
+streams, tools, images, thinking where the model's `thinking` says so, `count_tokens`. It
+sends each request with the model's own `context`, so that nothing reloads, and refuses a
+prompt that is too long in the words on which Claude Code compacts, instead of cutting it in
+silence. Connecting to a machine gets three seconds; a machine that fails rests and is tried
+again; one that takes a request and then answers nothing at all is left after fifteen, while a
+model that is only slow is waited for. Who leaves in mid answer takes the request off its
+machine at once, and so that Ollama survives it: a client that only closes the connection may
+cost the model until Ollama is restarted (0.32.15, its issue 17131; 7 of 450 did with fast
 test models). A model that takes no images is told from its first refusal on that one was left
-out, so that a picture does not end a conversation. What a request needs chooses among the models
-of its alias and their fallbacks before load does: one that sees images, one whose context holds
-the prompt, one that calls tools; the receipt says who was passed over for what. Each request
-leaves one line in `.subagent-fleet/requests.jsonl`: when, which agent session, alias, model,
-machine, waited, tokens, outcome; never a prompt, an answer or the key. `logs` shows them, with
-the agents' names; `serve --verbose` says the same as it happens, and who was refused and why;
-`GET /fleet`, with the key, shows as JSON each node's totals, each model's slots and rest, and how
-many wait; `warm` is what a model is believed to keep: `conversations`, their `tokens`, the `room`
-for tokens besides the slots (null: not known) and how many seats are `held`.
+out, so that a picture does not end a conversation. What a request needs chooses among the
+models of its alias and their fallbacks before load does: one that sees images, one whose
+context holds the prompt, one that calls tools; the receipt says who was passed over for what.
+Each request leaves one line in `.subagent-fleet/requests.jsonl`: when, which agent session,
+alias, model, machine, waited, tokens, outcome; never a prompt, an answer or the key. `logs`
+shows them, with the agents' names; `serve --verbose` says the same as it happens, and who was
+refused and why; `GET /fleet`, with the key, shows as JSON each node's totals, each model's
+slots and rest, and how many wait; `warm` is what a model is believed to keep:
+`conversations`, their `tokens`, the `room` for tokens besides the slots (null: not known) and
+how many seats are `held`.
 
 ## Prompts stay warm
 
-A machine reads only what is new of a prompt while it still has the beginning. It has room for as
-many conversations as it has slots, and for as many more as fit in its prompt cache. If more agents
-than that take turns, each turn pushes out the prompt that comes next, and every turn reads tens of
-thousands of tokens again. So the gateway keeps seats: a conversation keeps its seat while it is
-answered and while its tool runs (15 s at most, and never longer than reading it again takes), and
-an agent without a seat waits until one is free. It recognizes a prompt by its content, so this
-works with every program, and a forked agent goes to the machine that knows its parent's prompt.
-While everything in use fits, requests are answered first come, first served. How much fits is
-measured: it starts with one conversation more than slots; `cache_gb:` under a node in `fleet.yaml`
-tells it right away.
+A machine reads only what is new of a prompt while it still has the beginning. It has room for
+as many conversations as it has slots, and for as many more as fit in its prompt cache. If
+more agents than that take turns, each turn pushes out the prompt that comes next, and every
+turn reads tens of thousands of tokens again. So the gateway keeps seats: a conversation keeps
+its seat while it is answered and while its tool runs (15 s at most, and never longer than
+reading it again takes), and an agent without a seat waits until one is free. It recognizes a
+prompt by its content, so this works with every program, and a forked agent goes to the
+machine that knows its parent's prompt. While everything in use fits, requests are answered
+first come, first served. How much fits is measured: it starts with one conversation more than
+slots; `cache_gb:` under a node in `fleet.yaml` tells it right away.
 
 No request waits without end. Who has waited 250 s (60 s if the client does not stream), and
-everybody who came before, takes the next seat that has lasted 1.2 times the reading time of its
-prompt. So the longest wait is about 600 s, or 1.25 times the wait of first come, first served if
-that is longer. `trace` and `logs --failed` say how
-many tokens were read again and why (pushed out, or moved from another machine), and which agents
-waited for which.
+everybody who came before, takes the next seat that has lasted 1.2 times the reading time of
+its prompt. So the longest wait is about 600 s, or 1.25 times the wait of first come, first
+served if that is longer. `trace` and `logs --failed` say how many tokens were read again and
+why (pushed out, or moved from another machine), and which agents waited for which.
 
 ## LiteLLM instead
 
-Where the file names no `provider`, this program serves: `up` does, and what `generate`, `status`
-and `doctor` tell you to type is `serve`. When more people, keys or other providers come, LiteLLM
-is the engine to grow into (it needs Python 3.10). With `provider: litellm` in `fleet.yaml`, `up`
-starts LiteLLM itself; step by step:
+Where the file names no `provider`, this program serves: `up` does, and what `generate`,
+`status` and `doctor` tell you to type is `serve`. When more people, keys or other providers
+come, LiteLLM is the engine to grow into (it needs Python 3.10). With `provider: litellm` in
+`fleet.yaml`, `up` starts LiteLLM itself; step by step:
 
 ```sh
 uv tool install 'litellm[proxy]==1.106.2'
@@ -27966,8 +28538,8 @@ HARNESSES_PAGE = """\
 # Other programs
 
 The gateway also speaks OpenAI's Responses (`/v1/responses`) and Chat Completions
-(`/v1/chat/completions`), streamed and whole, with tools, images and reasoning; `/v1/models` lists
-the aliases in both shapes. Any program that takes a base URL and a key can use it:
+(`/v1/chat/completions`), streamed and whole, with tools, images and reasoning; `/v1/models`
+lists the aliases in both shapes. Any program that takes a base URL and a key can use it:
 
 ```sh
 . ./.env.subagent-fleet
@@ -27995,21 +28567,22 @@ subagent-fleet launch cn -- -p "say hi"
 | pi | Messages | none | 8,192 |
 | cn (Continue) | Messages | none | 8,192 |
 
-`launch` writes what the program reads into a directory of its own, `.subagent-fleet/NAME`, with
-each alias's context and longest answer, telemetry off, and starts it with the key in its
+`launch` writes what the program reads into a directory of its own, `.subagent-fleet/NAME`,
+with each alias's context and longest answer, telemetry off, and starts it with the key in its
 environment; your own settings of it are neither read for the fleet nor touched. `generate
---target codex,pi` only writes the files and says what a program cannot keep of your agents; with
-`targets:` in `fleet.yaml` every `generate` does. `doctor` looks at those that files were written
-for, `clean` removes them. opencode asks the npm registry for a package of its own at each start
-(`npm_config_offline=true` stops that, for its shell, too). aider is not started where the project
-has an `.aider.model.settings.yml`, which could lead it elsewhere, before you add `--trust`.
+--target codex,pi` only writes the files and says what a program cannot keep of your agents;
+with `targets:` in `fleet.yaml` every `generate` does. `doctor` looks at those that files were
+written for, `clean` removes them. opencode asks the npm registry for a package of its own at
+each start (`npm_config_offline=true` stops that, for its shell, too). aider is not started
+where the project has an `.aider.model.settings.yml`, which could lead it elsewhere, before
+you add `--trust`.
 """
 
 TRACES_PAGE = """\
 # Which machine served which agent
 
-`trace` joins what the gateway wrote down with what Claude Code keeps of its sessions, by session,
-agent and request id:
+`trace` joins what the gateway wrote down with what Claude Code keeps of its sessions, by
+session, agent and request id:
 
 ```text
 $ subagent-fleet trace last
@@ -28025,11 +28598,11 @@ main           qwen3-coder:30b  mini           23       -     75  413k  9.1k  �
   └ explorer   qwen3:8b         laptop          2       -     55  4.3k   210  ✓ yes
 ```
 
-Without a session it lists those of this directory, each with the first line of its prompt (only
-`--prompts` shows more); `--requests` shows the requests of one, as
-`logs` shows all. `trace --audit` checks every subagent of the last session, or with `--since 1d`
-of all since then. Each answer that is not yes has its evidence, a line of a transcript or the id
-of a request, and where one is no the exit code is 1:
+Without a session it lists those of this directory, each with the first line of its prompt
+(only `--prompts` shows more); `--requests` shows the requests of one, as `logs` shows all.
+`trace --audit` checks every subagent of the last session, or with `--since 1d` of all since
+then. Each answer that is not yes has its evidence, a line of a transcript or the id of a
+request, and where one is no the exit code is 1:
 
 | Question | No, where |
 |---|---|
@@ -28039,18 +28612,19 @@ of a request, and where one is no the exit code is 1:
 | Context | a prompt was refused as too long, or a node counted far less of it than was sent |
 
 *Not known* is no *no*: a file that was edited since proves nothing, and receipts are kept for
-some 60,000 requests. LiteLLM does not say which machine answered: where an alias has one machine
-and no fallback, the file says it. That an agent finished without using any tool, or did not
-finish, is told beside: an agent that only answers a question is right.
+some 60,000 requests. LiteLLM does not say which machine answered: where an alias has one
+machine and no fallback, the file says it. That an agent finished without using any tool, or
+did not finish, is told beside: an agent that only answers a question is right.
 
 ## The dashboard
 
-`ui`, or `up --ui`, shows the fleet on a page in your browser. First what needs you: questions and
-parked tasks with the line to type, machines that are down, errors. Then each machine with what it
-holds in memory, how many of its slots are busy, its queue and its tokens a second; the routes, and
-on them what works now; a time line with a lane for each agent, where waiting, reading the prompt
-and writing are told apart; the tasks; the last 200 requests, with a filter; the warm-up, `doctor`'s
-warnings and LiteLLM's log while there are any. The tab's title and icon show the state.
+`ui`, or `up --ui`, shows the fleet on a page in your browser. First what needs you: questions
+and parked tasks with the line to type, machines that are down, errors. Then each machine with
+what it holds in memory, how many of its slots are busy, its queue and its tokens a second;
+the routes, and on them what works now; a time line with a lane for each agent, where waiting,
+reading the prompt and writing are told apart; the tasks; the last 200 requests, with a
+filter; the warm-up, `doctor`'s warnings and LiteLLM's log while there are any. The tab's
+title and icon show the state.
 
 ```text
 $ subagent-fleet ui
@@ -28058,20 +28632,20 @@ Dashboard: http://127.0.0.1:8080/?code=6f1c09be42
 This address opens it once. Ctrl-C stops.
 ```
 
-The page changes nothing and is for this machine alone: it listens on loopback and loads nothing
-from anywhere else. The code works once; your browser then keeps a cookie until `ui` ends, so
-`http://127.0.0.1:8080/` is enough. From elsewhere: `ssh -L 8080:127.0.0.1:8080
-HOST` where you sit, and `ui --port 8080 --no-open` there. Of prompts and answers it knows only
-the length.
+The page changes nothing and is for this machine alone: it listens on loopback and loads
+nothing from anywhere else. The code works once; your browser then keeps a cookie until `ui`
+ends, so `http://127.0.0.1:8080/` is enough. From elsewhere: `ssh -L 8080:127.0.0.1:8080 HOST`
+where you sit, and `ui --port 8080 --no-open` there. Of prompts and answers it knows only the
+length.
 
-What it shows comes from the machines, asked every two seconds while the page is open, and from
-`GET /events` of the gateway: server-sent events with the gateway's key, up to 64 listeners. The
-first says `hello`, then comes what is so now, then what changes, each as a row that is told again
-whole when it changes:
+What it shows comes from the machines, asked every two seconds while the page is open, and
+from `GET /events` of the gateway: server-sent events with the gateway's key, up to 64
+listeners. The first says `hello`, then comes what is so now, then what changes, each as a row
+that is told again whole when it changes:
 
 - `request`: `id`, `session`, `agent`, `alias`, `steps` (`at`, `what`: it waits, its prompt is
-  read, its answer written; `node` and `model` that do it; `why` a machine failed), `tokens` so
-  far, once a second; at its end `receipt`, as in `.subagent-fleet/requests.jsonl`
+  read, its answer written; `node` and `model` that do it; `why` a machine failed), `tokens`
+  so far, once a second; at its end `receipt`, as in `.subagent-fleet/requests.jsonl`
 - `rest`: a machine, or one model on it, failed and is left alone: `node`, `model`, `time`,
   `seconds` (0: it answers again), `why`
 
@@ -28086,11 +28660,11 @@ subagent-fleet run 'login:Fix the login' 'tests:Add tests for dates' 'docs:Descr
 ```
 
 That's all: three agents start, each in its own git worktree and on its own branch, and `run`
-follows them until they end. With a `fleet.yaml` they work on your machines; without one, on your
-own Claude login. With `--check 'python3 -m pytest -q'` nothing counts as done because an agent
-says so: the check must pass on exactly what is on the branch. Without a check you look yourself
-(`task diff`, then `task accept`, or merge it). `--coder codex` (or opencode, aider, qwen) lets
-another program do the work.
+follows them until they end. With a `fleet.yaml` they work on your machines; without one, on
+your own Claude login. With `--check 'python3 -m pytest -q'` nothing counts as done because an
+agent says so: the check must pass on exactly what is on the branch. Without a check you look
+yourself (`task diff`, then `task accept`, or merge it). `--coder codex` (or opencode, aider,
+qwen) lets another program do the work.
 
 For more, write the tasks into a file:
 
@@ -28137,8 +28711,8 @@ subagent-fleet task diff parser                       # what it has changed
 subagent-fleet task add 'css:Tidy the styles'         # more work for the same run
 ```
 
-You merge, with git. Then remove the worktrees; one is removed only if everything in it is in a
-branch or a ref:
+You merge, with git. Then remove the worktrees; one is removed only if everything in it is in
+a branch or a ref:
 
 ```sh
 git merge run/docs
@@ -28146,154 +28720,162 @@ git merge run/storage
 subagent-fleet task tidy
 ```
 
-- **Ctrl-C leaves the agents running**, and so does a crash or `kill -9`: the next `subagent-fleet
-  run` takes over where they are. `task stop '*'` ends them. What is known of tasks is below
-  `.git` (`subagent-fleet/run/tasks/NAME`: its state, and for each try the agent's output, the
-  check's, a receipt). The worktrees are in `~/.local/state/subagent-fleet/worktrees`.
-- **States that need you**: `asking` (`task answer`); `review`: it has no check, or `check: none`
-  (`task diff`, then `task accept`, or merge its branch, or `task retry NAME --say TEXT`); `failed`
-  (the check, the diff, the deadline, stuck twice); `parked`, with its reason (setup failed, changed
-  what it may not touch, a program is missing); `stopped`. `task retry` tries again with the task as
-  the file describes it now, `task say` resumes with your words, `task attach` opens the session in
-  your terminal and gives it back. `task forget` drops finished tasks from every list.
+- **Ctrl-C leaves the agents running**, and so does a crash or `kill -9`: the next
+  `subagent-fleet run` takes over where they are. `task stop '*'` ends them. What is known of
+  tasks is below `.git` (`subagent-fleet/run/tasks/NAME`: its state, and for each try the
+  agent's output, the check's, a receipt). The worktrees are in
+  `~/.local/state/subagent-fleet/worktrees`.
+- **States that need you**: `asking` (`task answer`); `review`: it has no check, or `check:
+  none` (`task diff`, then `task accept`, or merge its branch, or `task retry NAME --say
+  TEXT`); `failed` (the check, the diff, the deadline, stuck twice); `parked`, with its reason
+  (setup failed, changed what it may not touch, a program is missing); `stopped`. `task retry`
+  tries again with the task as the file describes it now, `task say` resumes with your words,
+  `task attach` opens the session in your terminal and gives it back. `task forget` drops
+  finished tasks from every list.
 - **Checked is what is kept**: before the check, everything the agent left running is ended, a
-  snapshot is taken, and the check runs on that snapshot in a second worktree. The branch becomes
-  exactly that snapshot. Files that an agent or a check leaves in ignored places don't count.
-  `check_in: same` runs the check in the agent's own worktree instead, for builds too large to do
-  twice.
-- **Scope**: edits outside `touch` are refused, and the agent is told why; what a command changed
-  anyway (`python3 -c`, `make`) is found afterwards and parks the task. Commands are *not*
-  confined unless Claude Code's sandbox is on (`sandbox: required`).
+  snapshot is taken, and the check runs on that snapshot in a second worktree. The branch
+  becomes exactly that snapshot. Files that an agent or a check leaves in ignored places don't
+  count. `check_in: same` runs the check in the agent's own worktree instead, for builds too
+  large to do twice.
+- **Scope**: edits outside `touch` are refused, and the agent is told why; what a command
+  changed anyway (`python3 -c`, `make`) is found afterwards and parks the task. Commands are
+  *not* confined unless Claude Code's sandbox is on (`sandbox: required`).
 - **Nothing of yours is written**: not the checkout, the index, hooks, settings, the stash, or
-  another branch. Each try's end is kept as `refs/subagent-fleet/NAME/TRY`. To see and delete old
-  ones: `git for-each-ref refs/subagent-fleet` and `git update-ref -d REF`.
+  another branch. Each try's end is kept as `refs/subagent-fleet/NAME/TRY`. To see and delete
+  old ones: `git for-each-ref refs/subagent-fleet` and `git update-ref -d REF`.
 - Edit tasks.yaml while `run` works: new tasks start, waiting ones take their new words.
 - `times: 3` makes `NAME-a`, `NAME-b`, `NAME-c` of one prompt, to choose from: `tasks` lists
   finished and small ones first.
 - `coder:` names another program: `codex`, `opencode`, `aider` or `qwen`, or any command as a
-  list. It gets the whole prompt on stdin, can't be asked or steered, and its exit code is shown
-  in the receipt.
-- Files that `.worktreeinclude` or `copy:` names are copied into each worktree, and never onto a
-  branch.
+  list. It gets the whole prompt on stdin, can't be asked or steered, and its exit code is
+  shown in the receipt.
+- Files that `.worktreeinclude` or `copy:` names are copied into each worktree, and never onto
+  a branch.
 - `notify: COMMAND` gets a line of JSON on stdin when a task asks or ends.
-- `subagent-fleet trace NAME` shows a task's session: which machine served which of its agents.
-- The receipt of a try (`tasks NAME`) says which machine served it, which calls were denied, and
-  where the agent's words and its deeds differ.
+- `subagent-fleet trace NAME` shows a task's session: which machine served which of its
+  agents.
+- The receipt of a try (`tasks NAME`) says which machine served it, which calls were denied,
+  and where the agent's words and its deeds differ.
 
 """
 
 SECURITY_PAGE = """\
 # Security
 
-- Ollama has no login. Whoever reaches it can use, change and delete its models: LAN, firewall,
-  Tailscale or WireGuard, never the public internet.
-- The gateway asks for a key, always, and listens on this machine only unless you say otherwise;
-  then it wants a strong key. It answers no web page.
+- Ollama has no login. Whoever reaches it can use, change and delete its models: LAN,
+  firewall, Tailscale or WireGuard, never the public internet.
+- The gateway asks for a key, always, and listens on this machine only unless you say
+  otherwise; then it wants a strong key. It answers no web page.
 - A directory that was cloned, unpacked or shared is never trusted automatically. What its
-  `fleet.yaml` would send beyond your machines, private networks and Tailscale is shown and asked
-  for, once (`trust`; off a terminal it is refused without `--trust`); a fleet at home never asks.
-  A name that may be public counts as beyond, wherever it leads today. Nothing of it is run, and
-  nothing outside of it is written; only `run` runs the commands of a `tasks.yaml`, as `make`
-  does, so read one that is not yours.
-- The key is shown to a gateway only when that has proved to know it already (an HMAC over a nonce
-  and its own address). LiteLLM can prove nothing: it is shown the key when the port is held by a
-  program of yours or of root's, who could read the key's file anyway (not on Windows, where that
-  cannot be told). A key that git tracks, that others may read or that is in another user's file
-  is not used.
+  `fleet.yaml` would send beyond your machines, private networks and Tailscale is shown and
+  asked for, once (`trust`; off a terminal it is refused without `--trust`); a fleet at home
+  never asks. A name that may be public counts as beyond, wherever it leads today. Nothing of
+  it is run, and nothing outside of it is written; only `run` runs the commands of a
+  `tasks.yaml`, as `make` does, so read one that is not yours.
+- The key is shown to a gateway only when that has proved to know it already (an HMAC over a
+  nonce and its own address). LiteLLM can prove nothing: it is shown the key when the port is
+  held by a program of yours or of root's, who could read the key's file anyway (not on
+  Windows, where that cannot be told). A key that git tracks, that others may read or that is
+  in another user's file is not used.
 - `up` and `launch` hand the fleet's settings to Claude Code in a private file (`--settings`),
-  which beats a project's `.claude/settings.json`; they refuse a second `--settings`, and where an
-  administrator's settings lead elsewhere. LiteLLM gets a private config, too.
-- Model names ending in `:cloud` or `-cloud` leave your house through Ollama; they are an error
-  unless the model says `cloud: true`.
+  which beats a project's `.claude/settings.json`; they refuse a second `--settings`, and
+  where an administrator's settings lead elsewhere. LiteLLM gets a private config, too.
+- Model names ending in `:cloud` or `-cloud` leave your house through Ollama; they are an
+  error unless the model says `cloud: true`.
 - The file has no dependencies; everything it does to disk, network and processes is in its
-  sections 12 and 13. `doctor` looks for known holes in Ollama and LiteLLM, weak keys, and files
-  others can read.
-- What is promised, what is not, and how to report a hole: .github/SECURITY.md in the repository.
+  sections 12 and 13. `doctor` looks for known holes in Ollama and LiteLLM, weak keys, and
+  files others can read.
+- What is promised, what is not, and how to report a hole: .github/SECURITY.md in the
+  repository.
 """
 
 JSON_PAGE = """\
 # JSON output
 
 One object on stdout, nothing else; `schema` is `subagent-fleet/COMMAND/1` and changes when a
-field changes its meaning. A command that cannot do its work says why as `error`, a finding, and
-of an invalid config shows every problem under `findings`; `doctor`, and `validate` of an invalid
-config, do so in their own fields. stderr and the exit code are as without `--json`.
+field changes its meaning. A command that cannot do its work says why as `error`, a finding,
+and of an invalid config shows every problem under `findings`; `doctor`, and `validate` of an
+invalid config, do so in their own fields. stderr and the exit code are as without `--json`.
 
 - `validate`: `file`, `valid`, `findings`; `file` is null where none was found
-- `generate`: `out`, `written`, `files` (`path`, `action`: created, updated, unchanged, removed,
-  or edited: yours, kept), `findings`, `diff` (with `--diff`: the text, keys hidden), `routes`
+- `generate`: `out`, `written`, `files` (`path`, `action`: created, updated, unchanged,
+  removed, or edited: yours, kept), `findings`, `diff` (with `--diff`: the text, keys hidden),
+  `routes`
 - `discover`: `fleet`, `nodes`, `models` (`name`, `node`, `ollama_model`, `state`: present,
-  missing, unknown, `fix`), `written`; with `--scan` these are empty, and `scan` has `networks`,
-  `peers`, `addresses` (how many are open, refused, silent, unreachable), `found` (`node`,
-  `provider`, `known`: its name in the fleet, or null), `others` (`address`, `why`), `notes`
+  missing, unknown, `fix`), `written`; with `--scan` these are empty, and `scan` has
+  `networks`, `peers`, `addresses` (how many are open, refused, silent, unreachable), `found`
+  (`node`, `provider`, `known`: its name in the fleet, or null), `others` (`address`, `why`),
+  `notes`
 - `status`: `fleet`, `ready`, `next` (what to type), `gateway` (a finding: who answers at its
-  port), `work` (what that says of each model: `running`, `slots`, `rests_seconds`, `warm`: the
-  `conversations` and their `tokens` that it is believed to keep), `waiting` (requests, for a slot),
-  `left_house` (of the running gateway: `requests`, `input_tokens`,
-  `output_tokens`), `tasks` (at work or waiting: `name`, `state`), `loads` (what a model takes:
-  `node`, `model`, `context`, `gigabytes`,
-  `agents`: who uses it, `warm`: how many of them stay warm, or null), `nodes`, `models` (`name`,
-  `node`, `ollama_model`, `alias`, `context`, `cloud`: whether it leaves the house, `state`: ready,
-  cold, model missing, node offline, `loaded`: as in a node or null, `fallback`: the model that
-  answers instead, or null, `measured`: as in `bench` or null), `routes` (one for each agent:
-  `agent`, `model`, and the same of its model)
+  port), `work` (what that says of each model: `running`, `slots`, `rests_seconds`, `warm`:
+  the `conversations` and their `tokens` that it is believed to keep), `waiting` (requests,
+  for a slot), `left_house` (of the running gateway: `requests`, `input_tokens`,
+  `output_tokens`), `tasks` (at work or waiting: `name`, `state`), `loads` (what a model
+  takes: `node`, `model`, `context`, `gigabytes`, `agents`: who uses it, `warm`: how many of
+  them stay warm, or null), `nodes`, `models` (`name`, `node`, `ollama_model`, `alias`,
+  `context`, `cloud`: whether it leaves the house, `state`: ready, cold, model missing, node
+  offline, `loaded`: as in a node or null, `fallback`: the model that answers instead, or
+  null, `measured`: as in `bench` or null), `routes` (one for each agent: `agent`, `model`,
+  and the same of its model)
 - `recommend`: `fleet`, `roles` (`role`: null of a model without one, `changes`, `why`, `now`
-  (`name`, `node`, `model`), `planned` (the same, `context`, `fallback`), each null where there is
-  none), `measured` (as in `bench`), `unknown` and `counted` (sentences), `block` (to paste),
-  `written`
+  (`name`, `node`, `model`), `planned` (the same, `context`, `fallback`), each null where
+  there is none), `measured` (as in `bench`), `unknown` and `counted` (sentences), `block` (to
+  paste), `written`
 - `wake`: `results` (`node`, `state`: awake, woken, stopped or silent, `seconds`), `via`
-- `warmup`: `results` (`model`, `node`, `ollama_model`, `ok`, `stage`, `state`: ok, not answering,
-  busy or failed, `seconds`, `loaded`, `pulled_bytes`, `size_bytes`, `detail`, `fix`)
+- `warmup`: `results` (`model`, `node`, `ollama_model`, `ok`, `stage`, `state`: ok, not
+  answering, busy or failed, `seconds`, `loaded`, `pulled_bytes`, `size_bytes`, `detail`,
+  `fix`)
 - `bench`: `fleet`, `measurements` (`node`, `endpoint`, `model`, `date`, `tokens`: the context
-  asked with, `load_seconds`, `prompt_rate`, `long_prompt_rate`, `answer_rate` in tokens a second,
-  `first_token_seconds`, null where not measured, `is_counted`: by the node's own counters,
-  `tools`, `context` (`passed`, `asked`, `instead`), `claims`: such a score by name,
+  asked with, `load_seconds`, `prompt_rate`, `long_prompt_rate`, `answer_rate` in tokens a
+  second, `first_token_seconds`, null where not measured, `is_counted`: by the node's own
+  counters, `tools`, `context` (`passed`, `asked`, `instead`), `claims`: such a score by name,
   `exam`: its last score or null, `digest`, `failed` (`trial`, `why`, `answer`), `versions`,
   `failure`)
-- `bench --exam`: `fleet`, `check`, `questions` (commits), `left` (reasons, by commit), `models`
-  (`model`, `digest`, `score` (`passed`, `asked`, `questions`, `repository`: a digest), `interval`,
-  `each_time`: questions, `seconds`, `input`, `output` in all, `failures`: how often, by outcome),
-  `told_apart` (`model`, `beats`, `ties`), `sittings` (`commit`, `check`: a digest, `repository`,
-  `model`, `outcome`: passed, check, diff, asked, deadline, stalled or context, `number`, `digest`,
-  `code`, `seconds`, `turns`, `input`, `output`, `date`), `not_counted`
+- `bench --exam`: `fleet`, `check`, `questions` (commits), `left` (reasons, by commit),
+  `models` (`model`, `digest`, `score` (`passed`, `asked`, `questions`, `repository`: a
+  digest), `interval`, `each_time`: questions, `seconds`, `input`, `output` in all,
+  `failures`: how often, by outcome), `told_apart` (`model`, `beats`, `ties`), `sittings`
+  (`commit`, `check`: a digest, `repository`, `model`, `outcome`: passed, check, diff, asked,
+  deadline, stalled or context, `number`, `digest`, `code`, `seconds`, `turns`, `input`,
+  `output`, `date`), `not_counted`
 - `trace`: `sessions`; of those that are listed (`session`, `task`: whose it is, or empty,
-  `prompt`: its first line, `ended`, `subagents`, `requests`), of those that are shown (`session`,
-  `prompt`, `began`, `ended`, `torn`: FILE:LINE of what cannot be read, `agents` (`agent`: its id,
-  of the main one empty, `name`, `parent`, `state`: done, at work, failed, cut off or empty,
-  `began`, `ended`, `transcript`, `served` (`model`, `node`, `planned`: yes, fallback, no, failed,
-  left or unknown, `why`, `at`, `requests`, `waited`, `first_token`: the median, `rate`: tokens a
-  second, `input_tokens`, `output_tokens`, `read_again`: input tokens that had been read before,
-  `read_again_why`: pushed out, or moved from which machine, `waited_for`: agents or sessions),
-  `audit` (`question`, `answer`: yes, no or unknown, `what`, `evidence`: FILE:LINE and request
-  ids), `notes`: how it ended, where that is worth a look,
-  `prompt` with `--prompts`), `requests` with `--requests`: as `logs` has them); `began`, `ended`
-  and `at` in seconds since 1970
+  `prompt`: its first line, `ended`, `subagents`, `requests`), of those that are shown
+  (`session`, `prompt`, `began`, `ended`, `torn`: FILE:LINE of what cannot be read, `agents`
+  (`agent`: its id, of the main one empty, `name`, `parent`, `state`: done, at work, failed,
+  cut off or empty, `began`, `ended`, `transcript`, `served` (`model`, `node`, `planned`: yes,
+  fallback, no, failed, left or unknown, `why`, `at`, `requests`, `waited`, `first_token`: the
+  median, `rate`: tokens a second, `input_tokens`, `output_tokens`, `read_again`: input tokens
+  that had been read before, `read_again_why`: pushed out, or moved from which machine,
+  `waited_for`: agents or sessions), `audit` (`question`, `answer`: yes, no or unknown,
+  `what`, `evidence`: FILE:LINE and request ids), `notes`: how it ended, where that is worth a
+  look, `prompt` with `--prompts`), `requests` with `--requests`: as `logs` has them);
+  `began`, `ended` and `at` in seconds since 1970
 - `tasks`: `repository`, `supervisor` (its process, 0: none), `unreadable_files` (of state),
   `tasks` (`name`, `group`, `state`: waiting, preparing, starting, running, asking, checking,
-  attached, done, review, failed, stopped or parked, `attempt`, `seconds` in that state, `total`
-  seconds of all tries, `idle`, `now`, `context` in percent, `files`, `plus`, `minus`, `where`,
-  `memory_mb`, `cpu_percent`, `processes`, `fix`, `session`, `branch`, `worktree`, `agent`,
-  `alias`, `reason`, `cause`: check, diff, scope, deadline, stalled, lost, api, coder or the id
-  of an error); with
-  `--all` a list of such objects under `repositories`; with a name that task's fields, `keys`
-  (`key`, `value`, `origin`), `tries`: its receipts
+  attached, done, review, failed, stopped or parked, `attempt`, `seconds` in that state,
+  `total` seconds of all tries, `idle`, `now`, `context` in percent, `files`, `plus`, `minus`,
+  `where`, `memory_mb`, `cpu_percent`, `processes`, `fix`, `session`, `branch`, `worktree`,
+  `agent`, `alias`, `reason`, `cause`: check, diff, scope, deadline, stalled, lost, api, coder
+  or the id of an error); with `--all` a list of such objects under `repositories`; with a
+  name that task's fields, `keys` (`key`, `value`, `origin`), `tries`: its receipts
 - `task answer`: `questions` (`task`, `questions`: `question`, `choices`)
 - `task diff`: `task`, `base`, `after` (a ref or a tree), `files` (lines added, lines removed,
   path)
-- `task tidy`: `worktrees` (`name`, `removes`, `why` not, `saved`: a ref, `files` in no commit,
-  `ignored`, `ignored_bytes`, `branch` that is deleted as well, `is_empty`: it had no commit,
-  `worktree`)
-- `logs`: `requests` (`time` in seconds since 1970, `name`: of the agent, `NAME?` where only its
-  alias tells it, `id`, `session`, `agent`, `alias`, `model`, `node`, `outcome`, `failures`
-  (`node`, `why`: a class), `said` (who failed in which words; nothing of a prompt or an answer),
-  `waited`, `first_byte`, `total` in seconds, `input_tokens`, `output_tokens`, `cached_tokens`: of
-  the input, that the machine still had, `read_again`: that had been read before and was read again,
-  `read_again_why`: pushed out, or moved from which machine, `waited_for`: the agent or session
-  whose prompt was kept warm meanwhile, `chosen`: why this machine, of those that could answer:
-  least busy, knows the prompt, idle longest, ends sooner, no other was free, or nobody else has it,
-  `task`: whose session it is; and the rest of the receipt)
-- `skills list`: `out`, `skills` (`skill`, `summary`, `installed`: absent, installed or differs,
-  by program)
+- `task tidy`: `worktrees` (`name`, `removes`, `why` not, `saved`: a ref, `files` in no
+  commit, `ignored`, `ignored_bytes`, `branch` that is deleted as well, `is_empty`: it had no
+  commit, `worktree`)
+- `logs`: `requests` (`time` in seconds since 1970, `name`: of the agent, `NAME?` where only
+  its alias tells it, `id`, `session`, `agent`, `alias`, `model`, `node`, `outcome`,
+  `failures` (`node`, `why`: a class), `said` (who failed in which words; nothing of a prompt
+  or an answer), `waited`, `first_byte`, `total` in seconds, `input_tokens`, `output_tokens`,
+  `cached_tokens`: of the input, that the machine still had, `read_again`: that had been read
+  before and was read again, `read_again_why`: pushed out, or moved from which machine,
+  `waited_for`: the agent or session whose prompt was kept warm meanwhile, `chosen`: why this
+  machine, of those that could answer: least busy, knows the prompt, idle longest, ends
+  sooner, no other was free, or nobody else has it, `task`: whose session it is; and the rest
+  of the receipt)
+- `skills list`: `out`, `skills` (`skill`, `summary`, `installed`: absent, installed or
+  differs, by program)
 - `env --shell json`: `set` (name: value), `unset` (names)
 - `trust`: `file`, `stakes` (`what`, `accepted`); with `--json` nothing is accepted
 - `doctor`: `verdict`, `mended`, `findings` (with `topic`)
@@ -28305,10 +28887,11 @@ A finding has `id`, `level` (error, warning, info, ok), `what`, `where` (file:li
 `fix` (what to type). A node has `name`, `endpoint`, `provider`, `online`, `reason` (empty,
 `refused`, `timeout`, `dns`, `unreachable`, `tls`, `http 401`, `no key`, `not trusted`, `not
 ollama`, `bad answer`), `detail`, `version`, `latency_ms`, `models` (`name`, `size` in bytes,
-`parameters`, `quantization`, `capabilities`, `trained_context` and `token_bytes` (of memory for
-one token of context): null when not known, `window_bytes` (of memory once a slot: layers that see
-only the last tokens or keep a state), `remote`: whose model it is when it does not run there,
-`digest`) and `loaded` (`name`, `context`, `gpu_percent`, `size`, `expires`: Ollama's own time).
+`parameters`, `quantization`, `capabilities`, `trained_context` and `token_bytes` (of memory
+for one token of context): null when not known, `window_bytes` (of memory once a slot: layers
+that see only the last tokens or keep a state), `remote`: whose model it is when it does not
+run there, `digest`) and `loaded` (`name`, `context`, `gpu_percent`, `size`, `expires`:
+Ollama's own time).
 """
 EXIT_CODES_PAGE = """
 Warnings stop nothing unless `--strict` says so. Every command that reads has `--json` (`env`:
@@ -28323,14 +28906,15 @@ Warnings stop nothing unless `--strict` says so. Every command that reads has `-
 | 130 | interrupted |
 """
 
-PLUGIN_SUMMARY = "Coding agents on the models of your own machines: set up, look after, run tasks."
+PLUGIN_SUMMARY = ("Coding agents on the models of your own machines: set up, "
+                  "look after, run tasks.")
 PLUGIN_README = """\
 # subagent-fleet
 
-Run coding agents on the models of your own machines: laptops, Mac minis, GPU boxes with Ollama,
-llama.cpp or LM Studio. This plugin teaches your assistant to fetch the program (one Python file,
-its checksum pinned), to set up a fleet, to look after it, and to run tasks on it in parallel. It
-holds skills only: no hooks, no servers, nothing that runs by itself.
+Run coding agents on the models of your own machines: laptops, Mac minis, GPU boxes with
+Ollama, llama.cpp or LM Studio. This plugin teaches your assistant to fetch the program (one
+Python file, its checksum pinned), to set up a fleet, to look after it, and to run tasks on it
+in parallel. It holds skills only: no hooks, no servers, nothing that runs by itself.
 
 In Claude Code:
 
@@ -28376,17 +28960,18 @@ more easily than tables.
 1. `subagent-fleet demo`: if it fails, Python is older than 3.9 or loopback is closed; stop
    here.
 2. `subagent-fleet init`, one `--node NAME=ADDRESS` for each other machine. It writes
-   `fleet.yaml`, says which role went where and why. It never replaces a file of theirs unasked.
-3. A machine that does not answer: on that machine run `subagent-fleet worker`. It says what to
-   type there, and prints the lines for `fleet.yaml`. From here, `subagent-fleet add
+   `fleet.yaml`, says which role went where and why. It never replaces a file of theirs
+   unasked.
+3. A machine that does not answer: on that machine run `subagent-fleet worker`. It says what
+   to type there, and prints the lines for `fleet.yaml`. From here, `subagent-fleet add
    mini=192.168.1.50` puts it and its models into the file that is there already.
 4. `subagent-fleet validate --strict`, and type what each finding's `fix:` says.
 5. `subagent-fleet doctor --json`: the findings with `level` error or warning, each with its
    `fix`.
 6. `subagent-fleet generate`, then `subagent-fleet warmup`.
 7. Ask the person to type `subagent-fleet up` in a terminal of their own: it does all of this,
-   serves the fleet, and starts Claude Code. Do not start it from here: it would run Claude Code
-   inside you. To serve only, in the background: `subagent-fleet serve`.
+   serves the fleet, and starts Claude Code. Do not start it from here: it would run Claude
+   Code inside you. To serve only, in the background: `subagent-fleet serve`.
 8. `subagent-fleet status --check` exits 0 when every agent's model is ready.
 
 ## What a fleet.yaml says
@@ -28441,8 +29026,8 @@ subagent-fleet trace --audit      # which machine served which agent, and whethe
 subagent-fleet bench --quick      # how fast, and whether tools and context really work
 ```
 
-`--json` on each gives one object; read that, and tell the person in words. Run `status` first:
-it ends with the one thing to type next.
+`--json` on each gives one object; read that, and tell the person in words. Run `status`
+first: it ends with the one thing to type next.
 
 ## From what they say to what you run
 
@@ -28463,25 +29048,25 @@ it ends with the one thing to type next.
   sleeps or a firewall drops. `subagent-fleet wake` wakes those whose `mac` the file knows.
 - **busy**: another's requests hold it. It is not broken; wait, or give the alias a second
   machine.
-- **cold**: not loaded. `subagent-fleet warmup` loads it with the very context its requests will
-  have.
-- **another context than configured**: some other program asked the same Ollama, which reloaded
-  the model. `subagent-fleet warmup` puts it right; requests through the gateway do not cause
-  it.
+- **cold**: not loaded. `subagent-fleet warmup` loads it with the very context its requests
+  will have.
+- **another context than configured**: some other program asked the same Ollama, which
+  reloaded the model. `subagent-fleet warmup` puts it right; requests through the gateway do
+  not cause it.
 - **does not fit**: the model spills from the GPU or pushes another out. `subagent-fleet
   recommend` shows a placement that fits.
-- **edited**: a generated file was changed by hand. Move the change into `fleet.yaml` (`prompt:`
-  of the agent), then `subagent-fleet generate`.
+- **edited**: a generated file was changed by hand. Move the change into `fleet.yaml`
+  (`prompt:` of the agent), then `subagent-fleet generate`.
 - **no fallback**: when that machine sleeps, its agents fail. Add `fallback: [OTHER]` to the
   model.
-- **audit: fabrication**: an agent reported work without one tool call. Tell the person; do not
-  repeat its claims.
+- **audit: fabrication**: an agent reported work without one tool call. Tell the person; do
+  not repeat its claims.
 
 ## Fix, then look again
 
 1. Type a finding's `fix:` only when it changes nothing of the person's own; else ask them.
-2. `subagent-fleet doctor --fix` fixes what is safe: modes of files, missing and stale generated
-   files.
+2. `subagent-fleet doctor --fix` fixes what is safe: modes of files, missing and stale
+   generated files.
 3. After a change of `fleet.yaml`: `subagent-fleet validate --strict`, `subagent-fleet
    generate`, then the person restarts `up` or `serve`, which keep the file they started with.
 4. Say it is fixed when `subagent-fleet status --check` exits 0, not before.
@@ -28529,15 +29114,15 @@ subagent-fleet tasks              # a line a task: state, machine, what it does 
 subagent-fleet task diff parser   # what it changed
 ```
 
-Each task is one agent in a git worktree of its own, on a branch `run/NAME`. Nothing is merged,
-and the person's checkout is not touched. A task is **done** only when its check passes; what an
-agent says of itself counts for nothing.
+Each task is one agent in a git worktree of its own, on a branch `run/NAME`. Nothing is
+merged, and the person's checkout is not touched. A task is **done** only when its check
+passes; what an agent says of itself counts for nothing.
 
 ## Write good tasks
 
 - One result each, small enough for a local model: a function, a test, a page. Split the rest.
-- `check`: a command that fails before the work and passes after it. Without one a task ends in
-  `review`: the person looks, then `task accept`. A check that passes on the untouched tree
+- `check`: a command that fails before the work and passes after it. Without one a task ends
+  in `review`: the person looks, then `task accept`. A check that passes on the untouched tree
   proves nothing, and the receipt says so.
 - `touch`: the globs it may edit. What it edits outside parks the task; nothing is merged.
 - `after`: what must be done first; with exactly one, it starts from that task's branch.
@@ -28578,8 +29163,8 @@ subagent-fleet task tidy               # remove what is provably saved
 
 - Never answer a task's question on the person's behalf when it is about money, data, names or
   taste.
-- Never merge, push, or delete a branch or worktree yourself (`git worktree remove`, `git branch
-  -D`); `task tidy` removes only what is saved elsewhere.
+- Never merge, push, or delete a branch or worktree yourself (`git worktree remove`, `git
+  branch -D`); `task tidy` removes only what is saved elsewhere.
 - Never report a task as done because its log says so. `subagent-fleet tasks` knows the state.
 - Never stop other people's tasks: `subagent-fleet task stop parser` takes patterns, too: name
   it exactly.
@@ -28596,9 +29181,9 @@ BOOTSTRAP_PAGE = """\
 subagent-fleet --version || python3 subagent_fleet.py --version  # is it here?
 ```
 
-If it is, go on with `skills install` below. If not, tell the person what you are going to fetch
-and ask. It is one Python file (3.9 or newer, nothing to install beside it); fetch exactly this
-version, and check it before anything of it runs:
+If it is, go on with `skills install` below. If not, tell the person what you are going to
+fetch and ask. It is one Python file (3.9 or newer, nothing to install beside it); fetch
+exactly this version, and check it before anything of it runs:
 
 ```sh
 releases=https://github.com/adityak74/subagent-fleet/releases
