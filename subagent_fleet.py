@@ -16415,6 +16415,7 @@ class WorkDone(Record):
     outside: tuple[str, ...] = ()
     said: str = ""  # the agent's last words
     exit_code: int = 0  # of a coder that only ends
+    notes: tuple[str, ...] = ()  # what else has changed meanwhile, by whomever
 
     @property
     def sums(self) -> dict[str, int]:
@@ -16520,7 +16521,7 @@ def find_flags(heard: Heard, work: WorkDone, *, is_checked: bool = False) -> lis
         flags.append("says it called an agent, but called none")
     flags += [f"subagent {name} used no tool" for name, record in heard.subagents.items()
               if record["runs"] and not record["tool_uses"]]
-    return flags
+    return [*flags, *work.notes]
 
 
 def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
@@ -17501,6 +17502,30 @@ def _droppable_tip(main: Git, state: TaskState) -> str:
     return tip if homes and main.out("for-each-ref", "--contains", tip, *homes) else ""
 
 
+def look_outside(main: Git) -> list[str]:
+    """Return what no task has any business with: other refs, and the main checkout."""
+    refs = main.out("for-each-ref", "--format=%(refname) %(objectname)").split("\n")
+    return [*(line for line in refs
+              if not line.startswith(("refs/heads/run/", f"{SNAPSHOT_REFS}/"))),
+            *main.names("status", "--porcelain=v1", "-z", "--no-renames")]
+
+
+def note_surroundings(main: Git, before: object, branches: Collection[str]) -> tuple[str, ...]:
+    """Return what has changed around a task meanwhile; a person may have done it."""
+    changed = set(before) ^ set(look_outside(main)) if isinstance(before, list) else set()
+    names = {line.split(" ")[0] if line.startswith("refs/") else line[3:] for line in changed}
+    names -= {"", *(f"refs/heads/{branch}" for branch in branches)}
+    if not names:
+        return ()
+    return (f"changed meanwhile outside of its worktree: {some_of(sorted(names), 3)}",)
+
+
+def read_surroundings(folder: Folder, state: TaskState) -> dict[str, Any]:
+    """Return what there was before an agent came: ignored files, refs, the main checkout."""
+    path = folder.of_task(state.name, baseline_of(state))
+    return parse_object(folder.world.read_part(path, 0, STATE_LIMIT_BYTES * 8)) or {}
+
+
 def baseline_of(state: TaskState) -> str:
     """Return the file that lists what there was before an agent came."""
     return f"baseline{state.fresh or ''}.json"
@@ -17508,11 +17533,10 @@ def baseline_of(state: TaskState) -> str:
 
 def read_baseline(folder: Folder, state: TaskState) -> dict[str, str] | None:
     """Return the ignored files a worktree had before its agent came; None: none ever came."""
-    content = folder.world.read_part(folder.of_task(state.name, baseline_of(state)), 0,
-                                     STATE_LIMIT_BYTES * 8)
-    if not content and not state.prepared:  # setup has failed
+    known = read_surroundings(folder, state)
+    if not known and not state.prepared:  # setup has failed
         return None
-    listed = (parse_object(content) or {}).get("ignored")
+    listed = known.get("ignored")
     if not isinstance(listed, dict):
         raise FleetError("no-baseline", "the list of what was there before the agent is gone",
                          fix=f"subagent-fleet task retry {state.name} --fresh")
@@ -17941,7 +17965,8 @@ class TaskWork:
             starts[state.base] = start
         # It has a name, so that no `git gc` takes away what the verdict is compared with.
         self._main.out("update-ref", f"{SNAPSHOT_REFS}/{self.name}/start", start)
-        self._folder.write({"ignored": ignored}, "tasks", self.name, baseline_of(state))
+        self._folder.write({"ignored": ignored, "around": look_outside(self._main)}, "tasks",
+                           self.name, baseline_of(state))
         self._write(start=start, prepared=True, copies=tuple(copies))
 
     def _drop_half_made(self, state: TaskState) -> None:
@@ -18455,6 +18480,10 @@ class TaskWork:
             saved = f", work saved in {work.ref}" if work.changed else ""
             ruling = replace(ruling, reason=f"{count_of(count, 'process')} ended in "
                              f"{seconds:.1f} s{saved}")
+        if ended == "result":
+            branches = [other.branch for other in self._supervisor.tasks.values()]
+            work = replace(work, notes=note_surroundings(
+                self._main, read_surroundings(self._folder, state).get("around"), branches))
 
         receipt = self._write_receipt(state, ruling, ended, work)
         self._write(ruling.to, **self._after(state, ruling, ended), reason=ruling.reason,

@@ -372,6 +372,16 @@ def test_stop_ends_trees_that_resist_all_at_once_and_quickly(rig):
         assert rig.git("show", f"refs/subagent-fleet/t{number}/1:x") == "y"
 
 
+def test_other_refs_and_the_checkout_are_watched_but_never_blamed(rig):
+    rig.keeps_outside = False
+    rig.add("a", f"@write x y\n@run git branch stolen\n@run echo 1 >> {rig.repo}/a.txt", check="true")
+    rig.add("b", "@sleep 0.1\n@write x y", check="true", branch="feature/b")
+    rig.work()
+    assert rig.states() == {"a": "done", "b": "done"}
+    flags = " ".join(rig.receipt("a")["flags"])
+    assert "changed meanwhile outside of its worktree: a.txt, refs/heads/stolen" in flags
+
+
 @pytest.mark.slow
 def test_a_stop_names_no_work_where_nothing_was_changed(rig):
     rig.add("a", "@hang")
