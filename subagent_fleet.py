@@ -25561,25 +25561,33 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
     shown = [state for tasks, _ in meant for state in tasks.values()]
     words = ["in review" if state.state == "review" else state.state for state in shown]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    lines = [f"{counts or 'No tasks'}."]
-    if stops:
-        if any(state.is_active for job in jobs
-               for state in job.folder.read_states()[0].values()):
-            lines.append("Agents keep running, but nothing checks them or starts "
-                         "the next task. `subagent-fleet run` to watch them "
-                         "again, `subagent-fleet task stop '*'` to end them.")
-    elif shown:
-        if all(is_idle for _, is_idle in meant):
-            lines = [f"Nothing to do: {lines[0]}"]
-        for tasks, _ in meant:
-            lines += [suggest_look(tasks), suggest_retry(tasks)]
-        if len(jobs) == 1:  # else it is not said in which directory
-            lines.append(suggest_merge(jobs[0].folder, meant[0][0]))
-    world.out(wrap_text("".join(f"{line}\n" for line in lines if line), look_of(world)))
+    idle = "Nothing to do: " if shown and all(is_idle for _, is_idle in meant) else ""
+    advice = suggest_after_stop(jobs) if stops else suggest_next(jobs, [one for one, _ in meant])
+    lines = [f"{'' if stops else idle}{counts or 'No tasks'}.", *filter(None, advice)]
+    world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
     good = all(state.state in ("done", "review") for state in shown)
     return EXIT_OK if good else EXIT_PROBLEM
+
+
+def suggest_after_stop(jobs: Sequence[RunJob]) -> list[str]:
+    """Return what to type where agents go on after the run was stopped."""
+    if not any(state.is_active for job in jobs
+               for state in job.folder.read_states()[0].values()):
+        return []
+    return ["Agents keep running, but nothing checks them or starts the next task. "
+            "`subagent-fleet run` to watch them again, `subagent-fleet task stop '*'` to "
+            "end them."]
+
+
+def suggest_next(jobs: Sequence[RunJob], meant: Sequence[Mapping[str, TaskState]]) -> list[str]:
+    """Return what to type after a run, a line each; empty where there is nothing to type."""
+    lines = [line for tasks in meant if tasks
+             for line in (suggest_look(tasks), suggest_retry(tasks))]
+    if len(jobs) == 1 and meant[0]:  # else it is not said in which directory
+        lines.append(suggest_merge(jobs[0].folder, meant[0]))
+    return lines
 
 
 def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
