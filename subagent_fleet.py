@@ -2120,6 +2120,8 @@ def _mend(value: Any, rule: Rule) -> Any:
     if type(value) not in kinds or len(str(value)) > 200:
         return None
     text = str(value).strip(_QUOTES)
+    if set(_QUOTES) & set(text) - {" "}:  # what is left of them belongs to a part of it
+        text = str(value)
     guesses = [text, *(rule.slips(text) if rule.slips else ())]
     if rule.item:
         guesses += [[item.strip(_QUOTES) for item in text.strip("[]").split(",")], [text],
@@ -15408,7 +15410,8 @@ RULES.update({
         some_of([f"`{name}`" for name in (CLAUDE, *CODERS)]) + ", or a command as a list",
         CLAUDE, _normal_coder, slips=lambda text: [
             *difflib.get_close_matches(text, (CLAUDE, *CODERS)),
-            re.split("[ ,]+", text.strip("[]"))]),
+            ["sh", "-c", text] if re.search("['\"|&;<>$`]", text)
+            else re.split("[ ,]+", text.strip("[]"))]),
     "notice": Rule(
         {"anyOf": [{"type": "string", "pattern": _PARAGRAPH}, _COMMAND_LIST]},
         "a command, as text or as a list", ["notify-send"], _normal_coder),
@@ -16201,7 +16204,9 @@ def thaw_task(frozen: object) -> TaskSpec | None:
     rules = {"name": "task name",
              **{name: one.rule for name, one in FILE_KEYS["task"].items()}}
     if not isinstance(frozen, dict) or "name" not in frozen or not all(
-            name in rules and obeys(value, rules[name]) for name, value in frozen.items()):
+            name in rules and obeys(value, rules[name])
+            or (name, value) == ("check", "")  # as `none` is kept
+            for name, value in frozen.items()):
         return None
     words: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
                              for name, value in frozen.items()}
@@ -22431,8 +22436,12 @@ def tell_recommendation(world: World, path: str, advised: Recommendation, look: 
         first = f"First: {objection.fix}. " if objection.slug == "node-silent" else ""
         what = re.sub("^you ", "You ", objection.what)
         sentence = f"{what}. {first}To apply this, put this into {path}:"
-    block = show_block(path, plan_block(advised))
-    return wrap_text(clean_line(sentence), look) + "\n\n" + block
+    block = plan_block(advised)
+    unused = [f"`{model.name}`" for model in advised.fleet.models.values()
+              if model.name not in block["models"] and not model.cloud]
+    last = f"\nRemove {join_words(unused)} from its `models:`.\n" if unused else ""
+    return (wrap_text(clean_line(sentence), look) + "\n\n" + show_block(path, block)
+            + wrap_text(clean_text(last), look))
 
 
 def write_recommendation(world: World, path: str, advised: Recommendation) -> list[str]:

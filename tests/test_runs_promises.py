@@ -1250,6 +1250,22 @@ def test_a_checks_worktree_that_cannot_go_is_told_and_stays(shop):
     assert shop.worktree("t").is_dir()
 
 
+def test_a_task_with_check_none_has_no_check_and_is_not_lost(shop):
+    coder = shell("echo two > b.txt")
+    tasks = {"one": {"prompt": "x", "coder": coder},
+             "two": {"prompt": "x", "coder": coder, "check": "none"}}
+    shop.tasks(tasks, defaults={"check": "false", "tries": 1})
+    assert shop.type("task", "add", "three:x", "--check", "none").code == 0
+    assert "three" in shop.rows()
+    shop.run("one", "two")
+    assert (shop.state("one"), shop.state("two"), shop.state("three")) == ("failed", "review", "waiting")
+    tasks["one"]["check"] = "none"
+    shop.tasks(tasks, defaults={"check": "false", "tries": 1})
+    shop.type("task", "retry", "one")
+    shop.run("one")
+    assert shop.state("one") == "review"
+
+
 def test_max_that_was_typed_holds_when_the_file_is_edited(shop):
     tasks = {name: {"prompt": "x", "coder": shell(
         'exec 9>"$HOME/lock"; flock -n 9 || echo double >> "$WITNESS"; touch "$HOME/began"; sleep 1')}

@@ -27,6 +27,14 @@ def plan_of(text, fleet=None):
 
 # -- the file --
 
+@pytest.mark.parametrize("coder, line", [
+    ("sh run.sh", "[sh, run.sh]"), ("[sh,-c,true]", '[sh, "-c", "true"]'),
+    ("sh -c 'echo hi > x'", """[sh, "-c", "sh -c 'echo hi > x'"]"""), ("“codex”", "codex")])
+def test_a_command_as_text_is_shown_as_a_list_that_does_the_same(coder, line):
+    _, problems = read(f"tasks: {{a: {{prompt: x, coder: {json.dumps(coder, ensure_ascii=False)}}}}}")
+    assert [problem.fix for problem in problems] == [f"write `coder: {line}`"]
+
+
 def test_defaults_hold_where_a_task_does_not_say_and_only_there():
     plan = plan_of("defaults: {agent: implementer, check: make test, setup: [uv sync],\n"
                    "           deadline: 45m, tries: 3, touch: [src/**]}\n"
