@@ -16469,7 +16469,8 @@ def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str)
         return Ruling("", f"check failed (exit {code})", (
             f"The check of this task failed (exit {code}): {task.check}\n\n{tail}\n\n"
             "Fix that. The check runs again when you end."), "check")
-    if work.exit_code and not task.check:
+    # Where nothing was changed, a check that passes says nothing of a coder that has failed.
+    if work.exit_code and not (task.check and work.changed):
         return Ruling("", f"{task.program} ended with exit code {work.exit_code}",
                       f"The last try ended with exit code {work.exit_code}.", "coder")
     if task.changes == "none" and work.changed:
@@ -28793,8 +28794,8 @@ subagent-fleet task tidy
 - `times: 3` makes `NAME-a`, `NAME-b`, `NAME-c` of one prompt, to choose from: `tasks` lists
   finished and small ones first.
 - `coder:` names another program: `codex`, `opencode`, `aider` or `qwen`, or any command as a
-  list. It gets the whole prompt on stdin, can't be asked or steered, and its exit code is
-  shown in the receipt.
+  list. It gets the whole prompt on stdin, can't be asked or steered, and its exit code
+  counts where there is no check, and where nothing was changed.
 - Files that `.worktreeinclude` or `copy:` names are copied into each worktree, and never onto
   a branch.
 - `notify: COMMAND` gets a line of JSON on stdin when a task asks or ends.

@@ -579,6 +579,8 @@ def ruling(code=0, *, changed=("a.py",), outside=(), round_=0, failures=0, exit_
     (dict(code=1, coder=("x",)), "waiting", "check"),
     (dict(check=None, coder=("x",), exit_code=2), "waiting", "exit code 2"),
     (dict(coder=("x",), exit_code=2), "done", ""),
+    (dict(coder=("x",), exit_code=2, changed=()), "waiting", "exit code 2"),
+    (dict(coder=("x",), exit_code=2, changed=(), changes="none"), "waiting", "exit code 2"),
     (dict(changed=(), said="Done so far.\nWhich database?"), "asking", ""),
     (dict(changed=(), changes="none", said="Is that all?"), "done", ""),
     (dict(said="Which database?"), "done", ""),
