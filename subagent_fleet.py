@@ -21998,10 +21998,13 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
     source = fleet.document.source
     for other in fleet.nodes.values():
         if (other.name == node.name) != (other.endpoint == node.endpoint):
+            fix = (f"`subagent-fleet add {other.name}={other.endpoint}` puts in its new models; "
+                   "another machine needs another name")
+            if other.name == node.name:
+                fix = (f"if it has moved, write `endpoint: {node.endpoint}` in "
+                       f"nodes.{other.name}; another machine needs another name")
             raise FleetError("known-node", f"{source} already has a node `{other.name}` at "
-                             f"{other.endpoint}", fix="`subagent-fleet add "
-                             f"{other.name}={other.endpoint}` puts in its new models; "
-                             "another machine needs another name")
+                             f"{other.endpoint}", fix=fix)
     known = fleet.nodes.get(node.name)
     node = known or node  # with its key
     state = probe_nodes(world, {node.name: node}, INIT_TIMEOUT_SECONDS,

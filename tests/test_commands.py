@@ -823,7 +823,8 @@ def test_add_shares_no_name_with_what_is_there(two, quick, tmp_path):
 
 
 @pytest.mark.parametrize("change, words, status, slug, told", [
-    (("", ""), ["big=127.0.0.1:PORT"], 1, "known-node", "already has a node `big`"),
+    (("", ""), ["big=127.0.0.1:PORT"], 1, "known-node",
+     "` in nodes.big; another machine needs another name"),
     (("", ""), ["x=127.0.0.1:1"], 1, "known-node",
      "fix: `subagent-fleet add big=http://127.0.0.1:1` puts in its new models; another machine"),
     (("", ""), ["x=127.0.0.1:2"], 1, "node-silent", "refused: nothing listens there"),
