@@ -22443,9 +22443,10 @@ def tell_recommendation(world: World, path: str, advised: Recommendation, look: 
     block = plan_block(advised)
     unused = [f"`{model.name}`" for model in advised.fleet.models.values()
               if model.name not in block["models"] and not model.cloud]
-    last = f"\nRemove {join_words(unused)} from its `models:`.\n" if unused else ""
-    return (wrap_text(clean_line(sentence), look) + "\n\n" + show_block(path, block)
-            + wrap_text(clean_text(last), look))
+    if unused:
+        sentence = (f"Remove {join_words(unused)} from `models:`, as nothing will use "
+                    f"{'it' if len(unused) == 1 else 'them'} then.\n{sentence}")
+    return wrap_text(clean_text(sentence), look) + "\n\n" + show_block(path, block)
 
 
 def write_recommendation(world: World, path: str, advised: Recommendation) -> list[str]:
