@@ -18802,7 +18802,8 @@ class Supervisor:
     @property
     def is_busy(self) -> bool:
         """Whether anything is being done."""
-        return bool(self._threads)
+        with self.changed:  # a thread that ends may just let its task wait again
+            return bool(self._threads)
 
     @property
     def waits_for_time(self) -> bool:

@@ -747,6 +747,20 @@ def test_a_person_has_the_session_however_slow_the_disk_is(rig, monkeypatch):
 
 
 @pytest.mark.slow
+def test_what_was_said_of_a_task_that_ends_is_done_however_slow_the_disk_is(rig, monkeypatch):
+    rig.add("a", "x", coder=("sh", "-c", "sleep 1; echo x >> y"), check="true")
+    rig.work(lambda states: states and states["a"].state == "running")
+    write = rig.supervisor.folder.write_state
+    monkeypatch.setattr(rig.supervisor.folder, "write_state", lambda state: (
+        time.sleep(0.5 if state.state == "waiting" else 0), write(state)))
+    step = rig.supervisor.step
+    monkeypatch.setattr(rig.supervisor, "step", lambda: (step(), time.sleep(0.3))[0])
+    rig.ask("say", "a", text="more")
+    rig.work()
+    assert rig.states() == {"a": "done"} and rig.journal("a").count("starting") == 2
+
+
+@pytest.mark.slow
 def test_a_person_has_the_session_and_gives_it_back(rig):
     rig.add("a", "@write x y\n@once hang", check="test -s x")
     rig.work(lambda states: states and states["a"].state == "running"
