@@ -89,14 +89,14 @@ def test_a_detached_head_loses_nothing(shop):
     assert shop.git("show", "run/t:a.txt") == "good" and "x" in shop.files("run/t")
 
 
-LATER = ("(sleep 6; echo later > later.txt; git add -A; git commit -qm later; sleep 60) "
+LATER = ("(sleep 12; echo later > later.txt; git add -A; git commit -qm later; sleep 60) "
          ">/dev/null 2>&1 </dev/null &")
 
 
 def test_what_is_left_behind_neither_passes_nor_counts(shop):
     left = f"setsid nohup sh -c '{LATER}'"
-    shop.tasks({"counts": {"prompt": "x", "coder": shell(EDIT, left), "check": "sleep 8; grep -q two a.txt"},
-                "passes": {"prompt": "x", "coder": shell(EDIT, left), "check": "sleep 8; test -e later.txt"}},
+    shop.tasks({"counts": {"prompt": "x", "coder": shell(EDIT, left), "check": "sleep 14; grep -q two a.txt"},
+                "passes": {"prompt": "x", "coder": shell(EDIT, left), "check": "sleep 14; test -e later.txt"}},
                defaults={"tries": 1})
     done = shop.run()
     states = {name: row["state"] for name, row in shop.rows().items()}
