@@ -13784,10 +13784,10 @@ class Ledger:
             total = self.totals[receipt.node]
             total["waited_seconds"] = round(total["waited_seconds"] + (receipt.waited or 0.0),
                                             3)
-            for sums in (total, self.left_house)[:1 + receipt.cloud]:
-                for name, more in zip(TOTALS,
-                                      (1, receipt.input_tokens, receipt.output_tokens)):
-                    sums[name] += more
+            for sums in (total, self.left_house) if receipt.cloud else (total,):
+                sums["requests"] += 1
+                sums["input_tokens"] += receipt.input_tokens
+                sums["output_tokens"] += receipt.output_tokens
 
 
 class Aside:
@@ -22966,10 +22966,10 @@ def _format_verdict(sight: Sight, look: Look) -> str:
     traffic = ""
     if is_served:
         working = sum(place.running for place in sight.said.models)
-        traffic = f"Gateway at {gateway_url(sight.fleet.gateway)}: idle."
+        does = "idle"
         if working or sight.said.waiting:
-            traffic = traffic.replace("idle",
-                                      f"{working} working, {sight.said.waiting} waiting")
+            does = f"{working} working, {sight.said.waiting} waiting"
+        traffic = f"Gateway at {gateway_url(sight.fleet.gateway)}: {does}."
     return format_words([Cell(f"{sight.fleet.name}:", "bold"), verdict, Cell(traffic),
                          following],
                         look, indent="  ")
@@ -22995,7 +22995,8 @@ def _format_loaded(sight: Sight, look: Look) -> str:
     if not rows:
         return ""
     headers, *rows = zip(*columns)
-    return "\n" + format_table(headers, rows, look=look, right=headers[2:-1],
+    return "\n" + format_table(headers, rows, look=look,
+                               right=("Context", "On GPU", "Slots", "tok/s"),
                                spare=("Unloads", "tok/s", "On GPU"))
 
 
