@@ -27098,8 +27098,24 @@ def start_from_bytecode(words: Sequence[str], world: World) -> None:
                       world.real_path(__file__), *sys.argv])
 
 
+def leave_directories() -> None:
+    """Import nothing more from the working directory or this file's: anybody's may be there.
+
+    Python puts one of them first, and nothing but the standard library is ever imported.
+    """
+    places = {os.path.realpath(os.path.dirname(__file__))}
+    try:  # noqa: SIM105 - contextlib itself would come from there
+        places.add(os.getcwd())
+    except OSError:  # it is gone
+        pass
+    places.discard(os.path.dirname(os.__file__))  # somebody works in Python's own
+    sys.path[:] = [path for path in sys.path if path and os.path.realpath(path) not in places]
+
+
 def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     """Run one command; return its exit status."""
+    if argv is None:  # as a program
+        leave_directories()
     world = world or World()
     try:
         words = list(sys.argv[1:] if argv is None else argv)

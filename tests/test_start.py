@@ -244,15 +244,28 @@ def test_installed_serve_is_small(install, project):
             assert resident_megabytes(process) <= 30
 
 
-def test_the_alias_of_readme_is_a_command(project, tmp_path):
-    readme = (SCRIPT.parent / "README.md").read_text("utf-8")
-    (line,) = re.findall(r"(?m)^alias subagent-fleet=.*", readme)
-    shutil.copy(SCRIPT, tmp_path / "subagent_fleet.py")
-    text = f"shopt -s expand_aliases\n{line}\ncd project\nsubagent-fleet --version\n" \
-           "rm fleet.yaml\nmkdir .git\nsubagent-fleet validate\n"
-    if not shutil.which("bash"):
-        pytest.skip("bash is not here")
-    done = subprocess.run(["bash", "-c", text], cwd=str(tmp_path), env=environment(project),
+# What the program imports, and Python itself does not before; for `-m` it needs contextlib.
+MODULES = ("argparse", "hashlib", "json", "shlex", "shutil", "socket")
+TRAP = "open('{}', 'a').write(__name__ + ' ')\n"
+
+
+@pytest.mark.parametrize("start", [
+    "{python} - < subagent_fleet.py", "{python} subagent_fleet.py", "{python} -m subagent_fleet",
+    "PYTHONPATH=:/nowhere {python} ../subagent_fleet.py", "PYTHONPATH=$PWD {python} ../subagent_fleet.py",
+    "cd .. && {python} project/subagent_fleet.py", "{installed}", "PYTHONPATH=: {installed}"])
+def test_nothing_is_imported_from_where_it_is_started(project, install, tmp_path, start):
+    assert install().returncode == 0
+    mark = tmp_path / "ran"
+    for place in (tmp_path, project):
+        shutil.copy(SCRIPT, place / "subagent_fleet.py")
+    for name in (*MODULES, *(() if "-m" in start else ("contextlib",))):
+        (project / f"{name}.py").write_text(TRAP.format(mark))
+    start = start.format(python=sys.executable,
+                         installed=f"{sys.executable} {tmp_path}/home/.local/bin/subagent-fleet")
+    program, _, redirect = start.partition(" <")
+    config = project / "fleet.yaml"
+    line = f"{program} validate --config {config}" + (f" < {redirect}" if redirect else "")
+    done = subprocess.run(["sh", "-c", line], cwd=str(project), env=environment(project),
                           capture_output=True)
-    assert re.match(rb"subagent-fleet \d", done.stdout) and done.returncode == 1
-    assert done.stderr.endswith(b"\n  fix: subagent-fleet init\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{config} is valid.\n".encode()), done.stderr
+    assert not mark.exists(), mark.read_text()
