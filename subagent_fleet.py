@@ -24916,7 +24916,8 @@ def open_tasks(folder: Folder, *, trust: bool = False) -> Folder:
         raise FleetError("foreign-tasks", f"tasks lie in {folder.repository.common} that you "
                          "have not added here", status=EXIT_REFUSED,
                          fix="`subagent-fleet tasks` shows them; `subagent-fleet run "
-                             "--trust` accepts them, commands and all")
+                             "--trust` accepts them, commands and all; to delete them: "
+                             f"`rm -r {quote_shell(folder.path)}`")
     if run:
         folder.make(renews=True)
     for state in tasks.values():
@@ -25246,7 +25247,8 @@ def cmd_run(options: Namespace, world: World) -> int:
         if not found[0].lock:
             return status
         jobs = found[:1]
-    if options.detach and jobs and not go_on_behind(jobs, world):
+    works_behind = options.detach and (options.keep_going or any(map(has_work, jobs)))
+    if works_behind and not go_on_behind(jobs, world):
         return EXIT_OK
     status = work_on(jobs, known, options, world) if jobs else EXIT_OK
     return status if is_whole else status or EXIT_PROBLEM
@@ -25260,6 +25262,12 @@ def take_locks(found: Sequence[RunJob], options: Namespace, world: World) -> lis
             world.err(f"{clean_line(job.folder.repository.main)}: skipped, `run` is already "
                       f"active there (pid {job.folder.holder()})\n")
     return jobs
+
+
+def has_work(job: RunJob) -> bool:
+    """Tell whether any of the tasks that are meant is not over."""
+    return any(not state.is_over and (not job.only or name in job.only)
+               for name, state in see_states(job.folder, job.orders)[0].items())
 
 
 def go_on_behind(jobs: Sequence[RunJob], world: World) -> bool:
@@ -25511,6 +25519,7 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
     tell(world, f"`run` is already active here (pid {folder.holder()}): it does this, too.\n")
     stops: list[str] = []
     world.on_stop(stops.append)
+    until = world.clock() + STOP_WAIT_SECONDS
     while not stops:
         is_taken = not asked & {identity for identity, _ in folder.read_orders()}
         states = folder.read_states()[0]
@@ -25524,6 +25533,9 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
         if not folder.holder() and job.take_lock():
             tell(world, "The other `run` has ended. This one continues.\n")
             return EXIT_OK
+        if not is_taken and world.clock() > until:
+            raise FleetError("not-taken", explain_no_answer(folder),
+                             fix="see its terminal, and continue it there: `fg`")
         world.sleep(0.1)
     return sum_up_run([job], stops, world)
 
@@ -25592,6 +25604,10 @@ def suggest_after_stop(jobs: Sequence[RunJob]) -> list[str]:
     if not any(state.is_active for job in jobs
                for state in job.folder.read_states()[0].values()):
         return []
+    holders = [job.folder.holder() for job in jobs if job.folder.holder()]
+    if holders:
+        return [f"The `run` that was active before (pid {holders[0]}) does these tasks, and "
+                "goes on. `subagent-fleet tasks` shows them."]
     return ["Agents keep running, but nothing checks them or starts the next task. "
             "`subagent-fleet run` to watch them again, `subagent-fleet task stop '*'` to "
             "end them."]
@@ -25845,11 +25861,10 @@ def cmd_task_add(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world), trust=options.trust)
     tasks = plan_typed_tasks(options.texts, options, know_tasks(folder, options))
     is_live = bool(folder.holder())
-    carry_out(folder, [{**order_of(task, folder), "handed": is_live} for task in tasks],
-              options)
-    tell_outcomes([(task.name, "added", shorten(task.prompt or "")) for task in tasks],
-                  folder)
-    return EXIT_OK
+    carried = carry_out(folder, [{**order_of(task, folder), "handed": is_live}
+                                 for task in tasks], options)
+    rows = [(task.name, "added", shorten(task.prompt or "")) for task in tasks]
+    return tell_outcomes(rows, folder, carried)
 
 
 def suggest_run(tasks: Mapping[str, TaskState]) -> str:
@@ -25881,31 +25896,42 @@ def match_tasks(folder: Folder, options: Namespace, command: str) -> list[TaskSt
     return [state for name, state in tasks.items() if name in matched]
 
 
+class Carried(Record):
+    """What has become of orders."""
+
+    tasks: Mapping[str, TaskState]  # as they are now
+    left: frozenset[str] = frozenset()  # tasks whose orders nobody took in time
+    wait: str = ""  # what a person is told of those
+
+
 def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Namespace
-              ) -> Mapping[str, TaskState]:
+              ) -> Carried:
     """Hand orders of one kind to whoever supervises, and wait until they are obeyed.
 
     Where nobody does, that is done here; but what an agent needs to hear is left
     for who comes.
     """
     world = folder.world
-    asked = {folder.ask(order) for order in orders}
+    before = folder.read_states()[0]
+    asked = {folder.ask(order): str(order["task"]) for order in orders}
     kind = str(orders[0]["do"]) if orders else "add"
     if kind in ("add", "say") and not folder.holder():
-        return {}
+        return Carried(before)
     # Of the others no agent starts or goes on: they need no fleet.
     load = load_fleet_for_tasks if kind in ("add", "say", "answer", "attach", "detach") \
         else load_fleet_if_valid
-    names = {str(order["task"]) for order in orders}
+    names = {*asked.values()}
     until = world.clock() + STOP_WAIT_SECONDS
     supervisor = None
+    left: set[str] = set()
     try:
         while world.clock() < until:
             if supervisor:
                 supervisor.step()
-            left = asked & {identity for identity, _ in folder.read_orders()}
+            left = {asked[identity] for identity, _ in folder.read_orders()
+                    if identity in asked}
             tasks = folder.read_states()[0]
-            if not left and all(is_carried_out(kind, tasks[name])
+            if not left and all(is_carried_out(kind, before.get(name), tasks[name])
                                 for name in names & {*tasks}):
                 break
             lock = None if supervisor else world.hold(folder.place("lock"))
@@ -25917,30 +25943,45 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Name
     finally:
         if supervisor:
             supervisor.leave()
-    return folder.read_states()[0]
+    wait = explain_no_answer(folder) if left else ""
+    return Carried(folder.read_states()[0], frozenset(left), wait)
 
 
-def is_carried_out(kind: str, state: TaskState) -> bool:
+def explain_no_answer(folder: Folder) -> str:
+    """Return what is so of an order that the `run` which is active has not taken."""
+    return (f"`run` (pid {folder.holder()}) did not respond in {STOP_WAIT_SECONDS:.0f} s; "
+            "it does this when it continues")
+
+
+def is_carried_out(kind: str, before: TaskState | None, state: TaskState) -> bool:
     """Tell whether an order that was written down has come to what it is for."""
     if kind == "say":
         return not (state.says and state.state == "running" and state.task.talks)
     if kind == "stop":
         return state.is_over
-    if kind == "answer":
-        return state.state != "asking"
+    if kind == "answer":  # its next question may come at once
+        return state.state != "asking" or before is not None and \
+            state.question != before.question
     return (kind not in ("attach", "detach")
             or (state.state == "attached") == (kind == "attach"))
 
 
-def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, *,
-                  starts: bool = True) -> None:
-    """Print what has become of tasks, and what works on them where nothing does."""
+def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, carried: Carried, *,
+                  starts: bool = True) -> int:
+    """Print what has become of tasks, and what works on them where nothing does.
+
+    Return the exit status: an order that nobody took is a problem.
+    """
     width = max((width_of(name) for name, _, _ in rows), default=8)
-    for row in rows:
-        tell_task(folder.world, *row, width)
+    for name, word, text in rows:
+        if name in carried.left:
+            word = "not taken"
+            text = carried.wait
+        tell_task(folder.world, name, word, text, width)
     advice = suggest_run(see_states(folder)[0]) if starts and not folder.holder() else ""
     if advice:
         folder.world.err(f"{advice}\n")
+    return EXIT_PROBLEM if carried.left else EXIT_OK
 
 
 @command("task say", "tell an agent something: now, or when it starts",
@@ -25948,11 +25989,11 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, *,
          group=WORK, examples=("task say parser 'use the stdlib only'",))
 def cmd_task_say(options: Namespace, world: World) -> int:
     options.patterns = [options.task]
-    order_tasks("say", options, world,
-                lambda folder, state: {"text": " ".join(options.words)})
+    status = order_tasks("say", options, world,
+                         lambda folder, state: {"text": " ".join(options.words)})
     if not open_folder(world).holder():
         world.err("It will be delivered at the next `subagent-fleet run`.\n")
-    return EXIT_OK
+    return status
 
 
 @command("task answer", "answer what agents ask; without words, show the questions",
@@ -25963,15 +26004,17 @@ def cmd_task_say(options: Namespace, world: World) -> int:
 def cmd_task_answer(options: Namespace, world: World) -> int:
     folder = open_folder(world)
     name = options.task
-    if not options.words:
+    if not name:
         return show_questions([state for state in see_states(folder)[0].values()
-                               if state.state == "asking" and name in ("", state.name)],
-                              options, world)
-    open_tasks(folder)
+                               if state.state == "asking"], options, world)
     state = find_task(folder, name, "task answer")
     if state.state != "asking":
         raise FleetError("no-question", f"{name} has no open question (it is {state.state})",
-                         fix=f"subagent-fleet task say {name} TEXT")
+                         fix=f"subagent-fleet tasks {name}" if state.is_over
+                         else f"subagent-fleet task say {name} TEXT")
+    if not options.words:
+        return show_questions([state], options, world)
+    open_tasks(folder)
     request = state.question.get("request") or {}
     answers = plan_answers(request, options.words)
     if not answers:
@@ -25981,9 +26024,8 @@ def cmd_task_answer(options: Namespace, world: World) -> int:
             what = f"`{options.words[0]}` is not one of the {len(asked[0][1])} choices"
         raise FleetError("bad-answer", f"task answer: {what}", status=EXIT_USAGE,
                          fix=f"subagent-fleet task answer {name}")
-    carry_out(folder, [{"do": "answer", "task": name, "answers": answers}], options)
-    tell_outcomes([(name, "answered", ", ".join(answers.values()))], folder)
-    return EXIT_OK
+    carried = carry_out(folder, [{"do": "answer", "task": name, "answers": answers}], options)
+    return tell_outcomes([(name, "answered", ", ".join(answers.values()))], folder, carried)
 
 
 def show_questions(states: Sequence[TaskState], options: Namespace, world: World) -> int:
@@ -26021,19 +26063,18 @@ def order_tasks(command: str, options: Namespace, world: World,
     refused = {state.name: explain_refusal(command, state) for state in states}
     orders = {state.name: {"do": command, "task": state.name, **words(folder, state)}
               for state in states if not refused[state.name]}
-    tasks = carry_out(folder, list(orders.values()), options)
+    carried = carry_out(folder, list(orders.values()), options)
     rows = []
     status = EXIT_OK
     for state in states:
-        word, text, is_good = state.state, refused[state.name], command in ("stop", "retry")
+        word, text, is_good = state.state, refused[state.name], command == "stop"
         if not text:
             word, text, is_good = describe_outcome(
-                orders[state.name], state, tasks.get(state.name, state))
+                orders[state.name], state, carried.tasks.get(state.name, state))
         rows.append((state.name, word, text))
         if not is_good:
             status = EXIT_PROBLEM
-    tell_outcomes(rows, folder, starts=command == "retry")
-    return status
+    return tell_outcomes(rows, folder, carried, starts=command == "retry") or status
 
 
 def explain_refusal(command: str, state: TaskState) -> str:
@@ -26064,12 +26105,16 @@ def describe_outcome(order: Mapping[str, Any], state: TaskState, now: TaskState
         if is_live and not state.task.talks:
             text += (f" ({state.task.program} can't be told while it runs: "
                      "its next try gets this)")
-        is_told = is_live and state.task.talks and now is not state and not now.says
+        is_told = is_live and state.task.talks and now != state and not now.says
         return "told" if is_told else "saved", text, True
     if command == "retry":
-        return "waits", "for its next try", True
+        if now.state == "waiting":
+            return "waits", "for its next try", True
+        return now.state, now.reason, now.at != state.at
     if command == "forget":
-        return "forgotten", "", now.forgotten
+        if now.forgotten:
+            return "forgotten", "", True
+        return now.state, "not over any more, so it stays", False
     if command == "stop":
         text = now.reason if now.is_over else "could not be stopped in time"
         return now.state, text, now.is_over
@@ -26144,7 +26189,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
         raise FleetError("attached", f"{name} is open in another terminal",
                          status=EXIT_REFUSED)
     try:
-        state = carry_out(folder, [{"do": "attach", "task": name}], options)[name]
+        state = carry_out(folder, [{"do": "attach", "task": name}], options).tasks[name]
         if state.state != "attached":
             raise FleetError("not-attached", f"{name} is {state.state}; it could not be "
                              "ended in time", fix=f"subagent-fleet task stop {name}")
@@ -26158,13 +26203,17 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
                 return world.run(words, environ, directory=state.worktree)
         finally:
             changed = store_tree(git, main, state.copies, None) != before
-            now = carry_out(folder, [{"do": "detach", "task": name, "changed": changed}],
-                            options)[name].state
-            if now == "waiting":
-                world.err(f"{name} continues by itself.\n")
-                tell_outcomes([], folder)
-            else:
+            carried = carry_out(
+                folder, [{"do": "detach", "task": name, "changed": changed}], options)
+            now = carried.tasks[name].state
+            if carried.left:
+                tell_outcomes([(name, "", "")], folder, carried)
+            elif now != "waiting":
                 world.err(f"{name} is {now} again.\n")
+            elif folder.holder():
+                world.err(f"{name} continues by itself.\n")
+            else:
+                tell_outcomes([], folder, carried)
     finally:
         hold.release()
         if not folder.holder():

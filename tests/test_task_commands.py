@@ -329,6 +329,60 @@ def test_a_run_counts_what_it_worked_on_and_else_everything(typist):
     assert typist.run("run", status=1).startswith("Nothing to do: 1 failed, 1 done.\nSee why: ")
 
 
+# -- an outcome is what happened --
+
+@pytest.mark.slow
+def test_what_a_stopped_run_does_not_take_is_told_so(typist, monkeypatch, capsys):
+    typist.write("tasks:\n  q: {prompt: '@ask Which?|red|blue'}\n"
+                 "  o: {prompt: '@say x', coder: [sh, -c, 'exit 3'], tries: 1}\n")
+    running = typist.start("run")
+    wait_for(lambda: typist.rig.states() == {"q": "asking", "o": "failed"})
+    before = typist.rig.tasks()
+    running.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(sf, "STOP_WAIT_SECONDS", 0.5)
+    monkeypatch.chdir(typist.rig.repo)
+    try:
+        for words in (["task", "answer", "q", "1"], ["task", "retry", "o"], ["task", "forget", "o"],
+                      ["task", "say", "q", "hello"], ["task", "stop", "q"], ["task", "add", "n:new"]):
+            assert sf.main(words, typist.rig.world) == 1, words
+            said = capsys.readouterr().out
+            assert re.match(rf"[qon] +not taken +`run` \(pid {running.pid}\) did not respond", said), said
+        assert sf.main(["run", "--detach", "m:another"], typist.rig.world) == 1
+        assert f"`run` (pid {running.pid}) did not respond" in capsys.readouterr().err
+        assert typist.rig.tasks() == before
+    finally:
+        running.send_signal(signal.SIGCONT)
+    wait_for(lambda: not list(typist.rig.folder.read_orders()))  # it continues, and takes all
+    typist.run("task", "stop", "*")
+    running.communicate(timeout=20)
+
+
+@pytest.mark.slow
+def test_an_order_that_means_nothing_to_a_task_is_a_problem(typist):
+    typist.write("tasks:\n  q: {prompt: '@ask Which?|red|blue'}\n  s: {prompt: '@run sleep 100'}\n")
+    running = typist.start("run")
+    wait_for(lambda: typist.rig.states() == {"q": "asking", "s": "running"})
+    for command in ("retry", "forget", "accept"):
+        assert re.match("s +running +not over yet", typist.run("task", command, "s", status=1))
+    assert "s has no open question (it is running)" in (
+        typist.run("task", "answer", "s", status=1), typist.err)[1]
+    assert "unknown task" in (typist.run("task", "answer", "nobody", status=2), typist.err)[1]
+    assert "Which?" in typist.run("task", "answer", "q")
+    # A second `run` that is interrupted says who goes on.
+    second = typist.start("run", "t:@run sleep 100")
+    wait_for(lambda: typist.rig.states().get("t") == "running")
+    second.send_signal(signal.SIGINT)
+    out, _ = second.communicate(timeout=20)
+    assert second.returncode == 130 and b"nothing checks them" not in out
+    assert f"(pid {running.pid}) does these tasks, and goes on" in " ".join(out.decode().split())
+    assert re.search("s +stopped", typist.run("task", "stop", "*"))
+    running.communicate(timeout=20)
+    typist.run("task", "answer", "q", "1", status=1)
+    assert "tasks q" in typist.err and "task say" not in typist.err  # which would begin it again
+    assert typist.run("run", "--detach", status=1).startswith("Nothing to do: 3 stopped.\n")
+    assert not (typist.rig.repo / ".git/subagent-fleet/run/run.log").exists()
+
+
 def test_words_with_a_blank_before_a_colon_name_a_task_too(typist):
     assert re.search("fix-login +added +fix login: the form fails",
                      typist.run("task", "add", "fix login: the form fails"))
@@ -505,7 +559,7 @@ def test_a_gateway_that_does_not_start_and_a_session_that_is_not_given_up(typist
     call = sf.read_call(["task", "attach", "a"])
     with monkeypatch.context() as patch, pytest.raises(sf.FleetError) as caught:
         patch.setattr(sf, "serve_for_tasks", lambda *given: None)
-        patch.setattr(sf, "carry_out", lambda *given: typist.rig.tasks())
+        patch.setattr(sf, "carry_out", lambda *given: sf.Carried(typist.rig.tasks()))
         call.command.run(call.options, world)
     assert caught.value.slug == "not-attached" and "task stop a" in caught.value.fix
     with pytest.raises(sf.FleetError) as caught:
