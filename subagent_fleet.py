@@ -26205,19 +26205,24 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
             changed = store_tree(git, main, state.copies, None) != before
             carried = carry_out(
                 folder, [{"do": "detach", "task": name, "changed": changed}], options)
-            now = carried.tasks[name].state
-            if carried.left:
-                tell_outcomes([(name, "", "")], folder, carried)
-            elif now != "waiting":
-                world.err(f"{name} is {now} again.\n")
-            elif folder.holder():
-                world.err(f"{name} continues by itself.\n")
-            else:
-                tell_outcomes([], folder, carried)
+            tell_detached(folder, name, carried)
     finally:
         hold.release()
         if not folder.holder():
             end_serving(folder)
+
+
+def tell_detached(folder: Folder, name: str, carried: Carried) -> None:
+    """Say what becomes of a task whose session a person has left."""
+    now = carried.tasks[name].state
+    if carried.left:
+        tell_outcomes([(name, now, "")], folder, carried)
+    elif now != "waiting":
+        folder.world.err(f"{name} is {now} again.\n")
+    elif folder.holder():
+        folder.world.err(f"{name} continues by itself.\n")
+    else:
+        tell_outcomes([], folder, carried)
 
 
 # -- what tasks have said and done --
