@@ -380,6 +380,7 @@ class Receipt(Record):
     read_again_why: str = ""  # pushed out, or from where it moved
     waited_for: str = ""  # the agent or session whose prompt was kept warm meanwhile
     chosen: str = ""  # why this machine, of those that could answer
+    broken_calls: int = 0  # of the answer: dropped, because their arguments were not JSON
 
 
 class Rejection(Record):
@@ -6688,6 +6689,7 @@ REFUSAL_KINDS = {400: "invalid_request_error", 401: "authentication_error",
                  413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error"}
 RETRY_STATUSES, RETRY_SECONDS = (429, 503, 529), 2
 NO_IMAGE = "(an image was left out: this model takes none)"
+BROKEN_CALL = "(A call of the tool `%s` was dropped: its arguments are not a JSON object.)"
 STOPS_LIMIT = 64  # more stop sequences, or longer ones than this, no client sends
 STOP_LIMIT_CHARACTERS = 1_000
 
@@ -6735,6 +6737,15 @@ class Call(Record):
     id: str
     name: str
     arguments: dict[str, Any]
+
+
+def read_arguments(arguments: object) -> dict[str, Any] | None:
+    """Return the arguments of a call, from an object or its text; None if they are broken."""
+    if isinstance(arguments, str):
+        return parse_object(arguments) if arguments.strip() else {}
+    if arguments is None:  # a tool that takes none
+        return {}
+    return arguments if isinstance(arguments, dict) else None
 
 
 class Result(Record):
@@ -6847,6 +6858,7 @@ class End(Record):
     answer_seconds: float | None = None
     cache_read: int = 0  # of the input tokens: what the node had read before
     cache_written: int = 0  # and what it keeps
+    broken_calls: int = 0  # calls that were no calls: cut, or their arguments were not JSON
 
 
 class Delta(Record):
@@ -7481,6 +7493,7 @@ class Reader:
     def __init__(self, provider: str, talk: Talk, model: Model, estimate: int) -> None:
         self._provider, self._talk, self._model = provider, talk, model
         self._estimate, self._calls, self._lines = estimate, 0, 0
+        self._broken_calls = 0
         self._sieve = Sieve(talk.stops)
         self._kind = ""  # of the Delta before
         self._deltas: list[Delta] = []  # of this line
@@ -7534,16 +7547,28 @@ class Reader:
             self._kind = delta.kind
             self._deltas.append(delta)
 
-    def call(self, call_id: str, name: str, arguments: object) -> None:
-        """Tell a call, all of whose arguments have come: an object, or its text."""
+    def call(self, call_id: str, name: str, arguments: object, *,
+             is_cut: bool = False) -> None:
+        """Tell a call: its arguments are an object, or its text, which may be cut.
+
+        A client runs what it is told, so a call is never guessed. One whose arguments are
+        broken becomes text, and one that the token limit cut becomes nothing:
+        Bash `{"command": "ls` would run as Bash `{}`.
+        """
         if not name or self._sieve.stop or (self._talk.one_call and self._calls):
             return
-        self._calls += 1
-        values = parse_object(arguments) if isinstance(arguments, str) else arguments
-        if not isinstance(values, dict):
-            values = {}
+        values = read_arguments(arguments)
+        if is_cut and not values:
+            values = None  # nothing of them has come
+        if values is None:
+            self._broken_calls += 1
+            if not is_cut:
+                self._tell(self._sieve.feed("", last=True))
+                self._tell([Delta("text", f"{BROKEN_CALL % name}\n{arguments}")])
+            return
         if is_deeper(values, ARGUMENTS_DEPTH_LIMIT):
             raise NodeFailure("bad answer", "the arguments of a call are nested too deeply")
+        self._calls += 1
         self._tell(self._sieve.feed("", last=True))
         self._kind = "call"
         self._deltas.append(Delta("call", call=Call(call_id, name, values)))
@@ -7558,6 +7583,7 @@ class Reader:
         told = {name: count for name, count in counts.items() if 0 < count < TOKENS_LIMIT}
         told.setdefault("input_tokens", self._estimate)
         told.setdefault("output_tokens", self._lines + self._calls)
+        told["broken_calls"] = self._broken_calls
         self._deltas.append(Delta("end", end=End(reason, self._sieve.stop, **told)))
 
     def refuse(self, reply: Reply, words: str) -> Refusal:
@@ -7777,7 +7803,8 @@ class ChatReader(Reader):
         super().__init__(*words)
         self._reason = ""
         self._usage: dict[str, Any] = {}
-        self._drafts: dict[int, dict[str, Any]] = {}  # calls that grow
+        self._drafts: list[dict[str, Any]] = []  # calls, in the order they began
+        self._growing: dict[int, dict[str, Any]] = {}  # the last of each index
 
     def feed(self, line: bytes | bytearray) -> list[Delta]:
         if line.startswith(b"data:"):
@@ -7804,23 +7831,36 @@ class ChatReader(Reader):
         self.say("text", read_field(delta, "content"))
         for number, value in enumerate(read_field(delta, "tool_calls", list)):
             self.has_begun = True
-            index = read_field(value, "index", int) or number
-            draft = self._drafts.setdefault(index, {"id": "", "name": "", "pieces": []})
+            has_index = isinstance(value, dict) and type(value.get("index")) is int
+            draft = self._draft_of(value["index"] if has_index else number,
+                                   read_field(value, "id"))
             function = read_field(value, "function", dict)
-            draft["id"] = draft["id"] or read_field(value, "id")
             draft["name"] = draft["name"] or read_field(function, "name")
             arguments = function.get("arguments")
             if isinstance(arguments, dict):
                 arguments = render_json(arguments).decode("ascii")
             draft["pieces"].append(arguments if isinstance(arguments, str) else "")
 
+    def _draft_of(self, index: int, call_id: str) -> dict[str, Any]:
+        """Return the call that grows at an index; another id there begins another call.
+
+        Some servers say index 0, or none, of each of several calls.
+        """
+        draft = self._growing.get(index)
+        if draft is None or (call_id and draft["id"] and call_id != draft["id"]):
+            draft = self._growing[index] = {"id": call_id, "name": "", "pieces": []}
+            self._drafts.append(draft)
+        draft["id"] = draft["id"] or call_id
+        return draft
+
     def close(self) -> list[Delta]:
         self._deltas = []
         if self._reason:
-            for draft in self._drafts.values():
-                self.call(draft["id"], draft["name"], "".join(draft["pieces"]))
-            self._drafts = {}
-            self.end("max_tokens" if self._reason == "length" else "end_turn", **self._usage)
+            is_cut = self._reason == "length"
+            for draft in self._drafts:
+                self.call(draft["id"], draft["name"], "".join(draft["pieces"]), is_cut=is_cut)
+            self._drafts, self._growing = [], {}
+            self.end("max_tokens" if is_cut else "end_turn", **self._usage)
         return self._deltas
 
     def refusal(self, status: int, words: str) -> Refusal:
@@ -8714,9 +8754,9 @@ def _read_call(call_id: str, words: dict[str, Any], where: str, tools: _OpenTool
     text = _block_text(words, "arguments", where)
     sent = text.encode("utf-8", "surrogatepass")
     is_bounded = len(sent) < PROMPT_MARKS or count_marks(sent) < PROMPT_MARKS
-    arguments = parse_object(text) if is_bounded else None
+    arguments = read_arguments(text) if is_bounded else None
     if arguments is None:  # Ollama answers 400 to what is no object
-        arguments = {"input": text} if text.strip() else {}
+        arguments = {"input": text}
     return Call(call_id, name, arguments)
 
 
@@ -13594,7 +13634,8 @@ class Service:
         Who counts only uncached tokens teaches nothing of that.
         """
         receipt, tokens = self._receipt, end.input_tokens
-        receipt.update(input_tokens=tokens, output_tokens=end.output_tokens)
+        receipt.update(input_tokens=tokens, output_tokens=end.output_tokens,
+                       broken_calls=end.broken_calls)
         if not tokens or end.stop:
             return
         seconds = end.prompt_seconds
@@ -28995,8 +29036,9 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   before and was read again, `read_again_why`: pushed out, or moved from which machine,
   `waited_for`: the agent or session whose prompt was kept warm meanwhile, `chosen`: why this
   machine, of those that could answer: least busy, knows the prompt, idle longest, ends
-  sooner, no other was free, or nobody else has it, `task`: whose session it is; and the rest
-  of the receipt)
+  sooner, no other was free, or nobody else has it, `broken_calls`: tool calls that were
+  dropped, because their arguments were no JSON object or were cut, `task`: whose session it
+  is; and the rest of the receipt)
 - `skills list`: `out`, `skills` (`skill`, `summary`, `installed`: absent, installed or
   differs, by program)
 - `env --shell json`: `set` (name: value), `unset` (names)

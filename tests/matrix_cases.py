@@ -1,7 +1,8 @@
 """Every client's dialect and every node's wire, so that tests can run over all pairs.
 
 A play is a list of steps that a node says: ("thinking", words), ("text", words), ("call", name,
-arguments), ("end", reason, tokens in, tokens out) and ("stop", sequence, in, out). A conversation
+arguments), ("end", reason, tokens in, tokens out) and ("stop", sequence, in, out). Arguments that
+are text are sent as they are, though they be no JSON, where the wire can. A conversation
 is a list of ("user", words), ("image", base64), ("call", id, name, arguments), ("result", id, words).
 A new backend is a row of BACKENDS, a new dialect one of CLIENTS; the suite does the rest.
 """
@@ -86,7 +87,7 @@ def chat_lines(steps):
         elif kind == "thinking":
             delta = {"reasoning_content": step[0]}
         elif kind == "call":
-            text = json.dumps(step[1])
+            text = step[1] if isinstance(step[1], str) else json.dumps(step[1])
             yield "data: " + dumps({"choices": [{"delta": {"tool_calls": [{
                 "index": calls, "id": f"call_{calls}", "function": {"name": step[0],
                                                                     "arguments": text[:5]}}]}}]})

@@ -985,6 +985,7 @@ def test_logs_json_is_one_object(fleet, quick):
     first, second = found["requests"]
     assert first == {**ONE, "time": first["time"], "name": "main", "failures": [], "said": "",
                      "cached_tokens": 0, "read_again": 0, "read_again_why": "", "waited_for": "", "chosen": "",
+                     "broken_calls": 0,
                      "sent": 0, "cloud": False, "passed_over": [], "task": ""}
     assert second["failures"] == THREE["tries"] and second["node"] == second["model"] == ""
     assert quick("logs", "--json", "--follow").returncode == 2

@@ -1131,7 +1131,8 @@ def test_receipts_say_what_happened(rig):
     assert set(first) == {"time", "id", "session", "agent", "alias", "model", "node", "context",
                           "tries", "waited", "first_byte", "total", "input_tokens",
                           "output_tokens", "outcome", "sent", "cloud", "passed_over", "said",
-                          "cached_tokens", "read_again", "read_again_why", "waited_for", "chosen"}
+                          "cached_tokens", "read_again", "read_again_why", "waited_for", "chosen",
+                          "broken_calls"}
     assert (first["session"], first["agent"], first["alias"]) == ("s-1", "a1", "x")
     assert (first["outcome"], first["input_tokens"], first["context"]) == ("ok", 12, 32768)
     assert 0 <= first["waited"] <= first["first_byte"] <= first["total"] < 10

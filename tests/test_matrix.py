@@ -119,6 +119,106 @@ def test_calls_in_the_middle_of_text_and_their_results(serve, backend, dialect, 
     assert [f"result of {own_id}" in texts for own_id in ids] == [True, True]
 
 
+def sends_text(backend, dialect):
+    """Whether the arguments of a call go from this node to this client as text that we read."""
+    return backend != "ollama" and not (backend == "anthropic" and dialect == "messages")
+
+
+@STREAMS
+def test_a_call_that_the_token_limit_cut_is_no_call(serve, backend, dialect, stream):
+    if not sends_text(backend, dialect):
+        pytest.skip("it sends whole calls, or its answer goes back as it came")
+    served = serve(lambda node, connection: None)
+    text = json.dumps({"command": "ls", "n": [1, {"ü": None}]})
+    for at in range(len(text) + 1):
+        served.nodes[0].play = plays(backend, dialect, ("text", "Look: "), ("call", "Bash", {"command": "pwd"}),
+                                     ("call", "Bash", text[:at]), ("end", "max_tokens", 9, 4))
+        answer = ask(served, dialect, stream=stream, tools=[TOOL])
+        made = [call[1] for call in answer.calls]
+        assert made == [{"command": "pwd"}, json.loads(text)][:2 if at == len(text) else 1], text[:at]
+        assert answer.text == "Look: " and not answer.error
+        assert answer.reason in (reason_in(dialect, "max_tokens"), "completed", "incomplete")
+    counts = [receipt["broken_calls"] for receipt in served.receipts(len(text) + 1)]
+    assert sorted(counts) == [0, *[1] * len(text)]
+
+
+@STREAMS
+@pytest.mark.parametrize("text", ['{"command": "ls",}', '{"command": "ls"', '["ls"]', "ls", "null", '{"a":1}{"b":2}'])
+def test_a_call_with_broken_arguments_is_told_as_text(serve, backend, dialect, stream, text):
+    if not sends_text(backend, dialect):
+        pytest.skip("it sends whole calls, or its answer goes back as it came")
+    broken, whole = ("call", "Bash", text), ("call", "Bash", {"command": "pwd"})
+    for calls, reason in (([broken], "end_turn"), ([whole, broken], "tool_use"), ([broken, whole], "tool_use")):
+        served = serve(plays(backend, dialect, ("text", "Look."), *calls, ("end", "tool_use", 9, 4)))
+        answer = ask(served, dialect, stream=stream, tools=[TOOL])
+        assert [call[1] for call in answer.calls] == [{"command": "pwd"}] * (len(calls) - 1)
+        assert answer.text.startswith("Look.") and text in answer.text and "`Bash`" in answer.text
+        assert answer.reason in (reason_in(dialect, reason), "completed") and not answer.error
+        assert served.receipts()[0]["broken_calls"] == 1
+
+
+@STREAMS
+@pytest.mark.parametrize("text", ["", " ", "{}"])
+def test_a_call_without_arguments_is_a_call(serve, backend, dialect, stream, text):
+    if not sends_text(backend, dialect):
+        text = {}
+    served = serve(plays(backend, dialect, ("call", "Bash", text), ("end", "tool_use", 9, 4)))
+    answer = ask(served, dialect, stream=stream, tools=[TOOL])
+    assert [call[:2] for call in answer.calls] == [("Bash", {})] and not answer.text
+
+
+def cut_everywhere(serve, backend, dialect, stream, step):
+    """Cut a node's answer with two calls; no call is told but as the node meant it."""
+    meant = [{"command": "ls"}, {"command": "pwd"}]
+    steps = [("text", "a"), *(("call", "Bash", call) for call in meant), ("end", "tool_use", 9, 4)]
+    if backend == "anthropic" and dialect == "messages" and not stream:
+        whole = message_of(steps)
+    else:
+        whole = stream_of(backend, steps, dialect)
+    served = serve(lambda node, connection: None)
+    for at in range(whole.index(b"\r\n\r\n"), len(whole), step):
+        served.nodes[0].play = lambda node, connection, at=at: connection.sendall(whole[:at])
+        client = CLIENTS[dialect]
+        request = client.request([("user", "hi")], stream=stream, tools=[TOOL])
+        status, _, body = served.raw(served.post(request, target=client.target))
+        if backend == "anthropic" and dialect == "messages" and b"error" in body:
+            continue  # what had come of a call has gone back as it came, and then the error
+        answer = client.read(status, body, stream)
+        assert [call[1] for call in answer.calls] in (meant, meant[:1], []), at
+        assert answer.error or len(answer.calls) == 2, at
+
+
+@STREAMS
+def test_an_answer_that_is_cut_holds_no_call_that_was_not_meant(serve, backend, dialect, stream):
+    cut_everywhere(serve, backend, dialect, stream, 31)
+
+
+@pytest.mark.slow
+@STREAMS
+def test_an_answer_that_is_cut_at_any_byte_holds_no_call_that_was_not_meant(serve, backend, dialect, stream):
+    cut_everywhere(serve, backend, dialect, stream, 1)
+
+
+@STREAMS
+@pytest.mark.parametrize("indexes", [(0, 0), (None, None), (1, 0), (0, None), (None, 0)])
+@pytest.mark.parametrize("together", [True, False])
+def test_parallel_calls_are_told_apart_by_their_ids(serve, backend, dialect, stream, indexes, together):
+    if not sends_text(backend, dialect):
+        pytest.skip("it sends whole calls, or its answer goes back as it came")
+    calls = []
+    for name, index in zip("ab", indexes):
+        function = {"name": "Bash", "arguments": json.dumps({"command": name})}
+        calls.append({"id": f"c{name}", "function": function, **({} if index is None else {"index": index})})
+    chunks = [{"delta": {"tool_calls": part}} for part in ([calls] if together else [[each] for each in calls])]
+    body = "".join(f"data: {json.dumps({'choices': [chunk]})}\n\n"
+                   for chunk in [*chunks, {"delta": {}, "finish_reason": "tool_calls"}])
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+    served = serve(lambda node, connection: connection.sendall(head + body.encode() + b"data: [DONE]\n\n"))
+    answer = ask(served, dialect, stream=stream, tools=[TOOL])
+    assert answer.calls == [("Bash", {"command": "a"}, "ca"), ("Bash", {"command": "b"}, "cb")]
+    assert not answer.text
+
+
 def test_images_are_shown(serve, backend, dialect):
     served = serve(plays(backend, dialect, ("text", "A dot."), END))
     said = [("user", "what is it?"), ("image", PIXEL)]
