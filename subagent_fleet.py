@@ -20784,14 +20784,36 @@ class Called(Record):
 
 # What the first documents called a command, or other programs do.
 OTHER_NAMES = {"start": "up", "dashboard": "ui", "benchmark": "bench"}
+# Words of other programs for what is typed otherwise here; also behind `task`.
+OTHER_WORDS = {
+    "abort": "subagent-fleet task stop NAME",
+    "bd": "subagent-fleet task add 'NAME:what to do'",
+    "config": "edit tasks.yaml (`subagent-fleet help runs`) or fleet.yaml (`subagent-fleet "
+              "help config`)",
+    "create": "subagent-fleet run 'NAME:what to do'",
+    "daemon": "subagent-fleet run --detach",
+    "dep": "--after TASK, where it is added: subagent-fleet task add 'NAME:what to do' "
+           "--after TASK",
+    "fanout": "subagent-fleet run --times 3 'NAME:what to do'",
+    "kill": "subagent-fleet task stop NAME",
+    "knowledge": "subagent-fleet task log NAME",
+    "list": "subagent-fleet tasks",
+    "log": "subagent-fleet task log",
+    "merge": "git merge run/NAME",
+    "multi": "subagent-fleet run 'a:what to do' 'b:what else'",
+    "plan": "subagent-fleet tasks NAME",
+    "prompt": "subagent-fleet task say NAME TEXT",
+    "ready": "subagent-fleet tasks",
+    "show": "subagent-fleet tasks NAME",
+    "update": "download subagent_fleet.py again, then: python3 subagent_fleet.py install"}
 
 
 def find_call(words: Sequence[str]) -> Called:
     """Return what is called; an unknown command is refused with the nearest."""
     known = {row.name: row for row in COMMANDS}
     words = [OTHER_NAMES.get(words[0], words[0]), *words[1:]]
-    if words == ["task"]:
-        return Called(known["tasks"], [])
+    if words[0] == "task" and all(word.startswith("-") for word in words[1:]):
+        return Called(known["tasks"], words[1:])
     for count in (2, 1):
         name = " ".join(words[:count])
         if name in known:
@@ -20802,10 +20824,12 @@ def find_call(words: Sequence[str]) -> Called:
     if seconds:
         typed = words[1] if len(words) > 1 else ""
         hint = nearest(typed, seconds)
+        if name == "task":
+            hint = OTHER_WORDS.get(typed) or hint
         raise FleetError("unknown-command", f"{name}: which one? {', '.join(seconds)}",
                          status=EXIT_USAGE, fix=hint or f"subagent-fleet help {name}")
     behind = "; flags come after the command" if name.startswith("-") else ""
-    hint = nearest(name, (*known, *OTHER_NAMES))
+    hint = OTHER_WORDS.get(name) or nearest(name, (*known, *OTHER_NAMES))
     raise FleetError("unknown-command", f"unknown command `{name}`{behind}",
                      status=EXIT_USAGE, fix=hint or "subagent-fleet --help")
 
@@ -20835,6 +20859,13 @@ def parse_count(text: str) -> int:
     if re.fullmatch(r"[1-9]\d{0,3}", text):
         return int(text)
     raise argparse.ArgumentTypeError(f"expected a number, 1 to 9999, not `{text}`")
+
+
+def parse_priority(text: str) -> int:
+    """Return a priority of a task, as a task file may say it."""
+    if re.fullmatch(r"-?\d{1,4}", text) and abs(int(text)) <= 1000:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a number, -1000 to 1000, not `{text}`")
 
 
 def parse_port(text: str) -> int:
@@ -24917,6 +24948,8 @@ TASK_WORDS = (
     Flag("--changes", "`none`: it must change nothing", "WORD",
          {"choices": ("required", "none")}),
     Flag("--times", "run it N times, to choose from", "N", {"type": parse_count}),
+    Flag("--priority", "tasks with a higher number start first; default: 0", "N",
+         {"type": parse_priority}),
     Flag("--setup", "command that prepares the worktree; may be repeated", "COMMAND", REPEAT),
     Flag("--no-setup", "without the setup of the task file's defaults"))
 
@@ -25065,6 +25098,9 @@ def typed_keys(options: Namespace) -> dict[str, Any]:
     typed = {word: getattr(options, word) for word in words if word in FILE_KEYS["task"]}
     if str(options.coder).startswith("["):
         typed["coder"] = Document(options.coder, "--coder").value
+        if not typed["coder"]:
+            raise FleetError("bad-task", "--coder: an empty list names no program",
+                             status=EXIT_USAGE, fix="--coder '[my-agent, --print]'")
     return {word: value for word, value in typed.items() if value}
 
 
@@ -25078,6 +25114,10 @@ def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTas
         raise FleetError("usage", "--name is for one task", status=EXIT_USAGE,
                          fix="write NAME:PROMPT for each")
     check_names("task", options.after, known.names, "--after")
+    agents = known.fleet.agents if known.fleet else {}
+    if options.agent in (CLAUDE, *CODERS) and options.agent not in agents:
+        raise FleetError("bad-task", f"`{options.agent}` is a program, not an agent",
+                         status=EXIT_USAGE, fix=f"--coder {options.agent}")
     common = typed_keys(options)
     if options.no_setup:
         common["setup"] = []
@@ -25260,7 +25300,7 @@ def end_serving(folder: Folder) -> bool:
 @command("run", "run tasks in parallel: each in its own worktree, checked before it counts",
          Flag("words", "only these tasks, or new ones: NAME:PROMPT, or a quoted prompt",
               "TASK", {"nargs": "*", "default": []}), TASK_FILE,
-         Flag("--prompt", "a new task", "TEXT"), *TASK_WORDS,
+         Flag("--prompt", "a new task", "TEXT", short="-p"), *TASK_WORDS,
          Flag("--max", "how many agents work at the same time, at most", "N",
               {"type": parse_count, "default": 0, "dest": "most"}),
          Flag("--detach", "work in the background"),
@@ -25425,18 +25465,33 @@ def split_words(options: Namespace, known: KnownTasks) -> tuple[list[str], list[
     prompts = [word for word in options.words if word not in known.names
                and (" " in word.strip() or split_name(word)[0])]
     only = [word for word in options.words if word not in prompts]
+    if options.prompt and len(options.words) == 1 and only and only[0] not in known.names:
+        text = quote_shell(f"{only[0]}:{options.prompt}")
+        raise FleetError("usage", "run: --prompt takes no name beside it", status=EXIT_USAGE,
+                         fix=f"subagent-fleet run {text}")
     if options.prompt:
         prompts.append(options.prompt)
-    idle = [f"--{word}" for word in typed_keys(options)]
-    if idle and not prompts:
-        raise FleetError("usage", f"run: {some_of(idle)}: for new tasks only",
-                         status=EXIT_USAGE, fix=ADD_A_TASK)
     if prompts and only:
         raise FleetError("usage", "run: either names of tasks or new tasks, not both",
                          status=EXIT_USAGE, fix="run one after the other")
     check_names("task", only, known.names, "run",
                 "for a new one: subagent-fleet run '{}:what to do'")
+    if not prompts:
+        refuse_idle(options, known)
     return prompts, only
+
+
+def refuse_idle(options: Namespace, known: KnownTasks) -> None:
+    """Refuse flags that count for new tasks alone, where none is typed."""
+    idle = [flag.name for flag in TASK_WORDS if getattr(options, name_of(flag))]
+    if not idle:
+        return
+    fix = ADD_A_TASK
+    if known.path and idle[0] != "--name":
+        key = "setup: []" if idle[0] == "--no-setup" else f"{idle[0].lstrip('-')}:"
+        fix = f"write `{key}` below `defaults:`, or below a task, in {known.path}"
+    raise FleetError("usage", f"run: {some_of(idle)}: for new tasks only", status=EXIT_USAGE,
+                     fix=fix)
 
 
 def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
@@ -25781,15 +25836,27 @@ def show_sight(sight: TaskSight, world: World) -> None:
 def see_folder(folder: Folder, options: Namespace) -> TaskSight:
     """Return what is seen of a repository's tasks; those over that left its file are not."""
     fleet = load_fleet_if_valid(options, folder.world, folder)
-    sight = see_tasks(folder, plan_backing(fleet, options, folder))
-    path = find_task_file(folder, options)
-    if path and not options.everywhere and not options.task:
-        with contextlib.suppress(FleetError):
-            named = load_tasks(folder.world, path, None).tasks
-            return replace(sight, tasks={
-                name: state for name, state in sight.tasks.items()
-                if name in named or state.origin != "file" or not state.is_over})
+    backing = plan_backing(fleet, options, folder)
+    named = read_named_tasks(folder, options)
+    known = see_states(folder)[0]
+    # Those of the file that were never started wait, too.
+    sight = see_tasks(folder, backing, [
+        {"do": "add", "spec": freeze(task), "origin": "file", "base": ""}
+        for name, task in named.items() if name not in known])
+    if named and not options.everywhere and not options.task:
+        return replace(sight, tasks={
+            name: state for name, state in sight.tasks.items()
+            if name in named or state.origin != "file" or not state.is_over})
     return sight
+
+
+def read_named_tasks(folder: Folder, options: Namespace) -> Mapping[str, TaskSpec]:
+    """Return the tasks of the task file; none where it is absent or wrong."""
+    with contextlib.suppress(FleetError):
+        path = find_task_file(folder, options)
+        if path:
+            return load_tasks(folder.world, path, None).tasks
+    return {}
 
 
 def find_task_rows(world: World, fleet: Fleet | None, options: Namespace) -> list[TaskRow]:
@@ -25817,8 +25884,9 @@ def find_task(folder: Folder, name: str, command: str) -> TaskState:
 def show_task(folder: Folder, name: str, options: Namespace) -> None:
     """Print everything about one task."""
     world = folder.world
-    find_task(folder, name, "tasks")
     sight = see_folder(folder, options)
+    if name not in sight.tasks or sight.tasks[name].forgotten:
+        find_task(folder, name, "tasks")  # which refuses
     state = sight.tasks[name]
     row = plan_task_row(state, sight)
     keys = list_keys(folder, state, options)
@@ -26904,7 +26972,8 @@ def cmd_help(options: Namespace, world: World) -> int:
         if words[0] not in (*OTHER_NAMES, *first_words()):
             raise FleetError("unknown-command", f"help: no command or topic `{words[0]}`",
                              status=EXIT_USAGE,
-                             fix=nearest(words[0], (*TOPICS, *first_words()))
+                             fix=OTHER_WORDS.get(words[0])
+                             or nearest(words[0], (*TOPICS, *first_words()))
                              or "subagent-fleet --help")
         called = find_call(words)
         if called.words:
@@ -27083,7 +27152,7 @@ def parse_arguments(row: Command, words: list[str]) -> Namespace:
         passed = words[cut + 1:]
 
     parser = make_parser(row)
-    typed, unknown = parser.parse_known_args(own)
+    typed, unknown = parser.parse_known_intermixed_args(own)
     if unknown:
         raise FleetError("usage", f"{row.name}: unknown argument `{unknown[0]}`",
                          status=EXIT_USAGE, fix=suggest_words(row, own, passed, unknown)
@@ -27138,9 +27207,18 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
     return parser
 
 
-def suggest_flag(word: str, flags: Iterable[str]) -> str:
+OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup"}  # of other programs that run tasks
+TASK_FLAG_WORDS = {
+    "--batch": "a pattern, as in: subagent-fleet task stop 'jwt-*'",
+    "--grouped": "leave it out: tasks of one `--times` stand together",
+    "--stop": "subagent-fleet task stop NAME"}
+
+
+def suggest_flag(word: str, flags: Collection[str]) -> str:
     """Return what was probably meant by an unknown flag, or nothing."""
     typed = word.partition("=")[0]
+    if OTHER_FLAGS.get(typed) in flags:
+        return f"did you mean `{OTHER_FLAGS[typed]}`?"
     if typed in ("--host", "--port"):
         return f"write `{typed[2:]}:` under project.gateway in fleet.yaml"
     if re.fullmatch("-[a-z]", typed):
@@ -27165,7 +27243,10 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
         if passed:
             better += ["--", *passed]
     else:
-        hint = suggest_flag(first, flags)
+        hint = TASK_FLAG_WORDS.get(first) if row.group == WORK else ""
+        if row.name == "logs" and not first.startswith("-"):
+            hint = f"subagent-fleet task log {quote_shell(first)}"
+        hint = hint or suggest_flag(first, flags)
         if hint or not row.passes:
             return hint
         if (row.name == "up"
@@ -27242,7 +27323,7 @@ def main_and_end() -> NoReturn:
 
 def name_command(words: Sequence[str]) -> Sequence[str]:
     """Return the words in front of `--help` that name a command, as far as they do."""
-    first = words[:1]
+    first = [OTHER_NAMES.get(word, word) for word in words[:1]]
     if not first or first[0].startswith("-"):
         return ()
     if words[1:2] and words[1] in second_words(first[0]):

@@ -445,6 +445,23 @@ def test_version(run_cli):
         assert run_cli(word).stdout == f"subagent-fleet {sf.__version__}\n"
 
 
+def test_another_name_of_a_command_is_named_in_json_as_the_command(run_cli):
+    found = json.loads(run_cli("benchmark", "--nope", "--json").stdout)
+    assert found["schema"] == "subagent-fleet/bench/1"
+
+
+def test_words_behind_a_flag_count(run_cli):
+    call = sf.read_call(["run", "a:x", "--check", "true", "b:y", "--priority", "-5"])
+    assert call.options.words == ["a:x", "b:y"] and call.options.priority == -5
+    call = sf.read_call(["wake", "n1", "--timeout", "3", "n2"])
+    assert "n2" in str(vars(call.options))
+    assert sf.read_call(["task", "say", "a", "--", "-v is", "--odd"]).options.words == ["-v is", "--odd"]
+    for words in (["run", "a:x", "--nope", "b:y"], ["task", "diff", "a", "--stat", "b"]):
+        with pytest.raises(sf.FleetError) as caught:
+            sf.read_call(words)
+        assert "unknown argument" in caught.value.what
+
+
 def test_no_words_is_usage(run_cli):
     done = run_cli()
     assert done.returncode == 2 and "Commands:" in done.stdout
@@ -474,6 +491,22 @@ def test_no_words_is_usage(run_cli):
     (("logs", "--nope"), "subagent-fleet logs --help"),
     (("strat",), "did you mean `start`?"),
     (("statsu",), "did you mean `status`?"),
+    (("fanout", "3", "jwt", "--prompt", "x"), "subagent-fleet run --times 3 'NAME:what to do'"),
+    (("multi", "a:x", "b:y"), "subagent-fleet run 'a:what to do' 'b:what else'"),
+    (("create", "fix-auth", "-p", "x"), "subagent-fleet run 'NAME:what to do'"),
+    (("list", "--grouped"), "subagent-fleet tasks"), (("ready",), "subagent-fleet tasks"),
+    (("prompt", "a", "x"), "subagent-fleet task say NAME TEXT"),
+    (("kill", "a"), "subagent-fleet task stop NAME"), (("abort",), "subagent-fleet task stop NAME"),
+    (("help", "kill"), "subagent-fleet task stop NAME"), (("task", "kill"), "subagent-fleet task stop NAME"),
+    (("log", "3"), "subagent-fleet task log"), (("logs", "fix-auth"), "subagent-fleet task log fix-auth"),
+    (("show", "a"), "subagent-fleet tasks NAME"), (("help", "plan"), "subagent-fleet tasks NAME"),
+    (("task", "plan"), "subagent-fleet tasks NAME"), (("merge",), "git merge run/NAME"),
+    (("bd", "create"), "subagent-fleet task add 'NAME:what to do'"),
+    (("update", "--check"), "download subagent_fleet.py again, then: python3 subagent_fleet.py install"),
+    (("run", "--stop"), "subagent-fleet task stop NAME"), (("run", "-a", "x"), "did you mean `--coder`?"),
+    (("task", "add", "x", "--quick"), "did you mean `--no-setup`?"),
+    (("up", "--quick"), "subagent-fleet up -- --quick"),
+    (("run", "--priority", "high"), "subagent-fleet run --help"),
     (("init", "--force", "--node", "mini"),
      "subagent-fleet init --node mini=http://192.168.1.50:11434"),
     (("init", "--node", "my mini=10.0.0.5"), "subagent-fleet init --node my-mini=10.0.0.5"),

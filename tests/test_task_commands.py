@@ -329,6 +329,38 @@ def test_a_run_counts_what_it_worked_on_and_else_everything(typist):
     assert typist.run("run", status=1).startswith("Nothing to do: 1 failed, 1 done.\nSee why: ")
 
 
+@pytest.mark.slow
+def test_flags_that_count_for_new_tasks_alone_are_refused_beside_others(typist):
+    def refused(*words):
+        typist.run("run", *words, status=2)
+        return typist.err
+    assert f"run 'NAME:what to do'" in refused("--name", "x")
+    assert "unknown task `word`" in refused("word", "--coder", "codex")
+    assert "run fix-auth:x" in refused("fix-auth", "-p", "x")
+    assert "--coder codex" in refused("a:x", "--agent", "codex")
+    assert "empty list" in refused("a:x", "--coder", "[]")
+    typist.write("tasks:\n  a: {prompt: '@write x y', setup: [touch prepared], check: 'true'}\n"
+                 "  b: {prompt: x, after: [a]}\n")
+    for flag, key in (("--coder=codex", "coder:"), ("--no-setup", "setup: []"), ("--priority=3", "priority:"),
+                      ("--check=true", "check:")):
+        assert f"write `{key}` below `defaults:`" in refused("a", flag)
+        assert f"write `{key}` below `defaults:`" in refused(flag)
+    assert typist.rig.tasks() == {}
+
+
+@pytest.mark.slow
+def test_tasks_of_a_file_that_were_never_started_are_shown(typist):
+    typist.write("tasks:\n  a: {prompt: x, times: 2}\n  b: {prompt: x, after: [a-a]}\n")
+    rows = {row["name"]: (row["state"], row["now"]) for row in typist.json("tasks")["tasks"]}
+    assert rows == {"a-a": ("waiting", "for `run`"), "a-b": ("waiting", "for `run`"),
+                    "b": ("waiting", "for a-a")}
+    assert re.search("b +waiting", typist.run("tasks").replace("·", "")) and "Start: " in typist.err
+    assert "tasks.yaml:2" in typist.run("tasks", "a-a")
+    typist.write("tasks: [\n")
+    assert typist.run("tasks").startswith("No tasks.")
+    assert typist.rig.tasks() == {}
+
+
 # -- an outcome is what happened --
 
 @pytest.mark.slow
@@ -664,7 +696,7 @@ def test_no_link_of_a_repository_leads_tasks_outside(rig, link):
     assert "behind a symbolic link; nothing is written there" in typist.err
     assert list(outside.iterdir()) == []
     typist.run("task", "add", "y:z", status=3)
-    assert typist.run("tasks").startswith("No tasks.") and list(outside.iterdir()) == []
+    assert re.search("\nx +waiting +0", typist.run("tasks")) and list(outside.iterdir()) == []
 
 
 @pytest.mark.slow
