@@ -9189,6 +9189,7 @@ if TYPE_CHECKING:
     import glob
     import hmac
     import os
+    import pwd
     import queue
     import resource
     import select
@@ -9204,7 +9205,7 @@ if TYPE_CHECKING:
     from typing import IO
 else:
     globals().update((name, _Late(name)) for name in (
-        "_thread errno fcntl glob hmac os queue resource select shlex shutil "
+        "_thread errno fcntl glob hmac os pwd queue resource select shlex shutil "
         "signal socket ssl stat subprocess time traceback").split())
 
 _STATUS_LINE = _Pattern(r"HTTP/1\.([01]) +([1-5][0-9][0-9])(?: [^\r\n]*)?\r\n")
@@ -9842,6 +9843,9 @@ LINE_LIMIT_BYTES = 32 * 1024 * 1024  # a longer line is no JSON that anybody wro
 USER_PLACES = {"state": ("XDG_STATE_HOME", ".local/state"),
                "cache": ("XDG_CACHE_HOME", ".cache"),
                "data": ("XDG_DATA_HOME", ".local/share")}
+# The home of a user who has none: nothing is ever found or kept below it.
+NO_HOME = "/dev/null"
+SEAL_BYTES = 32
 BYTECODE_FILES = 4  # of one Python: this program's versions that take turns
 
 
@@ -9907,6 +9911,8 @@ def _mend_refusal(path: str, code: int | None) -> str:
     """Return what to type to see why the system refuses a path."""
     if path == "-":
         return "name a file instead of `-`"
+    if path.startswith(NO_HOME):
+        return "this user has no home directory; set HOME to a directory that is yours"
     if code == errno.ENOSPC:
         return "free some space: `df -h .` shows how much is left"
     if code == errno.EROFS:
@@ -9914,6 +9920,11 @@ def _mend_refusal(path: str, code: int | None) -> str:
     while path and not os.path.lexists(path):
         path = os.path.dirname(path)
     return f"check it: `ls -la {shlex.quote(path or '.')}`"
+
+
+def _is_rooted(path: str) -> bool:
+    """Tell whether a path names the same place from every directory."""
+    return bool(re.match(r"/|[A-Za-z]:", path))
 
 
 class Place(str):
@@ -10303,6 +10314,11 @@ def _look_up(host: str, port: int, flags: int = 0) -> list[Any]:
         raise NodeFailure("dns", f"{host}: {reason}") from None
 
 
+def _seal_bytecode(name: str, code: bytes) -> bytes:
+    """Return what stands before bytecode in its file: a digest of it and of its name."""
+    return hashlib.sha256(name.encode() + b"\n" + code).digest()
+
+
 class PrivateDirectory:
     """A directory outside of any project that only its owner can enter, until it is left."""
 
@@ -10439,15 +10455,26 @@ class World:
 
     @property
     def home(self) -> str:
-        """The person's home."""
-        return self.environ.get("HOME") or self.environ.get("USERPROFILE", "")
+        """The person's home; NO_HOME if neither the environment nor the system knows one.
+
+        It is never relative: what lies in the working directory may be anybody's.
+        """
+        for name in ("HOME", "USERPROFILE"):
+            if _is_rooted(self.environ.get(name, "")):
+                return self.environ[name]
+        # No such user, as in some containers; no such module, as on Windows.
+        with contextlib.suppress(KeyError, ImportError):
+            home = pwd.getpwuid(os.getuid()).pw_dir
+            if _is_rooted(home):
+                return home
+        return NO_HOME
 
     def user_place(self, kind: str, *names: str) -> str:
         """Return where something of ours is kept for this user: state, cache or data."""
         variable, usual = USER_PLACES[kind]
         base = self.environ.get(variable, "")
         # A relative one does not count, by its standard.
-        if not re.match(r"/|[A-Za-z]:", base):
+        if not _is_rooted(base):
             base = self.path(self.home, usual)
         return self.path(base, "subagent-fleet", *names)
 
@@ -10983,20 +11010,30 @@ class World:
             return ""
         place = self.user_place("cache", "bytecode")
         version = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
-        path = self.path(place, f"{hashlib.sha256(source).hexdigest()}.{version}")
+        name = f"{hashlib.sha256(source).hexdigest()}.{version}"
+        path = self.path(place, name)
         try:
             self.make_directory(place, is_private=True)
             if self.belongs_to_other(place):
                 return ""
-            if self.kind_of(path, follow=False) != "file":
-                code = compile(source, os.path.realpath(__file__), "exec", dont_inherit=True)
-                self.replace_files([(path, marshal.dumps(code), 0o600)])
+            if not self._is_bytecode(path, name):
+                code = marshal.dumps(
+                    compile(source, os.path.realpath(__file__), "exec", dont_inherit=True))
+                self.replace_files([(path, _seal_bytecode(name, code) + code, 0o600)])
                 kept = sorted(self.paths_below(place, f"*.{version}"), key=self.changed_at)
                 for old in kept[:-BYTECODE_FILES]:
                     self.remove(old)
         except FleetError:  # a home that cannot be written: it starts more slowly
             return ""
-        return "" if self.belongs_to_other(path) else path
+        return path
+
+    def _is_bytecode(self, path: str, name: str) -> bool:
+        """Tell whether a file is whole, was made of that source, and only its owner's."""
+        if self.kind_of(path, follow=False) != "file" or self.belongs_to_other(path) \
+                or self.others_may_read(path):
+            return False
+        kept = self.read_bytes(path, limit=4 * TEXT_LIMIT_BYTES)
+        return kept[:SEAL_BYTES] == _seal_bytecode(name, kept[SEAL_BYTES:])
 
     def keep_bytecode(self, path: str) -> None:
         """Compile a module where Python looks for its bytecode."""
@@ -16812,7 +16849,7 @@ def find_repository(world: World, directory: str) -> Repository:
 
 def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
     """Return what makes a first commit of a directory; never of a whole home or machine."""
-    if top in ("/", world.real_path(world.home or "/")):
+    if top in ("/", world.real_path(world.home)):
         return "go into your project's directory (`cd PROJECT`), and run this there"
     return f"{write_ignored(ignore)} && {first}git add -A && git commit -m start"
 
@@ -20386,7 +20423,7 @@ def read_transcript(world: World, path: str, agent: str = "") -> Transcript:
 def show_path(world: World, path: str) -> str:
     """Return a path as a person knows it: from the home directory on."""
     home = world.home
-    if home and path.startswith(world.path(home, "")):
+    if path.startswith(world.path(home, "")):
         return world.path("~", path[len(world.path(home, "")):])
     return path
 
@@ -21372,7 +21409,7 @@ def cmd_up(options: Namespace, world: World) -> int:
 
 def refuse_home(options: Namespace, world: World, command: str) -> None:
     """Refuse to write into a home unasked: those agents would be in every project."""
-    if options.out or options.config or not world.home:
+    if options.out or options.config:
         return
     if world.real_path("") == world.real_path(world.home):
         raise FleetError("in-home", f"{command}: this is your home directory; agents in its "
@@ -27259,7 +27296,8 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
 LONG_LIVED = ("up", "serve", "ui", "run")
 # What `python3 -c` runs then: the bytecode, in the name of the file that it was made of.
 STARTER = ("import marshal, sys; _, __cached__, __file__, *sys.argv = sys.argv\n"
-           "with open(__cached__, 'rb') as stream: exec(marshal.load(stream))")
+           "with open(__cached__, 'rb') as stream:\n"
+           f" stream.seek({SEAL_BYTES}); exec(marshal.load(stream))")
 
 
 def start_from_bytecode(words: Sequence[str], world: World) -> None:

@@ -1,5 +1,6 @@
 """How the program starts: what lives long does so from bytecode, and stays small."""
 import contextlib
+import marshal
 import os
 import pathlib
 import re
@@ -103,6 +104,21 @@ def test_another_version_is_never_started_from_this_ones_bytecode(project, tmp_p
         with serving(project, sys.executable, tmp_path / "fleet.py"):
             pass
     assert len(kept(project)) == 4  # the versions that were used last
+
+
+def test_bytecode_that_somebody_else_may_have_written_is_not_run(project, tmp_path):
+    with serving(project, sys.executable, SCRIPT):
+        pass
+    (code,) = kept(project)
+    whole = code.read_bytes()
+    mine = marshal.dumps(compile(f"open({str(tmp_path / 'ran')!r}, 'w')", "x", "exec"))
+    for planted, mode in ((mine, 0o600), (whole[:32] + mine, 0o600), (whole[:-9], 0o600), (whole, 0o666)):
+        code.write_bytes(planted)
+        code.chmod(mode)
+        with serving(project, sys.executable, SCRIPT):
+            pass
+        assert code.read_bytes() == whole and stat.S_IMODE(code.stat().st_mode) == 0o600
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_home_that_cannot_be_written_is_no_matter(project):
