@@ -10408,6 +10408,21 @@ class World:
         return getattr(getattr(sys, stream), "encoding", None) or ""
 
     @staticmethod
+    def leave_directories() -> None:
+        """Import nothing more from the working directory or this file's: they may be anybody's.
+
+        Python puts one of them first, and nothing but the standard library is ever imported.
+        """
+        places = {os.path.realpath(os.path.dirname(__file__))}
+        try:  # noqa: SIM105 - contextlib itself would come from there
+            places.add(os.getcwd())
+        except OSError:  # it is gone
+            pass
+        places.discard(os.path.dirname(os.__file__))  # somebody works in Python's own
+        sys.path[:] = [path for path in sys.path
+                       if path and os.path.realpath(path) not in places]
+
+    @staticmethod
     def end(status: int) -> NoReturn:
         """End this process, with nothing taken down that the system frees by itself: 4 ms."""
         for stream in (sys.stdout, sys.stderr):
@@ -10419,11 +10434,15 @@ class World:
         """Send what is still to be written nowhere: the reader has gone."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    def confirm(self, question: str) -> bool:
-        """Return a person's yes; off a terminal nobody is asked, and the answer is yes."""
-        if not (sys.stdin and sys.stdin.isatty() and self.is_terminal("stderr")):
-            return True
-        self.err(f"{question} [y/N] ")
+    def can_ask(self) -> bool:
+        """Tell whether a person sits here who can read a question and answer it."""
+        return self.is_terminal("stdin") and self.is_terminal("stderr")
+
+    def confirm(self, question: str, text: str = "") -> bool:
+        """Show a text and return a person's yes; where nobody can be asked, the answer is no."""
+        if not self.can_ask():
+            return False
+        self.err(f"{text}{question} [y/N] ")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     # -- disk: paths --
@@ -19918,8 +19937,8 @@ class DemoWorld(World):
     def own_names(self) -> tuple[str, tuple[str, ...]]:
         return "simulated", ()
 
-    def confirm(self, question: str) -> bool:
-        self.out(f"{question} [y/N] y\n")
+    def confirm(self, question: str, text: str = "") -> bool:
+        self.out(f"{text}{question} [y/N] y\n")
         return True
 
     def open_page(self, url: str) -> bool:
@@ -20938,6 +20957,7 @@ OUT = Flag("--out", "where generated files are; default: beside fleet.yaml", "DI
 JSON = Flag("--json", "print one JSON object")
 FORCE = Flag("--force", "overwrite what is there")
 TRUST = Flag("--trust", "agree to what would otherwise be asked")
+YES = Flag("--yes", "answer yes without being asked")
 SCAN = Flag("--scan", "look for machines in NET, else in this machine's own networks",
             "[NET]", {"nargs": "?", "const": "", "default": None})
 TIMEOUT = Flag("--timeout", "seconds to wait", "S",
@@ -21052,10 +21072,7 @@ def refuse_edited(paths: Sequence[str], command: str, outcome: str) -> FleetErro
 
 def agree(world: World, text: str, question: str, refusal: FleetError) -> None:
     """Have a person agree to what was said; without a person, or a yes, refuse."""
-    is_asked = world.is_terminal("stdin") and world.is_terminal("stderr")
-    if is_asked:
-        world.err(text)
-    if not is_asked or not world.confirm(question):
+    if not world.confirm(question, text):
         raise refusal
 
 
@@ -21574,8 +21591,7 @@ def offer_ignore(workspace: Workspace) -> None:
     """Offer, the first time, to keep the key and what only counts here out of git."""
     world = workspace.world
     path = workspace.enter(ENVIRONMENT_FILE)
-    is_asked = world.is_terminal("stdin") and world.is_terminal("stderr")
-    if not is_asked or "env-unignored" not in find_leaks(world, path):
+    if not world.can_ask() or "env-unignored" not in find_leaks(world, path):
         return
     if world.confirm(f"Add {ENVIRONMENT_FILE} (the gateway's key), {STATE_DIRECTORY}/ and "
                      f"{LITELLM_FILE} to .gitignore?"):
@@ -22748,27 +22764,33 @@ def cmd_env(options: Namespace, world: World) -> int:
 
 
 @command("trust", "agree to what a fleet file would send beyond your own networks", CONFIG,
-         Flag("--show", "only show what that is, and what was accepted"),
+         YES, Flag("--show", "only show what that is, and what was accepted"),
          Flag("--forget", "forget what you have agreed to"), JSON,
-         group=SET_UP, examples=("trust --show", "trust"), excludes=("forget show",))
+         group=SET_UP, examples=("trust --show", "trust"),
+         excludes=("forget show", "forget yes", "show yes"))
 def cmd_trust(options: Namespace, world: World) -> int:
-    """Ask a person; who types this off a terminal has decided."""
+    """Show what is at stake and have a person accept it."""
     fleet = load_config(world, options.config).fleet
     source = fleet.document.source
     if options.forget:
         keep_trusted(world, source, ())
 
+    if options.yes:
+        accept_stakes(world, source, find_untrusted(world, fleet))
     untrusted = find_untrusted(world, fleet)
     rows = [(stake, stake not in untrusted) for stake in find_stakes(world, fleet)]
     if options.json:
         print_report(world, "trust", {"file": source, "stakes": [
             {"what": stake.what, "accepted": accepted} for stake, accepted in rows]})
+        if untrusted and not (options.show or options.forget):
+            tell(world, "Nothing was accepted; `subagent-fleet trust --yes` accepts it.\n")
         return EXIT_OK
+
     world.out(format_stakes(source, rows, look_of(world)))
     if untrusted and not (options.show or options.forget):
-        if not world.confirm("Do you want that?"):
-            raise FleetError("untrusted", "nothing was accepted", status=EXIT_REFUSED,
-                             fix=f"change {source}")
+        agree(world, "", "Do you want that?", FleetError(
+            "untrusted", "nothing was accepted", status=EXIT_REFUSED,
+            fix=f"`subagent-fleet trust --yes` accepts it; or change {source}"))
         accept_stakes(world, source, untrusted)
         world.out("Accepted.\n")
     return EXIT_OK
@@ -26608,9 +26630,9 @@ def format_tidying(rows: Sequence[Tidying], look: Look = PLAIN, *, is_dry: bool)
 
 
 @command("clean", "remove the generated files that you have not changed", OUT, CONFIG,
-         Flag("--dry-run", "only list them"),
+         Flag("--dry-run", "only list them"), YES,
          Flag("--force", "don't ask; remove edited files too, after copying them"),
-         group=FILES, examples=("clean --dry-run", "clean"))
+         group=FILES, examples=("clean --dry-run", "clean", "clean --yes"))
 def cmd_clean(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
     changes = workspace.compare(None, (*TARGET_NAMES, *(target.name for target in TAUGHT)))
@@ -26618,9 +26640,18 @@ def cmd_clean(options: Namespace, world: World) -> int:
     doomed = [change for change in changes if change.path not in kept]
     if ENVIRONMENT_FILE in [change.path for change in doomed]:
         tell_served(workspace, options)
-    agree_to_clean(doomed, options, world)
+    listed = [(change.path, "") for change in doomed if change.found is not None]
+    if options.dry_run and listed:
+        world.out(format_changes("Would remove:", listed, look_of(world)))
+    elif not listed:
+        world.out("Nothing to remove.\n")
+    elif not agree_to_clean(listed, options, world):
+        world.out("Nothing removed.\n")
+        doomed = []
     if doomed and not options.dry_run:
         remove_files(workspace, doomed, is_all=not kept)
+        if listed:
+            world.out(format_changes("Removed:", listed, look_of(world)))
     if kept:
         raise refuse_edited(kept, "clean", "kept")
     return EXIT_OK
@@ -26636,20 +26667,16 @@ def tell_served(workspace: Workspace, options: Namespace) -> None:
                  "that goes: stop it, and start it again after `subagent-fleet generate`.\n")
 
 
-def agree_to_clean(doomed: Sequence[Change], options: Namespace, world: World) -> None:
-    """Show which files go, and have a person agree where it matters."""
-    is_forced = options.force and not options.dry_run
-    listed = [(change.path, "") for change in doomed if change.found is not None]
-    if not listed:
-        world.out("Nothing to remove.\n")
-        return
-    heading = "Removing:" if is_forced else "Would remove:"
-    world.out(format_changes(heading, listed, look_of(world)))
-    if not (is_forced or options.dry_run):
-        agree(world, "", f"Remove {count_of(listed, 'file')}?", FleetError(
-            "not-removed", "nothing was removed", status=EXIT_REFUSED,
-            fix="type it in a terminal; or `subagent-fleet clean --force`, which removes the "
-                "files that you edited, too"))
+def agree_to_clean(listed: Sequence[tuple[str, str]], options: Namespace,
+                   world: World) -> bool:
+    """Tell whether a flag, or the person who is shown these files, agrees to remove them."""
+    if options.force or options.yes:
+        return True
+    if not world.can_ask():
+        raise FleetError("not-removed", "nothing was removed: nobody could be asked",
+                         status=EXIT_REFUSED, fix="`subagent-fleet clean --yes`")
+    text = format_changes("To remove:", listed, look_of(world, "stderr"))
+    return world.confirm(f"Remove {count_of(listed, 'file')}?", text)
 
 
 def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool) -> None:
@@ -27312,24 +27339,10 @@ def start_from_bytecode(words: Sequence[str], world: World) -> None:
                       world.real_path(__file__), *sys.argv])
 
 
-def leave_directories() -> None:
-    """Import nothing more from the working directory or this file's: anybody's may be there.
-
-    Python puts one of them first, and nothing but the standard library is ever imported.
-    """
-    places = {os.path.realpath(os.path.dirname(__file__))}
-    try:  # noqa: SIM105 - contextlib itself would come from there
-        places.add(os.getcwd())
-    except OSError:  # it is gone
-        pass
-    places.discard(os.path.dirname(os.__file__))  # somebody works in Python's own
-    sys.path[:] = [path for path in sys.path if path and os.path.realpath(path) not in places]
-
-
 def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     """Run one command; return its exit status."""
     if argv is None:  # as a program
-        leave_directories()
+        World.leave_directories()
     world = world or World()
     try:
         words = list(sys.argv[1:] if argv is None else argv)
@@ -29051,10 +29064,10 @@ SECURITY_PAGE = """\
   otherwise; then it wants a strong key. It answers no web page.
 - A directory that was cloned, unpacked or shared is never trusted automatically. What its
   `fleet.yaml` would send beyond your machines, private networks and Tailscale is shown and
-  asked for, once (`trust`; off a terminal it is refused without `--trust`); a fleet at home
-  never asks. A name that may be public counts as beyond, wherever it leads today. Nothing of
-  it is run, and nothing outside of it is written; only `run` runs the commands of a
-  `tasks.yaml`, as `make` does, so read one that is not yours.
+  asked for, once (`trust`; off a terminal the answer is no, unless you type `trust --yes` or
+  add `--trust`); a fleet at home never asks. A name that may be public counts as beyond,
+  wherever it leads today. Nothing of it is run, and nothing outside of it is written; only
+  `run` runs the commands of a `tasks.yaml`, as `make` does, so read one that is not yours.
 - The key is shown to a gateway only when that has proved to know it already (an HMAC over a
   nonce and its own address). LiteLLM can prove nothing: it is shown the key when the port is
   held by a program of yours or of root's, who could read the key's file anyway (not on
@@ -29161,7 +29174,7 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
 - `skills list`: `out`, `skills` (`skill`, `summary`, `installed`: absent, installed or
   differs, by program)
 - `env --shell json`: `set` (name: value), `unset` (names)
-- `trust`: `file`, `stakes` (`what`, `accepted`); with `--json` nothing is accepted
+- `trust`: `file`, `stakes` (`what`, `accepted`); with `--json` nothing is accepted without `--yes`
 - `doctor`: `verdict`, `mended`, `findings` (with `topic`)
 - `worker`: `servers` (what else than Ollama answers: `node`, `open`: its addresses that do,
   `setup`), `system`, `name`, `program`, `ollama` (a node), `addresses` (`address`, `kind`,

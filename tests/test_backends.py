@@ -676,7 +676,7 @@ models:
   m: {{node: first, model: tiny, alias: x, context: 32768}}
 agents: {{planner: {{model: m, description: Plans.}}}}
 """)
-    assert quick("trust").returncode == 0
+    assert quick("trust", "--yes").returncode == 0
     added = quick("add", f"tower={server.endpoint}", "--model", "m")  # as `validate` says
     assert added.returncode == 0, added
     fleet = sf.load_fleet(str(tmp_path / "fleet.yaml"))

@@ -14,7 +14,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from tools import PROGRAM, ROOT, clean_environment, free_port, keys_near
+from tools import PROGRAM, ROOT, clean_environment, free_port, keys_near, on_terminal
 from workspace_cases import (
     ENV,
     FILES,
@@ -410,7 +410,7 @@ def test_clean_keeps_what_was_edited(generated, quick):
     assert status == 3 and "Remove 3 files?" in shown and PLANNER in shown.partition("error:")[2]
     assert set(tree(generated)) == {"fleet.yaml", MANIFEST, PLANNER}
     done = quick("clean", "--force")
-    assert (done.returncode, done.stdout) == (0, f"Removing:\n  {PLANNER}\n")
+    assert (done.returncode, done.stdout) == (0, f"Removed:\n  {PLANNER}\n")
     copy, = [path for path in tree(generated) if "backup" in path]
     assert b"my own line" in tree(generated)[copy]
     assert set(tree(generated)) == {"fleet.yaml", copy}
@@ -427,38 +427,23 @@ def test_clean_follows_no_hostile_manifest(generated, tmp_path, quick):
     assert victim.exists() and (generated / "fleet.yaml").exists()
 
 
-def on_terminal(words, cwd, typed=b"", **env):
-    """Run with a terminal for stdin, stdout and stderr; return (exit status, what it shows)."""
-    pty = pytest.importorskip("pty")
-    child, master = pty.fork()
-    if child == 0:
-        os.chdir(cwd)
-        os.execve(sys.executable, [sys.executable, "-I", "-S", PROGRAM, *words],
-                  clean_environment(**env))
-    os.write(master, typed)
-    shown = b""
-    try:
-        while True:
-            piece = os.read(master, 65536)
-            if not piece:
-                break
-            shown += piece
-    except OSError:  # Linux says so at the end
-        pass
-    os.close(master)
-    _, status = os.waitpid(child, 0)
-    return os.WEXITSTATUS(status), shown.decode("utf-8").replace("\r\n", "\n")
-
-
 def test_clean_asks_a_person(generated):
     before = tree(generated)
-    status, shown = on_terminal(["clean"], generated, b"n\n")
-    assert status == 3 and "Remove 4 files? [y/N]" in shown and tree(generated) == before
-    assert "Would remove:" in shown and "nothing was removed\n" in shown
-    assert shown.index(PLANNER) < shown.index("[y/N]")
+    for answer in (b"n\n", b"\n", b"\x04"):
+        status, shown = on_terminal(["clean"], generated, answer)
+        assert "Remove 4 files? [y/N]" in shown and tree(generated) == before
+        assert (status, shown.endswith("Nothing removed.\n")) == (0, True), shown
+        assert "To remove:" in shown and shown.index(PLANNER) < shown.index("[y/N]")
     status, shown = on_terminal(["clean"], generated, b"y\n")
-    assert status == 0 and "Would remove:" in shown and "Nothing" not in shown
+    assert status == 0 and PLANNER in shown.partition("Removed")[2]
     assert set(tree(generated)) == {"fleet.yaml"}
+
+
+def test_clean_yes_asks_nobody_and_keeps_what_was_edited(generated, run_cli):
+    edit(generated / PLANNER)
+    done = run_cli("clean", "--yes")
+    assert done.returncode == 3 and PLANNER in done.stderr and PLANNER not in done.stdout
+    assert set(tree(generated)) == {"fleet.yaml", MANIFEST, PLANNER}
 
 
 def test_readme_keeps_out_of_git_what_is_nobodys_to_commit(generated):

@@ -138,6 +138,7 @@ def test_an_agent_of_others_is_not_called_broken(fleet, quick, line):
     ("warmup --pull --unload", "--unload and --pull cannot be used together"),
     ("bench --quick --exam", "--exam and --quick cannot be used together"),
     ("trust --show --forget", "--forget and --show cannot be used together"),
+    ("trust --show --yes", "--show and --yes cannot be used together"),
     ("init --example laptop --hybrid", "--example and --hybrid cannot be used together"),
     ("init --example laptop --offline", "--example and --offline cannot be used together"),
     ("init --scan=127.0.0.0/30 --offline", "--scan and --offline cannot be used together"),
@@ -194,10 +195,10 @@ def test_clean_off_a_terminal_removes_nothing_unforced(generated, quick):
     assert " removed" not in quick("clean", "--dry-run").stdout
     done = quick("clean")
     assert done.returncode == 3  # slug "not-removed"
-    assert "`subagent-fleet clean --force`, which removes the files that you edited" in done.stderr
+    assert done.stderr.endswith("  fix: `subagent-fleet clean --yes`\n")
     assert (generated / ".env.subagent-fleet").exists()
     done = quick("clean", "--force")
-    assert done.returncode == 0 and "Removing:\n" in done.stdout
+    assert done.returncode == 0 and "Removed:\n" in done.stdout
     assert not (generated / ".env.subagent-fleet").exists()
 
 

@@ -241,11 +241,11 @@ TYPED = {  # a command of which nothing stands here is run by its name alone
                                                      ["completion", "--", "warmup", "--model", ""]],
     "add": [["add", "mini=http://127.0.0.1:1"]], "init": [["init"], ["init", "--force"]],
     "generate": [["generate"], ["generate", "--force"], ["generate", "--diff"]],
-    "clean": [["clean"], ["clean", "--force"]], "logs": [["logs"]],
+    "clean": [["clean"], ["clean", "--yes"], ["clean", "--force"]], "logs": [["logs"]],
     "discover": [["discover", "--write", "--timeout", "1"]], "status": [["status", "--timeout", "1"]],
     "doctor": [["doctor", "--timeout", "1"], ["doctor", "--fix", "--timeout", "1"]],
     "warmup": [["warmup", "--timeout", "1"]], "worker": [["worker", "--timeout", "1"]],
-    "trust": [["trust", "--show"], ["trust"]],
+    "trust": [["trust", "--show"], ["trust"], ["trust", "--yes"]],
     "bench": [["bench"], ["bench", "--quick", "--trust"]],
     "trace": [["trace"], ["trace", "last"], ["trace", "--audit"]],
     "wake": [["wake", "--timeout", "1"],
@@ -328,7 +328,7 @@ def test_what_was_accepted_is_no_more_than_what_was_asked(checkout, words, reque
     if needs_another_user(request.node.callspec.params["checkout"]):
         pytest.skip("root alone can listen as another user")
     checkout.drop_links()  # so that a command comes as far as it can
-    checkout.check(checkout.run("trust"))
+    checkout.check(checkout.run("trust", "--yes"))
     done = checkout.run(*words)
     checkout.check(done)
     if words == ["up"] and checkout.variant == "litellm, port free":

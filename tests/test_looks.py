@@ -63,7 +63,7 @@ class StagedWorld(sf.World):
     def encoding_of(self, stream):
         return "utf-8"
 
-    def confirm(self, question):
+    def confirm(self, question, text=""):
         self.shown.append(f"{question} [y/N] y\n")
         return True
 

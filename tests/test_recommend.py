@@ -259,7 +259,7 @@ def test_nothing_is_planned_into_a_cloud_and_what_is_there_stays(house, tmp_path
                               "context": 200000, "cloud": True}
     tree["agents"]["reviewer"]["model"] = "opus"
     path.write_text(sf.dump_yaml(tree), encoding="utf-8")
-    assert sf.main(["trust"]) == 0
+    assert sf.main(["trust", "--yes"]) == 0
     house["laptop"].models["devstral:24b"] = {"parameters": "23.6B"}
     status, found = report(capsys)
     assert status == 0 and "claude-opus-5-5" not in json.dumps(found["roles"])

@@ -10,7 +10,7 @@ import pytest
 import subagent_fleet as sf
 from listener import Listener
 from subagent_fleet import replace
-from tools import clean_environment, free_port
+from tools import PROGRAM, clean_environment, free_port, on_terminal
 
 KEY = "sk-0123456789abcdef0123456789abcdef"
 FLEET = """\
@@ -402,6 +402,7 @@ def far(tmp_path, quick):
                      env={"HOME": tmp_path / "home", "PATH": f"{tmp_path}/bin:/usr/bin:/bin", **more})
     run.config = tmp_path / "project/fleet.yaml"
     run.file = tmp_path / "home/.local/state/subagent-fleet/trusted.json"
+    run.quick = quick
     return run
 
 
@@ -423,8 +424,8 @@ def test_what_was_accepted_is_kept_for_this_file_and_these_facts(far, tmp_path):
     assert far("env").returncode == 3
     done = far("trust", "--show")
     assert "new  prompts, and what agents read" in done.stdout and far("env").returncode == 3
-    done = far("trust")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "Accepted.")
+    done = far("trust", "--yes")
+    assert done.returncode == 0 and "accepted  prompts" in done.stdout
     assert far.file.stat().st_mode & 0o777 == 0o600
     kept = json.loads(far.file.read_text())
     assert list(kept["trusted"]) == [str(far.config.resolve())] and "gpu" not in far.file.read_text()
@@ -444,10 +445,32 @@ def test_what_was_accepted_is_kept_for_this_file_and_these_facts(far, tmp_path):
     assert far("trust", "--forget").returncode == 0 and far("env").returncode == 3
 
 
+def test_off_a_terminal_the_answer_is_no(far):
+    assert far("generate").returncode == 0
+    for words, given in ((("trust",), None), (("trust",), b"y\n"), (("trust", "--json"), b"yes\n")):
+        done = far(*words, input=given)
+        assert done.returncode == (3 if len(words) == 1 else 0), done.stdout
+        assert "prompts, and what agents read" in done.stdout and "Accepted" not in done.stdout
+        assert not far.file.exists() and far("env").returncode == 3
+    assert far("trust").stderr.endswith(
+        "  fix: `subagent-fleet trust --yes` accepts it; or change fleet.yaml\n")
+    kept = json.loads(far("trust", "--yes", "--json").stdout)["stakes"]
+    assert [stake["accepted"] for stake in kept] == [True] and far("env").returncode == 0
+
+
+@pytest.mark.parametrize("redirect, status", [
+    ("", 0), ("2>/dev/null", 3), ("</dev/null", 3), (">/dev/null", 0)])
+def test_a_question_that_nobody_sees_is_answered_no(far, tmp_path, redirect, status):
+    line = f"{sys.executable} -I -S {PROGRAM} trust {redirect}; echo ended $?"
+    shown = on_terminal(["-c", line], far.config.parent, b"y\n", program="/bin/sh",
+                        HOME=tmp_path / "home")[1]
+    assert f"ended {status}\n" in shown and far.file.exists() == (status == 0), shown
+
+
 @pytest.mark.parametrize("flaw", ["mode", "owner", "text", "shape", "schema"])
 def test_a_file_that_another_may_have_written_accepts_nothing(far, flaw):
     far("generate")
-    far("trust")
+    far("trust", "--yes")
     assert far("env").returncode == 0
     if flaw == "mode":
         far.file.chmod(0o666)
@@ -464,10 +487,73 @@ def test_a_file_that_another_may_have_written_accepts_nothing(far, flaw):
 
 def test_the_state_is_kept_where_its_standard_says(far, tmp_path):
     far("generate")
-    assert far("trust", XDG_STATE_HOME=tmp_path / "state").returncode == 0
+    assert far("trust", "--yes", XDG_STATE_HOME=tmp_path / "state").returncode == 0
     assert (tmp_path / "state/subagent-fleet/trusted.json").exists() and not far.file.exists()
     assert far("env", XDG_STATE_HOME="relative").returncode == 3
-    assert far("trust", XDG_STATE_HOME="relative").returncode == 0 and far.file.exists()
+    assert far("trust", "--yes", XDG_STATE_HOME="relative").returncode == 0 and far.file.exists()
+
+
+@pytest.fixture
+def homeless(far, tmp_path, monkeypatch):
+    """Run a command without HOME, as services do; `homeless.known` is what the system says of it."""
+    pwd = pytest.importorskip("pwd")
+    for name in ("HOME", "USERPROFILE", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    entry = pwd.getpwuid(os.getuid())
+
+    def look_up(number):
+        if run.known is None:
+            raise KeyError(number)
+        return pwd.struct_passwd((*entry[:5], run.known, entry[6]))
+
+    def run(*words, **more):
+        return quick_run(*words, cwd=far.config.parent, env={"PATH": "/usr/bin:/bin", **more})
+    quick_run, run.known = far.quick, None
+    monkeypatch.setattr(pwd, "getpwuid", look_up)
+    return run
+
+
+@pytest.mark.parametrize("known", [None, "", "relative"])
+@pytest.mark.parametrize("home", [{}, {"HOME": ""}, {"HOME": "."}, {"HOME": "there", "USERPROFILE": "."}])
+def test_without_a_home_nothing_is_kept_or_run_in_the_working_directory(far, homeless, known, home):
+    homeless.known = known
+    assert far("generate").returncode == 0
+    before = sorted(far.config.parent.rglob("*"))
+    planted = far.config.parent / ".local/state/subagent-fleet/trusted.json"
+    done = homeless("trust", "--yes", **home)
+    assert done.returncode == 1 and "cannot write" in done.stderr, done.stderr
+    assert done.stderr.endswith(
+        "  fix: this user has no home directory; set HOME to a directory that is yours\n")
+    assert sorted(far.config.parent.rglob("*")) == before
+    # What somebody put there counts for nothing.
+    assert far("trust", "--yes").returncode == 0
+    planted.parent.mkdir(parents=True)
+    planted.write_bytes(far.file.read_bytes())
+    planted.chmod(0o600)
+    assert far("env").returncode == 0 and homeless("env", **home).returncode == 3
+    for words in (("install",), ("skills", "install", "--user")):
+        assert homeless(*words, **home).returncode == 1, words
+    assert homeless("validate", **home).returncode == 0
+
+
+def test_without_a_variable_the_home_is_the_one_that_the_system_knows(far, homeless, tmp_path):
+    homeless.known = str(tmp_path / "home")
+    assert far("generate").returncode == 0
+    assert homeless("trust", "--yes").returncode == 0 and far.file.exists()
+    assert homeless("env").returncode == far("env").returncode == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="bytecode is kept where exec is")
+def test_without_a_home_no_bytecode_of_the_working_directory_is_started(homeless, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert sf.World().compile_own_source() == ""
+    assert not (tmp_path / ".cache").exists()
+    homeless.known = str(tmp_path / "home")
+    made = sf.World().compile_own_source()
+    assert made.startswith(f"{tmp_path}/home/.cache/subagent-fleet/bytecode/")
+    (tmp_path / "home/.cache").rename(tmp_path / ".cache")  # as a cloned directory would have it
+    homeless.known = None
+    assert sf.World().compile_own_source() == ""
 
 
 def test_what_a_person_types_is_accepted(far, tmp_path, limits):
@@ -548,7 +634,7 @@ def test_the_key_of_a_node_is_not_sent_before_it_is_accepted(keyed, words):
 def test_the_key_of_a_node_is_sent_once_it_is_accepted_and_is_written_nowhere(keyed):
     asked = keyed("env")
     assert asked.returncode == 3 and "the key in SHOP_API_KEY goes to" in asked.stderr
-    assert keyed("trust").returncode == 0
+    assert keyed("trust", "--yes").returncode == 0
     said = [keyed(*words) for words in (["discover"], ["status", "--json"], ["generate"],
                                         ["doctor", "--json"], ["trust", "--show"])]
     assert b"Authorization: Bearer " + NODE_KEY.encode() in keyed.node.heard
@@ -568,7 +654,7 @@ def test_the_key_of_a_node_is_sent_once_it_is_accepted_and_is_written_nowhere(ke
                                       ("a b", "SHOP_API_KEY does not hold a key"),
                                       ("ä", "SHOP_API_KEY does not hold a key")])
 def test_a_node_without_its_key_is_not_asked(keyed, key, why):
-    assert keyed("trust").returncode == 0
+    assert keyed("trust", "--yes").returncode == 0
     said = keyed("discover", SHOP_API_KEY=key)
     assert f"no key: it needs a key, but {why}" in said.stdout or f"no key: {why}" in said.stdout
     assert keyed.node.heard == b""

@@ -19,6 +19,8 @@ import threading
 import time
 import warnings
 
+import pytest
+
 import subagent_fleet as sf
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -82,6 +84,29 @@ def install(directory):
         program.parent.mkdir()
         launcher(program)
     return program
+
+
+def on_terminal(words, cwd, typed=b"", program=None, **env):
+    """Run with a terminal for stdin, stdout and stderr; return (exit status, what it shows)."""
+    pty = pytest.importorskip("pty")
+    child, master = pty.fork()
+    if child == 0:
+        os.chdir(cwd)
+        argv = [program, *words] if program else [sys.executable, "-I", "-S", PROGRAM, *words]
+        os.execve(argv[0], argv, clean_environment(**env))
+    os.write(master, typed)
+    shown = b""
+    try:
+        while True:
+            piece = os.read(master, 65536)
+            if not piece:
+                break
+            shown += piece
+    except OSError:  # Linux says so at the end
+        pass
+    os.close(master)
+    _, status = os.waitpid(child, 0)
+    return os.WEXITSTATUS(status), shown.decode("utf-8").replace("\r\n", "\n")
 
 
 # -- the program in this process --
