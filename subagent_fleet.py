@@ -18989,7 +18989,10 @@ class Supervisor:
         for identity, order in self.folder.read_orders():
             did = True
             name, do = str(order.get("task")), order.get("do")
-            if self._only is not None and (do != "add" or order.get("handed")):
+            most = order.get("most")
+            if do == "limit" and isinstance(most, int) and most > 0:
+                self.backing = replace(self.backing, most=most)
+            elif self._only is not None and (do != "add" or order.get("handed")):
                 self._only.add(name)
             if do == "add":
                 self.accept(order.get("spec"), str(order.get("base", "")),
@@ -19047,6 +19050,8 @@ class Supervisor:
             return
         self.backing = replace(self.backing, most=plan.file.max or self.backing.most)
         for name, task in plan.tasks.items():
+            if self._only is not None and name not in self.tasks:
+                continue  # nobody asked for it
             try:
                 self.accept(freeze(task), base_of(task, self.folder), "file")
             except FleetError as error:
@@ -25360,7 +25365,8 @@ def end_serving(folder: Folder) -> bool:
          Flag("words", "only these tasks, or new ones: NAME:PROMPT, or a quoted prompt",
               "TASK", {"nargs": "*", "default": []}), TASK_FILE,
          Flag("--prompt", "a new task", "TEXT", short="-p"), *TASK_WORDS,
-         Flag("--max", "how many agents work at the same time, at most", "N",
+         Flag("--max", "how many agents work at once, at most; changes a `run` that is "
+              "active, too", "N",
               {"type": parse_count, "default": 0, "dest": "most"}),
          Flag("--detach", "work in the background"),
          Flag("--keep-going", "wait for more tasks when nothing is left to do"),
@@ -25495,6 +25501,12 @@ class RunJob:
         """Leave the tasks where any supervisor finds them; return the names of the orders."""
         return {self.folder.ask({**order, **more}) for order in self.orders}
 
+    def relay(self, events: Tail) -> None:
+        """Print what another `run` has written into its log of the tasks that were typed."""
+        for event in filter(None, map(parse_object, events.lines())):
+            if event.get("task") in self.typed:
+                self.backing.tell(str(event["task"]), str(event["event"]), str(event["text"]))
+
     def find_meant(self) -> tuple[dict[str, TaskState], bool]:
         """Return the tasks that were named or else changed; all, and True, if none did."""
         tasks = {name: state for name, state in self.folder.read_states()[0].items()
@@ -25561,7 +25573,7 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
         plan_backing(fleet, options, folder), most=options.most or file.max or 0,
         notify=file.notify, worktrees=file.worktrees or "",
         tell=tell_events(folder, {*known.states, *tasks}, options),
-        reload=watch_tasks(world, known.path, fleet, options))
+        reload=watch_tasks(world, known.path, fleet, file.max, options))
     if options.dry_run:
         return backing
     if fleet and any(isinstance(task.coder, str) for task in tasks.values()):
@@ -25604,24 +25616,31 @@ def tell_events(folder: Folder, names: Iterable[str], options: Namespace
 
 
 def watch_tasks(world: World, path: str, fleet: Fleet | None,
-                options: Namespace) -> Callable[[], TaskPlan | None]:
-    """Return what reads the task file again when it has changed."""
+                most: int | None, options: Namespace) -> Callable[[], TaskPlan | None]:
+    """Return what reads the task file again when it has changed; `most` is its `max:`.
+
+    A `max:` that has not changed is left out: one that was typed meanwhile counts until
+    it does, and one that the run began with counts to its end.
+    """
     if path in ("", "-"):
         return lambda: None
-    seen = [world.changed_at(path)]
+    seen = world.changed_at(path)
 
     def reload() -> TaskPlan | None:
+        nonlocal seen, most
         now = world.changed_at(path)
-        if now in (0.0, seen[0]):
+        if now in (0.0, seen):
             return None  # where it was removed, what it said before stays
-        seen[0] = now
+        seen = now
         try:
             plan = load_tasks(world, path, fleet)
         except FleetError as error:
             first = (*error.findings, error.finding)[0]
             raise FleetError("invalid-config", f"{first.where or path}: {first.what}; "
                              "keeping what it said before") from None
-        if options.most:  # was typed: whatever is edited, so many at most
+        before = most
+        most = plan.file.max
+        if options.most or most == before:
             plan = replace(plan, file=replace(plan.file, max=None))
         return plan
     return reload
@@ -25665,12 +25684,14 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
     are not lost.
     """
     folder = job.folder
-    if not job.typed:
+    if not job.typed and (job.only or not options.most):
         raise FleetError("supervised",
                          f"`run` is already active here (pid {folder.holder()})",
                          status=EXIT_REFUSED, fix=f"add work: {ADD_A_TASK}")
     events = Tail(world, folder.place("events.jsonl"), last_bytes=1)  # what comes from now on
-    asked = job.hand_in(handed=True)
+    asked = job.hand_in(handed=True) if job.typed else set()
+    if options.most:
+        asked.add(folder.ask({"do": "limit", "most": options.most}))
     tell(world, f"`run` is already active here (pid {folder.holder()}): it does this, too.\n")
     stops: list[str] = []
     world.on_stop(stops.append)
@@ -25678,10 +25699,11 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
     while not stops:
         is_taken = not asked & {identity for identity, _ in folder.read_orders()}
         states = folder.read_states()[0]
-        for event in filter(None, map(parse_object, events.lines())):
-            if event.get("task") in job.typed:
-                job.backing.tell(str(event["task"]), str(event["event"]), str(event["text"]))
-        if is_taken and options.detach:
+        job.relay(events)
+        if is_taken and options.most:
+            world.out(f"At most {count_of(options.most, 'agent')} at once from now on.\n")
+            options.most = 0
+        if is_taken and (options.detach or not job.typed):
             return EXIT_OK
         if is_taken and all(states[name].is_over for name in job.typed):
             break

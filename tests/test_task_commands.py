@@ -334,7 +334,7 @@ def test_flags_that_count_for_new_tasks_alone_are_refused_beside_others(typist):
     def refused(*words):
         typist.run("run", *words, status=2)
         return typist.err
-    assert f"run 'NAME:what to do'" in refused("--name", "x")
+    assert "run 'NAME:what to do'" in refused("--name", "x")
     assert "unknown task `word`" in refused("word", "--coder", "codex")
     assert "run fix-auth:x" in refused("fix-auth", "-p", "x")
     assert "--coder codex" in refused("a:x", "--agent", "codex")
@@ -359,6 +359,28 @@ def test_tasks_of_a_file_that_were_never_started_are_shown(typist):
     typist.write("tasks: [\n")
     assert typist.run("tasks").startswith("No tasks.")
     assert typist.rig.tasks() == {}
+
+
+@pytest.mark.slow
+def test_the_cap_of_a_run_can_be_changed_while_it_works_and_starts_nothing_else(typist):
+    typist.write("max: 1\ntasks:\n  zz: {prompt: x}\n")
+    running = typist.start("run", *(f"{name}:@run sleep 100" for name in "abc"))
+
+    def at_work():
+        states = typist.rig.states()
+        return sum(state == "running" for state in states.values()) if len(states) == 3 else 0
+    wait_for(lambda: at_work() == 1)
+    assert typist.run("run", "--max", "2") == "At most 2 agents at once from now on.\n"
+    wait_for(lambda: at_work() == 2)
+    typist.write("max: 1\ntasks:\n  zz: {prompt: y}\n  more: {prompt: x}\n")  # the same cap
+    typist.run("task", "say", "a", "hello")  # taken up after the file was read again
+    assert typist.run("run", "--max", "2") and at_work() == 2
+    typist.write("max: 3\ntasks:\n  zz: {prompt: y}\n")
+    wait_for(lambda: at_work() == 3)
+    assert set(typist.rig.states()) == {"a", "b", "c"}  # nobody asked for those of the file
+    typist.run("run", "a", "--max", "3", status=3)
+    typist.run("task", "stop", "*")
+    running.communicate(timeout=20)
 
 
 # -- an outcome is what happened --
