@@ -2896,7 +2896,7 @@ def mend_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
     if NODE_KINDS[state.provider].can_pull:
         pull += ", or `subagent-fleet warmup --pull`"
     text = fleet.document.text if fleet else ""
-    if PLACEHOLDERS_MARK in text and is_as_written(text) and any(map(can_chat, state.models)):
+    if PLACEHOLDERS_MARK in text and any(map(can_chat, state.models)):
         return f"`subagent-fleet recommend --write` uses the models that {state.name} has"
     names = {able.name.lower(): able.name for able in state.models if rate_model(able).score}
     near = names.get(find_nearest(model.ollama_model.lower(), names))
@@ -4287,8 +4287,12 @@ class Assignment(Record):
 
 
 def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement] = (),
-                    memory: Mapping[str, float] | None = None) -> Assignment:
-    """Return who does what where: of what the nodes have, what was measured, their GB."""
+                    memory: Mapping[str, float] | None = None,
+                    known: Collection[Model] = ()) -> Assignment:
+    """Return who does what where: of what the nodes have, what was measured, their GB.
+
+    A model that is known already keeps its name.
+    """
     seating = Seating(states, measured, memory or {})
     _assign_strongest(seating)
     if seating.doing:  # the order matters: each takes of what the rules before it left
@@ -4296,7 +4300,7 @@ def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement]
         _assign_fastest(seating)
         _employ_idle(seating)
 
-    placements = _plan_placements(seating)
+    placements = _plan_placements(seating, known)
     names = {_place_of_model(load.model): load.model.name for load in placements}
     counted = [describe_load(load, seating.memory.get(load.model.node)) for load in placements
                if load.warm is not None or load.model.node in seating.memory]
@@ -4310,22 +4314,27 @@ def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement]
         counted=tuple(counted))
 
 
-def _plan_placements(seating: Seating) -> tuple[Load, ...]:
+def _plan_placements(seating: Seating, known: Collection[Model]) -> tuple[Load, ...]:
     """Return the models to write: those with jobs in job order, then twins and spares."""
     loads: dict[tuple[str, str], Load] = {}
+    kept = {_place_of_model(model): model.name for model in known
+            if model.cloud or _place_of_model(model) in seating.contexts}
     for candidate in (*seating.doing.values(), *seating.running):
         if candidate.place not in loads:
             others = [load.model for load in loads.values()]
-            loads[candidate.place] = _plan_placement(seating, candidate, others)
+            loads[candidate.place] = _plan_placement(seating, candidate, others, kept)
     by_strength = [loads[candidate.place].model for candidate in seating.running]
     return tuple(
         replace(load, model=replace(load.model, fallback=_plan_heirs(load, by_strength)))
         for load in loads.values())
 
 
-def _plan_placement(seating: Seating, candidate: Candidate,
-                    others: Collection[Model]) -> Load:
-    """Return a model as it is to be; one model with one context has one alias everywhere."""
+def _plan_placement(seating: Seating, candidate: Candidate, others: Collection[Model],
+                    kept: Mapping[tuple[str, str], str]) -> Load:
+    """Return a model as it is to be; one model with one context has one alias everywhere.
+
+    `kept` has the names of models that keep theirs, by place.
+    """
     node, full_name = candidate.place
     context = seating.contexts[node, full_name]
     jobs = tuple(job for job, one in seating.doing.items() if one is candidate)
@@ -4343,7 +4352,8 @@ def _plan_placement(seating: Seating, candidate: Candidate,
         aliases = [SEAT_ALIASES[job] for job in jobs if job in SEAT_ALIASES]
         aliases.append(_plan_alias(candidate.model, machine, others))
         model = Model(name, node, candidate.model.name, aliases[0], context, usual.timeout)
-    name = _free_name(model.name, machine, taken={other.name for other in others})
+    name = kept.get(candidate.place) or _free_name(
+        model.name, machine, taken={*kept.values(), *(other.name for other in others)})
     return Load(replace(model, name=name, ollama_model=candidate.model.name), candidate.model,
                 jobs, seating.caches[node], why or "answers when another machine does not")
 
@@ -4566,6 +4576,9 @@ STARTER_MODELS = {
 SMALL_PLACEHOLDER = STARTER_MODELS["small"].ollama_model
 
 
+NOTE_START = "For "  # how each note of ours above a model begins
+
+
 class Starter(Record):
     """What `init` writes."""
 
@@ -4590,7 +4603,7 @@ class Starter(Record):
                 if job in self.assignment.jobs:
                     reasons.setdefault(self.assignment.why[job], []).append(job)
             notes[load.model.name] = " ".join(
-                f"For {join_words(jobs) or 'no role of its own'}: {why}."
+                f"{NOTE_START}{join_words(jobs) or 'no role of its own'}: {why}."
                 for why, jobs in (reasons or {load.why: []}).items())
         return notes
 
@@ -4601,9 +4614,10 @@ def join_words(words: Sequence[str], last: str = "and") -> str:
 
 
 def plan_starter(states: Sequence[NodeState], measured: Iterable[Measurement] = (),
-                 memory: Mapping[str, float] | None = None) -> Starter:
+                 memory: Mapping[str, float] | None = None,
+                 known: Collection[Model] = ()) -> Starter:
     """Return the fleet of what was found, as it is assigned."""
-    assignment = plan_assignment(states, measured, memory)
+    assignment = plan_assignment(states, measured, memory, known)
     nodes = _starter_nodes(states, memory or {})
     models = [load.model for load in assignment.placements]
     if not models:
@@ -4659,21 +4673,6 @@ def _starter_nodes(states: Sequence[NodeState], memory: Mapping[str, float]
     return nodes
 
 
-_SIGNATURE = "# As `init` wrote it: "
-
-
-def sign_starter(text: str) -> str:
-    """Return a fleet file with a last line that tells whether it was changed since."""
-    body = text.partition(_SIGNATURE)[0]
-    return f"{body}{_SIGNATURE}{digest(body.encode('utf-8'))[:16]}\n"
-
-
-def is_as_written(text: str) -> bool:
-    """Tell whether a fleet file is as `init` or `recommend` wrote it."""
-    text = text.replace("\r\n", "\n")
-    return _SIGNATURE in text and sign_starter(text) == text
-
-
 PLACEHOLDERS_MARK = "# Placeholders: write in what `ollama list` shows.\n"
 
 
@@ -4719,7 +4718,7 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
     """Return what `init` would write now beside the file, with what it is decided on."""
     memory = {name: node.memory_gb for name, node in fleet.nodes.items() if node.memory_gb}
     homes = [_keep_home(fleet, state) for state in states.values()]
-    starter = plan_starter(homes, measured, memory)
+    starter = plan_starter(homes, measured, memory, fleet.models.values())
     plan = starter.assignment
     silent = tuple(state for state in states.values() if not state.online)
     advices = (*_advise_jobs(fleet, plan), *_advise_others(fleet, plan, silent))
@@ -4737,6 +4736,78 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
             unmeasured.append(f"{name} on {node}")
     unknown = (*_plan_unknown(fleet, states, unmeasured), *_plan_ties(found))
     return Recommendation(fleet, silent, advices, starter, tuple(found), unknown)
+
+
+def plan_block(advised: Recommendation) -> dict[str, Any]:
+    """Return the models of a plan, and the model of each agent."""
+    fleet = advised.fleet
+    models = advised.starter.tree["models"]
+    jobs = advised.starter.assignment.jobs
+    agents = {}
+    for name, agent in fleet.agents.items():
+        model = jobs.get(name, agent.model)
+        if fleet.models[agent.model].cloud:
+            model = agent.model
+        elif model not in models:
+            model = jobs[MAIN_JOB]
+        agents[name] = {"model": model}
+    return {"models": models, "agents": agents}
+
+
+def plan_tree(advised: Recommendation) -> dict[str, Any]:
+    """Return a fleet file's values with the plan in them; what is not planned stays."""
+    fleet = advised.fleet
+    tree = fleet.document.value
+    block = plan_block(advised)
+    jobs = advised.starter.assignment.jobs
+    planned = {load.model.name: load.model for load in advised.starter.assignment.placements}
+
+    models = {}
+    for name, entry in tree["models"].items():
+        now = fleet.models[name]
+        if name in planned and _place_of_model(planned[name]) == _place_of_model(now):
+            clouds = [heir for heir in now.fallback if fleet.models[heir].cloud]
+            model = replace(planned[name], fallback=(*planned[name].fallback, *clouds))
+            models[name] = _plan_entry(entry, now, model)
+        elif name in planned:  # another model gets the name of one that goes
+            models[name] = block["models"][name]
+        elif now.cloud:
+            heirs = [heir if heir in planned or fleet.models[heir].cloud else jobs[MAIN_JOB]
+                     for heir in now.fallback]
+            models[name] = _plan_entry(
+                entry, now, replace(now, fallback=tuple(dict.fromkeys(heirs))))
+    models = {**models, **{name: entry for name, entry in block["models"].items()
+                           if name not in models}}
+    agents = {name: {**entry, **block["agents"][name]}
+              for name, entry in tree["agents"].items()}
+
+    project = dict(tree["project"])
+    tiers = dict(project.get("claude") or {})
+    for tier, name in fleet.claude.items():
+        if fleet.models[name].cloud:
+            continue
+        if tier == "main":
+            tiers[tier] = jobs[MAIN_JOB]
+        elif name not in models:
+            del tiers[tier]  # the aliases tell it then
+    if tiers or project.get("claude"):
+        project["claude"] = tiers
+    return {**tree, "project": project, "models": models, "agents": agents}
+
+
+def _plan_entry(entry: Mapping[str, Any], now: Model, planned: Model) -> dict[str, Any]:
+    """Return a model's entry in a file with its planned alias, context and fallbacks."""
+    changed = dict(entry)
+    for name, key in FILE_KEYS["model"].items():
+        value = getattr(planned, key.attribute)
+        is_planned = key.attribute in ("alias", "context", "fallback")
+        if not is_planned or value == getattr(now, key.attribute):
+            continue
+        spelled = key.also if key.also in entry else name
+        changed[spelled] = list(value) if isinstance(value, tuple) else value
+        if not value:
+            del changed[spelled]
+    return changed
 
 
 def _keep_home(fleet: Fleet, state: NodeState) -> NodeState:
@@ -6592,9 +6663,7 @@ def _starter_block(kind: str, sections: dict[str, dict[str, object]],
     for name, values in sections.items():
         is_first = not lines
         if kind == "models" and name in notes:
-            # What a node said in it can end no comment.
-            note = wrap_text(re.sub(r"[^ -~\xa0-\u1fff]", "?", notes[name]), _STARTER_LOOK)
-            lines += [f"  # {line}" for line in note.split("\n")]
+            lines += [f"  # {line}" for line in _wrap_note(notes[name])]
         lines.append(f"  {quote_yaml(name)}:")
         for key, declared in FILE_KEYS[kind[:-1]].items():
             if key in values:
@@ -6614,61 +6683,177 @@ def _starter_block(kind: str, sections: dict[str, dict[str, object]],
     return "\n".join(lines) + "\n"
 
 
-# -- what `add` puts into a fleet file --
+# -- a fleet file with other values --
+
+class Rewrite:
+    """The edits that give a file other values. Lines whose values stay are not touched.
+
+    Example: with another `b` and a new `c`, `a: 1  # mine` stays, `b: 2  # why` becomes
+    `b: 3  # why`, and `c: 4` goes below the last line of `b`.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self.text = document.text
+        self.document = document
+        self.places = document.places
+        self.edits: list[tuple[int, int, str]] = []  # from, to, new text
+
+    def apply(self) -> str:
+        """Return the text with all edits."""
+        text = self.text
+        for start, end, more in sorted(self.edits, reverse=True):  # what is above stays in place
+            text = text[:start] + more + text[end:]
+        return text
+
+    def change(self, path: tuple, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+        """Plan the edits of the mapping at a path."""
+        for key, value in old.items():
+            if key not in new:
+                self.remove((*path, key))
+            elif value != new[key]:
+                self.replace((*path, key), value, new[key])
+        added = {key: value for key, value in new.items() if key not in old}
+        if added:
+            self.add((*path, list(old)[-1]), added)
+
+    def replace(self, path: tuple, old: Any, new: Any) -> None:
+        """Plan another value for a key."""
+        if old and new and isinstance(old, dict) and isinstance(new, dict):
+            is_block = self.is_block((*path, next(iter(old))))
+            if is_block or not set(old) - set(new):  # between braces a comma would be left
+                self.change(path, old, new)
+                return
+
+        start, _, value_start, value_end = self.places[path]
+        has_span = value_start != start and self.text[value_start] not in "|>"
+        if has_span:
+            self.edits.append((value_start, value_end, self.show_flow(new, start)))
+        else:
+            line, margin = self.line_of(path)
+            self.edits.append((line, self.end_of(path), _show_block({path[-1]: new}, margin)))
+
+    def remove(self, path: tuple) -> None:
+        """Plan that an entry of block style goes, with the note of ours above it."""
+        line, _ = self.line_of(path)
+        self.edits += [(*self.note_of(path), ""), (line, self.end_of(path), "")]
+
+    def add(self, last: tuple, entries: Mapping[str, Any]) -> None:
+        """Plan more entries behind the last one of a mapping, in its style."""
+        start, _, _, value_end = self.places[last]
+        _, margin = self.line_of(last)
+        if self.is_block(last):
+            end = self.end_of(last)
+            gap = "" if self.text[:end].endswith("\n") else "\n"
+            self.edits.append((end, end, gap + _show_block(entries, margin)))
+            return
+        between = ", " if margin.strip() else f",\n{margin}"
+        rows = "".join(f"{between}{json.dumps(key)}: {self.show_flow(value, start)}"
+                       for key, value in entries.items())
+        self.edits.append((value_end, value_end, rows))
+
+    def note(self, path: tuple, note: str, *, is_new: bool) -> None:
+        """Plan the note above an entry of block style: in place of an old one, or a first one."""
+        _, margin = self.line_of(path)
+        start, end = self.note_of(path)
+        if self.is_block(path) and (is_new or start < end):
+            rows = "".join(f"{margin}# {row}\n" for row in _wrap_note(note))
+            self.edits.append((start, end, rows))
+
+    # -- where things are --
+
+    def is_block(self, path: tuple) -> bool:
+        """Tell whether an entry is in block style: no brace opens what it belongs to."""
+        return self.text[self.places[path[:-1]][2]] != "{"
+
+    def line_of(self, path: tuple) -> tuple[int, str]:
+        """Return where the line of a key starts, and what is before the key."""
+        start = self.places[path][0]
+        line = self.document.line_start(start)
+        return line, self.text[line:start]
+
+    def note_of(self, path: tuple) -> tuple[int, int]:
+        """Return from where to where our note above an entry is; without one, where it would be."""
+        line, margin = self.line_of(path)
+        comments = re.compile(rf"(?:{margin}#.*\n)*\Z").search(self.text, 0, line)
+        start = comments.start() if comments else line
+        note = re.compile(rf"(?m)^(?:{margin}# {NOTE_START}.*\n(?:{margin}#   .*\n)*)+")
+        match = note.search(self.text, start, line)
+        return match.span() if match else (line, line)
+
+    def end_of(self, path: tuple) -> int:
+        """Return where the lines of an entry end, with the comments that are set deeper."""
+        line, margin = self.line_of(path)
+        start = self.places[path][0]
+        below = [place[0] for other, place in self.places.items()
+                 if place[0] > start and other[:len(path)] != path]
+        end = self.document.line_start(min(below)) if below else len(self.text)
+        rows = self.text[line:end].splitlines(keepends=True)
+        while not rows[-1].strip() or (rows[-1].lstrip().startswith("#")
+                                       and not rows[-1].startswith(f"{margin} ")):
+            rows.pop()  # what is above the next entry belongs to that one
+        return line + sum(map(len, rows))
+
+    def show_flow(self, value: Any, start: int) -> str:
+        """Return a value as it is written on the line of its key, or between braces."""
+        if not self.text.lstrip().startswith("{"):
+            return _show_entry("", value)
+        line = self.document.line_start(start)
+        margin = re.match(r"[ \t]*", self.text[line:start])
+        step = re.match(r"\{\s*\n([ \t]+)", self.text)
+        text = json.dumps(value, indent=step[1] if step else None, ensure_ascii=False)
+        return text.replace("\n", f"\n{margin[0] if margin else ''}")
+
+
+def _show_block(entries: Mapping[str, Any], margin: str) -> str:
+    return "".join(f"{margin}{row}\n" for row in dump_yaml(dict(entries)).splitlines())
+
+
+def _wrap_note(note: str) -> list[str]:
+    """Return the lines of a note; what a machine said in it can end no comment."""
+    note = re.sub(r"[^ -~\xa0-\u1fff]", "?", note)
+    return wrap_text(note, _STARTER_LOOK, indent="  ").split("\n")
+
+
+def show_block(path: str, block: Mapping[str, Any]) -> str:
+    """Return lines to put into a fleet file, in the form of that file."""
+    if path.lower().endswith(".json"):
+        return json.dumps(block, indent=2, ensure_ascii=False) + "\n"
+    return dump_yaml(block)
+
 
 def insert_sections(document: Document, added: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a fleet file with more sections under `nodes:` and `models:`; the rest stays.
-
-    They go behind the last one of their kind, as it is indented, and before what
-    stands below.
-    """
-    if document.text.lstrip().startswith("{"):
-        return _insert_into_json(document, added)
-
+    """Return a fleet file's text with more sections."""
     tree = document.value
-    text = document.text
-    insertions = []
-    for kind, sections in added.items():
-        if sections:
-            last = next(reversed(tree[kind]))
-            start = document.places[kind, last][0]
-            line = text.rfind("\n", 0, start) + 1
-            margin = text[line:start]
-            if margin.strip():  # in braces, on the line of another key
-                raise _cannot_insert(document, sections, f"behind `{last}` under `{kind}:`")
-            # Behind the last line that is indented deeper, whatever is blank or a comment
-            # between.
-            below = re.compile(rf".*\n?(?:(?:[ \t\r]*(?:#.*)?\n)*{margin} .*\n?)*")
-            match = below.match(text, line)
-            lines = [margin + row + "\n" for row in dump_yaml(dict(sections)).splitlines()]
-            insertions.append((match.end() if match else len(text), "".join(lines)))
-
-    # From below: what is above stays in place.
-    for end, more in sorted(insertions, reverse=True):
-        gap = "" if text[:end].endswith("\n") else "\n"
-        text = text[:end] + gap + more + text[end:]
-    return text
+    return rewrite_fleet(document, {
+        **tree, **{kind: {**tree[kind], **sections} for kind, sections in added.items()}})
 
 
-def _insert_into_json(document: Document, added: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a JSON file with more sections, indented as its second line is."""
+def rewrite_fleet(document: Document, wanted: Mapping[str, Any],
+                  notes: Mapping[str, str] = {}) -> str:
+    """Return a fleet file's text with other values, and notes above its models.
+
+    What it says is what is wanted, nothing else, or nothing is written.
+    """
     try:
-        value = json.loads(document.text)
-    except ValueError:  # YAML in braces
-        raise _cannot_insert(document, added, "into it") from None
-    for kind, sections in added.items():
-        value[kind].update(sections)
-    margin = re.match(r"\{\s*\n([ \t]+)", document.text)
-    return json.dumps(value, indent=margin[1] if margin else 2, ensure_ascii=False) + "\n"
-
-
-def _cannot_insert(document: Document, sections: Mapping[str, Any], where: str) -> FleetError:
-    """Return the error for a file that is written so that nothing can be put in."""
-    # As JSON, which is YAML between braces, too.
-    return FleetError("cannot-add", f"{document.source} is written in braces; add "
-                      "these lines by hand",
-                      excerpt=json.dumps(dict(sections), indent=2)[2:-2] + "\n",
-                      fix=f"write them {where}")
+        rewrite = Rewrite(document)
+        rewrite.change((), document.value, wanted)
+        changed = Document(rewrite.apply(), document.source)
+        rewrite = Rewrite(changed)
+        for name, note in notes.items():
+            rewrite.note(("models", name), note, is_new=name not in document.value["models"])
+        changed = Document(rewrite.apply(), document.source)
+        fleet, _ = check_fleet(changed)
+        if fleet and changed.value == wanted:
+            return changed.text
+    except FleetError:  # of its syntax
+        pass
+    block = {kind: {name: values for name, values in sections.items()
+                    if values != document.value[kind].get(name)}
+             for kind, sections in wanted.items() if kind in ("nodes", "models", "agents")}
+    block = {kind: sections for kind, sections in block.items() if sections}
+    raise FleetError("cannot-write", f"{document.source} could not be changed safely; write "
+                     "these lines by hand", excerpt=show_block(document.source, block),
+                     fix=f"write them under its {join_words([f'`{kind}:`' for kind in block])}")
 
 
 # =============================================================================
@@ -21458,7 +21643,8 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
     for node in nodes.values():
         known = config.fleet.nodes.get(node.name)
         if not known or known.endpoint != node.endpoint:
-            insert_node(world, path, node, config, plan_insertion(config, node, (), world))
+            added = plan_insertion(config, node, (), world)
+            insert_node(world, path, node, insert_sections(config.fleet.document, added))
             tell(world, f"{clean_line(node.name)}: put into {clean_line(path)}\n")
             config = load_config(world, options.config)
     weak = lint_key(config.fleet, world.environ)
@@ -21997,34 +22183,7 @@ def write_fleet(world: World, output: str, text: str) -> list[str]:
     else:
         if world.kind_of(world.path(directory, "fleet.schema.json")) == "file":
             text = f"# yaml-language-server: $schema=fleet.schema.json\n{text}"
-        text = sign_starter(text)
-    lines = replace_config(world, output, text)
-    sign_json(world, output, text)
-    return lines
-
-
-def sign_json(world: World, path: str, text: str) -> None:
-    """Keep the hash of a JSON fleet file beside it: no line in it can say who wrote it."""
-    directory, name = world.split(path)
-    if name.lower().endswith(".json"):
-        beside = Workspace(world, directory)
-        written = parse_manifest(beside.read(MANIFEST_FILE)) or {}
-        written[name] = digest(text.encode("utf-8"))
-        beside.keep(MANIFEST_FILE, render_manifest(written))
-
-
-def was_written_here(world: World, path: str, text: str) -> bool:
-    """Tell whether a fleet file is as this program wrote it."""
-    directory, name = world.split(path)
-    written = parse_manifest(Workspace(world, directory).read(MANIFEST_FILE)) or {}
-    return is_as_written(text) or written.get(name) == digest(text.encode("utf-8"))
-
-
-def show_block(path: str, block: Mapping[str, Any]) -> str:
-    """Return lines to put into a fleet file, in the form of that file."""
-    if path.lower().endswith(".json"):
-        return json.dumps(block, indent=2, ensure_ascii=False) + "\n"
-    return dump_yaml(block)
+    return replace_config(world, output, text)
 
 
 def replace_config(world: World, path: str, text: str) -> list[str]:
@@ -22091,40 +22250,37 @@ def cmd_add(options: Namespace, world: World) -> int:
                          status=EXIT_USAGE, fix="subagent-fleet add --config fleet.yaml")
     node, = parse_nodes([options.machine], "add").values()
     config = load_config(world, options.config)
-    text = plan_insertion(config, node, options.model, world)
-
-    change = Change(path, config.fleet.document.text.encode("utf-8"), text.encode("utf-8"),
-                    ours=True)
-    world.write(format_diff([change], config.fleet, look_of(world)))
+    added = plan_insertion(config, node, options.model, world)
+    text = insert_sections(config.fleet.document, added)
+    verb = "Would add" if options.dry_run else "Added"
+    shown = f"{verb} {node.name} to {path}:\n\n{show_block(path, added)}"
     if options.dry_run:
+        world.out(clean_text(shown))
         return EXIT_OK
 
-    kept = insert_node(world, path, node, config, text)
+    kept = insert_node(world, path, node, text)
+    world.out(clean_text(shown))
     # That nothing asks the new models yet is no fault: the next command is about that.
     known = {finding.what for finding in config.warnings}
     tell_findings([finding for finding in load_config(world, options.config).warnings
                    if finding.what not in known
                    and finding.slug not in ("unused-model", "no-fallback")], world)
-    world.out(f"\n{clean_line(path)} has {clean_line(node.name)}. {clean_line(kept)}\n")
-    following = "`subagent-fleet recommend` shows what it could do"
-    if is_as_written(text):
-        following = "`subagent-fleet recommend --write` plans the fleet with it"
-    world.out(f"Next: {following}, then `subagent-fleet up`\n")
+    following = (f"{clean_line(kept)}\nNext: `subagent-fleet recommend --write` plans the fleet "
+                 "with it, then `subagent-fleet up`\n")
+    world.out("\n" + wrap_text(following, look_of(world)))
     return EXIT_OK
 
 
-def insert_node(world: World, path: str, node: Node, config: Config, text: str) -> str:
+def insert_node(world: World, path: str, node: Node, text: str) -> str:
     """Write a fleet file with one more machine; return where the old one is kept."""
-    is_ours = was_written_here(world, path, config.fleet.document.text)
     _, kept = replace_config(world, path, text)
-    if is_ours:
-        sign_json(world, path, text)
     accept_stakes(world, path, plan_node_stakes([node]))
     return kept
 
 
-def plan_insertion(config: Config, node: Node, names: Sequence[str], world: World) -> str:
-    """Return a fleet file's text with one more machine, which is asked for its models."""
+def plan_insertion(config: Config, node: Node, names: Sequence[str], world: World
+                   ) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the sections of one more machine, which is asked for its models."""
     fleet = config.fleet
     source = fleet.document.source
     for other in fleet.nodes.values():
@@ -22151,11 +22307,7 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
     added = plan_addition(fleet.models.values(), state, models)
     if known:
         del added["nodes"]
-    text = insert_sections(fleet.document, added)
-    if is_as_written(fleet.document.text):  # and nobody but this program has changed it now
-        text = sign_starter(text)
-    check_insertion(fleet.document, text, added)
-    return text
+    return added
 
 
 def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[NodeModel]:
@@ -22176,7 +22328,7 @@ def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[
                  if model.node == state.name}
     new = [model for model in models if full_model_name(model.name) not in residents]
     if not new:
-        fix = "nothing is left to do: `subagent-fleet recommend` shows what it could do"
+        fix = "`subagent-fleet recommend` plans its work"
         others = [candidate.model.name for candidate in rank_models(state)
                   if full_model_name(candidate.model.name) not in residents]
         if others:
@@ -22186,27 +22338,6 @@ def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[
                          f"`{state.name}` already, and of its models "
                          f"{some_of([model.name for model in models])}", fix=fix)
     return new
-
-
-def check_insertion(document: Document, text: str,
-                    added: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse to write a text that says anything but what was there and what was added."""
-    tree = document.value
-    wanted = dict(tree)
-    for kind, sections in added.items():
-        wanted[kind] = {**wanted[kind], **sections}
-    try:
-        changed = Document(text, document.source)
-        fleet, _ = check_fleet(changed)
-        if fleet and changed.value == wanted:
-            return
-    except FleetError:  # of its syntax
-        pass
-
-    block = {kind: dict(sections) for kind, sections in added.items()}
-    raise FleetError("cannot-add", f"nothing could be added to {document.source} safely; add "
-                     "these lines by hand", excerpt=show_block(document.source, block),
-                     fix="write them under its `nodes:` and `models:`")
 
 
 class WorkerSetup(Record):
@@ -22491,7 +22622,8 @@ def format_recommendation(advised: Recommendation, look: Look = PLAIN) -> str:
 
 
 @command("recommend", "suggest who does what, from measurements", CONFIG,
-         Flag("--write", "write it, if you have not edited the file"), TIMEOUT, JSON,
+         Flag("--write", "show the changes to the file, ask, and write them"),
+         YES, TIMEOUT, JSON,
          group=SET_UP, examples=("recommend", "recommend --write"))
 def cmd_recommend(options: Namespace, world: World) -> int:
     path = find_config(world, options.config)
@@ -22506,90 +22638,87 @@ def cmd_recommend(options: Namespace, world: World) -> int:
         raise FleetError("no-model", "no node answers with a model that can do the work: "
                          + "; ".join(reasons), fix="subagent-fleet discover")
 
-    written = []
-    if options.write and advised.changes:
-        written = write_recommendation(world, path, advised)
-    if options.json:
-        print_report(world, "recommend", report_recommendation(advised, written))
-        return EXIT_OK
-
     look = look_of(world)
     text = format_recommendation(advised, look)
     memory = {name: node.memory_gb or 0.0 for name, node in fleet.nodes.items()}
     text += format_flaw(advised.starter.flaw, states.values(), "subagent-fleet recommend",
                         look, memory)
+    if not options.json:
+        world.out(f"{text}\n")
+    written = []
+    if options.write and advised.changes:
+        written = write_recommendation(world, path, advised, options)
+    if options.json:
+        print_report(world, "recommend", report_recommendation(advised, written))
+        return EXIT_OK
+
     following = "Nothing would change.\n"
     if written:
         following = "".join(clean_line(line) + "\n" for line in written)
+        following = wrap_text(following, look)
         following += "Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
+    elif options.write and advised.changes:
+        following = "Nothing written.\n"
     elif advised.changes:
-        following = tell_recommendation(world, path, advised, look)
-    world.out(f"{text}\n{following}")
+        following = tell_recommendation(path, advised, look)
+    world.out(following)
     return EXIT_OK
 
 
-def plan_block(advised: Recommendation) -> dict[str, Any]:
-    """Return the lines to put into a fleet file: its models, and the model of each agent."""
-    fleet = advised.fleet
-    models = advised.starter.tree["models"]
-    jobs = advised.starter.assignment.jobs
-    agents = {}
-    for name, agent in fleet.agents.items():
-        model = jobs.get(name, agent.model)
-        if fleet.models[agent.model].cloud:
-            model = agent.model
-        elif model not in models:
-            model = jobs[MAIN_JOB]
-        agents[name] = {"model": model}
-    return {"models": models, "agents": agents}
-
-
-def find_objection(world: World, path: str, advised: Recommendation) -> FleetError | None:
-    """Return why a plan is not written in place of a fleet file; nothing where it may be."""
-    fleet = advised.fleet
-    by_hand = "put in by hand what `subagent-fleet recommend` prints"
-    if not was_written_here(world, path, fleet.document.text):
-        return FleetError("not-as-written", f"you have edited {path}", fix=by_hand)
-    away = [model.name for model in fleet.models.values() if model.cloud]
-    if away:
-        return FleetError("cloud-kept", f"{path} has models in a cloud ({join_words(away)}), "
-                          "which are yours to place", fix=by_hand)
+def find_objection(path: str, advised: Recommendation) -> FleetError | None:
+    """Return why a plan cannot be written into a fleet file, or None."""
+    if path == "-":
+        return FleetError("usage", "recommend: --write changes a file, so the config must be "
+                          "in one", status=EXIT_USAGE,
+                          fix="subagent-fleet recommend --write --config fleet.yaml")
     for state in advised.silent:
         fix = state.mend_from_afar
-        if fleet.nodes[state.name].mac:
+        if advised.fleet.nodes[state.name].mac:
             fix = f"subagent-fleet wake {state.name}"
-        return FleetError("node-silent",
-                          f"{state.name} does not answer ({state.reason})", fix=fix)
+        return FleetError("node-silent", f"{state.name} does not answer ({state.reason}), so "
+                          "nothing was written", status=EXIT_REFUSED, fix=fix)
     return None
 
 
-def tell_recommendation(world: World, path: str, advised: Recommendation, look: Look) -> str:
+def tell_recommendation(path: str, advised: Recommendation, look: Look) -> str:
     """Return how to carry out a recommendation: `--write`, or by hand where that refuses."""
-    objection = find_objection(world, path, advised)
-    sentence = f"To apply this: `subagent-fleet recommend --write`, or put this into {path}:"
-    if objection:
-        first = f"First: {objection.fix}. " if objection.slug == "node-silent" else ""
-        what = re.sub("^you ", "You ", objection.what)
-        sentence = f"{what}. {first}To apply this, put this into {path}:"
+    objection = find_objection(path, advised)
+    if not objection:
+        return wrap_text("To apply this: `subagent-fleet recommend --write`\n", look)
+    sentence = f"To apply this, put this into {path}:"
+    if advised.silent:
+        state = advised.silent[0]
+        sentence = (f"{state.name} does not answer ({state.reason}). First: {objection.fix}. "
+                    + sentence)
     block = plan_block(advised)
     unused = [f"`{model.name}`" for model in advised.fleet.models.values()
               if model.name not in block["models"] and not model.cloud]
     if unused:
-        sentence = (f"Remove {join_words(unused)} from `models:`, as nothing will use "
-                    f"{'it' if len(unused) == 1 else 'them'} then.\n{sentence}")
+        them = "it" if len(unused) == 1 else "them"
+        sentence = (f"Remove {join_words(unused)} from `models:`, as nothing will use {them} "
+                    f"then.\n{sentence}")
     return wrap_text(clean_text(sentence), look) + "\n\n" + show_block(path, block)
 
 
-def write_recommendation(world: World, path: str, advised: Recommendation) -> list[str]:
-    """Write the planned fleet in place of one that nobody has edited; refuse any other."""
-    objection = find_objection(world, path, advised)
+def write_recommendation(world: World, path: str, advised: Recommendation,
+                         options: Namespace) -> list[str]:
+    """Write the plan into a fleet file as it is, if a person agrees; say so in lines."""
+    objection = find_objection(path, advised)
     if objection:
-        raise FleetError(objection.slug, f"{objection.what}, so nothing was written",
-                         status=EXIT_REFUSED, fix=objection.fix)
-    fleet = advised.fleet
-    text = render_starter(advised.starter.tree, True, fleet.name, advised.starter.notes,
-                          port=fleet.gateway.port)
-    return write_fleet(world, path, text)
+        raise objection
+    document = advised.fleet.document
+    text = rewrite_fleet(document, plan_tree(advised), advised.starter.notes)
+    text = text.replace(PLACEHOLDERS_MARK, "")
+    change = Change(path, document.text.encode("utf-8"), text.encode("utf-8"), ours=True)
+    shown = format_diff([change], advised.fleet, look_of(world, "stderr"))
+    if options.yes:
+        world.err(shown)
+    elif not world.can_ask():
+        raise FleetError("not-written", "nothing was written: nobody could be asked",
+                         status=EXIT_REFUSED, fix="`subagent-fleet recommend --write --yes`")
+    elif not world.confirm(f"Write this into {clean_line(path)}?", shown):
+        return []
+    return replace_config(world, path, text)
 
 
 def report_recommendation(advised: Recommendation, written: Sequence[str]) -> dict[str, Any]:
@@ -28547,8 +28676,8 @@ It says whether Ollama runs and can be reached, what to type to open it on this 
 prints what to put under the `nodes:` and `models:` of the `fleet.yaml` on your own machine;
 `subagent-fleet add mini=192.168.1.50`, typed there, does that (also for a machine that is
 already there without models). A model gets work when an agent names it, a `fallback` does, or
-it has the alias of one that is used: `subagent-fleet recommend --write` sees to that, where
-nobody but this program has written the file. Or there, have a new `fleet.yaml` written by
+it has the alias of one that is used: `subagent-fleet recommend --write` sees to that:
+it shows what it would change in the file, and asks. Or there, have a new `fleet.yaml` written by
 asking all of them at once:
 
 ```sh

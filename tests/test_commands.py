@@ -726,9 +726,11 @@ def test_add_puts_a_machine_in_and_leaves_the_rest(two, quick, tmp_path):
     done = quick("add", f"mini=127.0.0.1:{two.port}", "--dry-run")
     assert done.returncode == 0 and (tmp_path / "fleet.yaml").read_text() == before
     shown = quick("add", f"mini=127.0.0.1:{two.port}/v1")  # as other programs want it
-    assert shown.returncode == 0 and shown.stdout.startswith(done.stdout)
-    assert shown.stdout.endswith(
-        "\nNext: `subagent-fleet recommend` shows what it could do, then `subagent-fleet up`\n")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith(done.stdout.replace("Would add mini to", "Added mini to"))
+    assert shown.stdout.startswith("Added mini to fleet.yaml:\n\nnodes:\n  mini:\n")
+    assert shown.stdout.endswith("\nNext: `subagent-fleet recommend --write` plans the fleet with it, "
+                                 "then `subagent-fleet up`\n")
     after = (tmp_path / "fleet.yaml").read_text()
     assert after == before.replace("""        # tags: []
 """, f"""        # tags: []
@@ -794,7 +796,7 @@ def test_add_puts_the_models_of_an_idle_machine_in(two, quick, tmp_path):
     assert quick(*one_more.split()).returncode == 0
     done = quick(*one_more.split())
     assert done.returncode == 1
-    assert "fix: nothing is left to do: `subagent-fleet recommend`" in done.stderr
+    assert "fix: `subagent-fleet recommend` plans its work" in done.stderr
 
 
 def test_add_shares_no_name_with_what_is_there(two, quick, tmp_path):
@@ -817,9 +819,6 @@ def test_add_shares_no_name_with_what_is_there(two, quick, tmp_path):
     (("", ""), ["x y=127.0.0.1:PORT"], 2, "usage", "add: `x y=127.0.0.1:PORT`: not of the form"),
     (("", ""), [], 2, "usage", "add: it needs NAME=URL"),
     (("", ""), ["x=10.0.0.7:99999"], 2, "usage", "fix: subagent-fleet add x=10.0.0.7\n"),
-    (("    big:   # under the desk\n        endpoint: http://127.0.0.1:1\n        # tags: []\n",
-      "  {big: {endpoint: 'http://127.0.0.1:1'}}\n"), ["x=127.0.0.1:PORT"], 1, "cannot-add",
-     "is written in braces; add these lines by hand"),
     (("project:", "{project:"), ["x=127.0.0.1:PORT"], 1, "invalid-config", "Invalid fleet.yaml"),
     (("", ""), ["x=127.0.0.1:PORT", "--config", "-"], 2, "usage", "add: it changes a file")])
 def test_add_refuses_and_writes_nothing(two, quick, tmp_path, change, words, status, slug, told):
@@ -840,7 +839,7 @@ def test_add_of_a_machine_without_models_is_refused(two, quick, fake_node, model
 
 @pytest.mark.parametrize("nodes, models", [
     ("nodes:\n  a: {endpoint: 'http://h:1'}", "models:\n  m: {node: a, ollama_model: x, litellm_alias: y}"),
-    ("nodes:\n a:\n    endpoint: http://h:1\n    tags:\n    - |\n      x", "models:\n  m:\n    node: a\n"
+    ("nodes:\n a:\n    endpoint: http://h:1\n    tags:\n    - >-\n      x", "models:\n  m:\n    node: a\n"
      "    ollama_model: x\n    litellm_alias: y\n    fallback: [\n  ]"),
     ("nodes:\n  a:\n    endpoint: http://h:1\n# at the margin\n    memory_gb: 4", "models:\n  m:\n"
      "    node: a\n    ollama_model: x\n    # c\n    litellm_alias: y"),
@@ -851,22 +850,121 @@ def test_add_of_a_machine_without_models_is_refused(two, quick, fake_node, model
     ("nodes: {a: {endpoint: 'http://h:1'}}", "models:\n  m: {node: a, ollama_model: x, litellm_alias: y}")])
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
 @pytest.mark.parametrize("end", ["\n", "", "\n\n# end\n"])
-def test_insertion_is_right_or_refused(nodes, models, order, end):
-    parts = [nodes, models, "agents: {}"]
+def test_what_is_added_changes_no_line_of_a_person(nodes, models, order, end):
+    parts = [nodes, models, "agents: {w: {model: m, description: works}}"]
     text = "project: {name: p}\n" + "\n".join(parts[index] for index in order) + end
     document = sf.Document(text, "fleet.yaml")
-    added = {"nodes": {"b": {"endpoint": "http://h:2"}},
-             "models": {"n": {"node": "b", "ollama_model": "z", "litellm_alias": "z"}}}
-    try:
-        changed = sf.insert_sections(document, added)
-        sf.check_insertion(document, changed, added)
-    except sf.FleetError as error:
-        assert error.slug == "cannot-add" and re.search('b"?:', error.finding.excerpt)
-        assert re.search(r'nodes: \{|\n  y"|\n  \]', text)  # on whose lines nothing can be put
-        return
-    assert list(sf.parse_yaml(changed)["nodes"]) == ["a", "b"] and "nodes: {" not in text
+    wanted = {kind: dict(sections) for kind, sections in document.value.items()}
+    wanted["nodes"]["b"] = {"endpoint": "http://h:2"}
+    wanted["models"]["n"] = {"node": "b", "ollama_model": "z", "litellm_alias": "z"}
+    changed = sf.rewrite_fleet(document, wanted)
+    assert sf.parse_yaml(changed) == wanted
     kept = iter(changed.split("\n"))
-    assert all(line in kept for line in text.split("\n"))  # each, in its order
+    assert all(line in kept for line in text.split("\n") if "nodes: {" not in line)  # in order
+
+
+LAIDOUT = {"blocks": """\
+nodes:  # mine
+  a:
+    endpoint: http://h:1   # the desk
+    tags: []
+  # between
+  b:
+    endpoint: http://h:2
+models:
+  # For planner: the fastest,
+  #   it was said.
+  # mine is the best
+  m:  # big
+    node: a
+    ollama_model: x
+    litellm_alias: x
+    context: 65536   # enough
+    # timeout: 300
+    fallback:
+    - n
+  # about n
+  n:
+    node: b
+    model: y
+    alias: y
+    fallback: [m]
+agents:
+  w:
+    model: m  # the worker
+    description: >
+      Works
+      # hard
+    prompt: |
+      Work.
+
+      # not a comment
+""", "braces": """\
+nodes: {
+  a: {endpoint: "http://h:1", tags: [],},  # the desk
+  b: {
+    endpoint: "http://h:2"
+  }
+}
+models:
+  m: {node: a, ollama_model: x, litellm_alias: x, context: 65536, fallback: [n]}
+  n: {
+    node: b, model: y,  # y!
+    alias: y,
+    fallback: [m],
+}
+agents:
+  w: {model: m, description: works}
+"""}
+LAIDOUT["json"] = sf.json.dumps(sf.parse_yaml(LAIDOUT["blocks"]), indent=1) + "\n"
+LAIDOUT["one line"] = sf.json.dumps(sf.parse_yaml(LAIDOUT["braces"]))
+
+
+@pytest.mark.parametrize("layout", LAIDOUT)
+@pytest.mark.parametrize("change", [
+    {"m": {"context": 32768}}, {"m": {"fallback": ["n", "o"]}, "o": {"node": "b", "model": "o", "alias": "o"}},
+    {"n": None, "m": {"fallback": None}}, {"m": {"litellm_alias": "a:b/c"}}, {"n": {"timeout": 7}},
+    {"m": {"fallback": None, "context": None}}, {"n": {"fallback": None}},
+    {"n": None, "m": {"fallback": None}, "o": {"node": "b", "model": "o", "alias": "o"}}])
+def test_a_file_is_rewritten_where_its_values_differ_and_nowhere_else(layout, change):
+    text = "project: {name: p}\n" + LAIDOUT[layout]
+    if layout in ("json", "one line"):
+        text = LAIDOUT[layout].replace("{", '{"project": {"name": "p"},', 1)
+    document = sf.Document(text, "fleet.yaml")
+    models = {name: dict(entry) for name, entry in document.value["models"].items()}
+    for name, values in change.items():
+        models.setdefault(name, {}).update(values or {})
+        models[name] = {key: value for key, value in models[name].items() if value is not None}
+        if values is None:
+            del models[name]
+    wanted = {**document.value, "models": models}
+    changed = sf.rewrite_fleet(document, wanted)
+    assert sf.parse_yaml(changed) == wanted
+    if layout == "json":
+        assert sf.json.loads(changed) == wanted
+    comments = [line.strip() for line in text.splitlines() if line.strip().startswith("#")]
+    going = ["# For planner: the fastest,", "#   it was said.", "# timeout: 300"] * (not change.get("m", {})) if layout == "blocks" else []
+    assert [line for line in comments if line not in changed and line not in going] == []
+
+
+def test_what_would_not_be_a_fleet_is_not_written():
+    document = sf.Document("project: {name: p}\n" + LAIDOUT["blocks"], "fleet.yaml")
+    with pytest.raises(sf.FleetError) as caught:
+        sf.rewrite_fleet(document, {**document.value, "agents": {"w": {"model": "gone", "description": "d"}}})
+    assert caught.value.slug == "cannot-write"
+    assert "agents:\n  w:\n    model: gone\n" in caught.value.finding.excerpt
+
+
+def test_a_note_of_ours_is_renewed_and_a_persons_comment_stays():
+    document = sf.Document("project: {name: p}\n" + LAIDOUT["blocks"], "fleet.yaml")
+    notes = {"m": "For nobody: it is there.", "n": "For planner: the fastest."}
+    changed = sf.rewrite_fleet(document, document.value, notes)
+    assert "models:\n  # For nobody: it is there.\n  # mine is the best\n  m:  # big\n" in changed
+    assert "    - n\n  # about n\n  n:\n" in changed  # what was not ours is not noted
+    wanted = {**document.value, "models": {"n": {**document.value["models"]["n"], "fallback": []}},
+              "agents": {"w": {**document.value["agents"]["w"], "model": "n"}}}
+    changed = sf.rewrite_fleet(document, wanted)
+    assert "models:\n  # mine is the best\n  # about n\n  n:\n" in changed and "# not a comment\n" in changed
 
 
 def test_up_takes_a_machine_that_is_typed(two, quick, tmp_path):
