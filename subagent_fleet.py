@@ -381,6 +381,13 @@ class Receipt(Record):
     waited_for: str = ""  # the agent or session whose prompt was kept warm meanwhile
     chosen: str = ""  # why this machine, of those that could answer
     broken_calls: int = 0  # of the answer: dropped, because their arguments were not JSON
+    runs: str = ""  # `model` as its machine calls it; "": an older receipt
+    digest: str = ""  # of that model, where the machine says it
+
+    @property
+    def model_name(self) -> str:
+        """The model that was asked last: as its machine calls it, else as fleet.yaml did."""
+        return self.runs or self.model or ""
 
 
 class Rejection(Record):
@@ -12786,6 +12793,7 @@ class Learned:
         self.takes_images = True
         self.unknown: set[str] = set()  # fields of a request that its server does not know
         self.abilities: tuple[str, ...] | None = None  # where its node tells
+        self.digest = ""  # of its content, where its node tells
 
 
 class Translation(Record):
@@ -13634,6 +13642,11 @@ _NO_LOGIN = (
     b'`subagent-fleet launch claude`"}}')
 
 
+def describe_place(model: Model) -> dict[str, str]:
+    """Return where a request goes, as its receipt keeps it when fleet.yaml has changed."""
+    return {"model": model.name, "node": model.node, "runs": model.ollama_model}
+
+
 class Service:
     """Answers one request, from its Talk to the last byte."""
 
@@ -13810,14 +13823,14 @@ class Service:
                        or woken.wait(CLIENT_SECONDS)):
                 self._wait(None, 0)
         self._mark("waited")
-        self._step("read", model=ticket.model.name, node=ticket.model.node)
+        self._step("read", **describe_place(ticket.model))
         return ticket.model
 
     def _ask(self, ticket: Ticket, translation: Translation) -> None:
         """Send the request to the model's node, and its answer to the client."""
         node, model = translation.node, translation.model
-        self._receipt.update(model=model.name, node=node.name, context=model.context,
-                             first_byte=None)
+        self._receipt.update(describe_place(model), context=model.context, first_byte=None,
+                             digest=self._server.learned[model.name].digest)
         backend = backend_of(node)
         if self._talk.answer_format and not backend.takes_formats:
             raise Refusal(400, f"response_format: {backend.title} takes none from this "
@@ -13837,7 +13850,7 @@ class Service:
             for deltas in relay(exchange, reader, translation, self._world.clock):
                 if reader.has_begun and self._receipt["first_byte"] is None:
                     self._mark("first_byte")
-                    self._step("write", model=model.name, node=node.name)
+                    self._step("write", **describe_place(model))
                     self._tell_at = self._world.clock() + PROGRESS_SECONDS
                 end = self._write(deltas)
                 if deltas and is_new:
@@ -13975,7 +13988,7 @@ def retry_header(refusal: Refusal) -> str:
 def plan_row(receipt: Receipt) -> dict[str, Any]:
     """Return the row of a request of which only its receipt is known."""
     began = receipt.time - receipt.total
-    place = {"node": receipt.node, "model": receipt.model}
+    place = {"node": receipt.node, "model": receipt.model, "runs": receipt.model_name}
     steps = [{"at": began, "what": "wait"}]
     for attempt in receipt.tries:
         at = began + (receipt.waited or 0.0)
@@ -14490,6 +14503,7 @@ class Server(Reception):
                              self.fleet.models)
         for model in self.fleet.models.values():
             for held in find_models(states[model.node].models, model.ollama_model):
+                self.learned[model.name].digest = held.digest
                 if held.capabilities is not None:
                     self.learned[model.name].abilities = held.capabilities
                 if held.token_bytes and model.name in self.scheduler.places:
@@ -14845,7 +14859,8 @@ class Judged(Record):
 class Served(Record):
     """What one model on one machine did for an agent."""
 
-    model: str
+    model: str  # as its machine calls it; "": not known
+    route: str  # what fleet.yaml called it, else the alias that was asked
     node: str  # "": not known
     planned: str  # yes, fallback, no, failed, left or unknown
     why: str = ""
@@ -14870,8 +14885,8 @@ def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
         return Judged(receipt, "unknown", "no valid fleet file", None)
 
     model = fleet.models.get(receipt.model or "")
-    beyond = _tell_beyond(receipt, model, fleet)
-    if model and model.node == receipt.node:
+    beyond = _tell_beyond(receipt, fleet)
+    if model and model.node == receipt.node and _is_as_written(receipt, model):
         if model.alias == receipt.alias:
             after = ", ".join(f"{tried.node}: {tried.why}" for tried in receipt.tries)
             return Judged(receipt, "yes", after and f"after {after}", beyond)
@@ -14890,13 +14905,23 @@ def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
     return Judged(receipt, "no", "not declared", beyond)
 
 
-def _tell_beyond(receipt: Receipt, model: Model | None, fleet: Fleet) -> str:
+def _is_as_written(receipt: Receipt, model: Model) -> bool:
+    """Tell whether the model that answered is the one that a fleet file names now."""
+    return not receipt.runs or \
+        full_model_name(receipt.runs) == full_model_name(model.ollama_model)
+
+
+def _tell_beyond(receipt: Receipt, fleet: Fleet) -> str:
     """Return what of those that were asked is not at home, "" where all were."""
-    node = fleet.nodes.get(receipt.node or "")
-    is_remote = bool(model and (model.cloud or leaves_house(model.ollama_model)))
-    if not (is_remote or receipt.cloud or (node and plan_node_stakes([node]))):
+    is_remote = receipt.cloud
+    if not receipt.runs:  # an older receipt: only the file can tell more
+        node = fleet.nodes.get(receipt.node or "")
+        model = fleet.models.get(receipt.model or "")
+        is_remote |= bool(node and plan_node_stakes([node]))
+        is_remote |= bool(model and (model.cloud or leaves_house(model.ollama_model)))
+    if not is_remote:
         return ""
-    who = f"`{receipt.model}` on `{receipt.node}`"
+    who = f"`{receipt.model_name}` on `{receipt.node}`"
     clouds = {other.node for other in fleet.models.values() if is_cloud(fleet, other)}
     tried = [attempt.node for attempt in receipt.tries if attempt.node in clouds]
     if tried and receipt.node not in clouds:  # which came to the rescue
@@ -14930,32 +14955,27 @@ def _judge_answer(answer: SessionAnswer, facts: TraceFacts) -> Judged:
         return replace(unknown, why=f"{facts.fleet_path} was edited since")
     if len(models) != 1 or plan_fallbacks(fleet).get(answer.asked):
         return replace(unknown, why="LiteLLM does not say which machine answered")
-    only = replace(receipt, model=models[0].name, node=models[0].node)
+    only = replace(receipt, **describe_place(models[0]))
     return replace(judge_receipt(only, facts), why="by the file", is_kept=False)
 
 
 _PLANNED_ORDER = ("no", "unknown", "fallback", "yes")  # the worst first
 
 
-def plan_served(judged: Sequence[Judged], fleet: Fleet | None) -> list[Served]:
+def plan_served(judged: Sequence[Judged]) -> list[Served]:
     """Return which models on which machines served an agent, in the order they began."""
-    groups: dict[tuple[str, str, str], list[Judged]] = {}
+    groups: dict[tuple[str, ...], list[Judged]] = {}
     for one in judged:
         receipt = one.receipt
         origin = "" if receipt.node else one.why
-        groups.setdefault((receipt.model or receipt.alias, receipt.node or "", origin),
-                          []).append(one)
-
-    rows = []
-    for (name, node, _), group in groups.items():
-        if fleet and name in fleet.models:
-            name = fleet.models[name].ollama_model
-        rows.append(_sum_up(name, node, group))
-    return rows
+        place = receipt.runs, receipt.model or receipt.alias, receipt.node or "", origin
+        groups.setdefault(place, []).append(one)
+    return [_sum_up(group) for group in groups.values()]
 
 
-def _sum_up(name: str, node: str, group: Sequence[Judged]) -> Served:
+def _sum_up(group: Sequence[Judged]) -> Served:
     """Return what a model on a machine did, of its requests."""
+    first = group[0].receipt
     planned, why = _sum_up_plan(group)
     receipts = [one.receipt for one in group]
     waits = [receipt.waited for receipt in receipts if receipt.waited is not None]
@@ -14967,7 +14987,8 @@ def _sum_up(name: str, node: str, group: Sequence[Judged]) -> Served:
     for key in ("read_again_why", "waited_for"):
         sums[key] = ", ".join(sorted({getattr(receipt, key) for receipt in receipts} - {""}))
     return Served(
-        name, node, planned, why, receipts[0].time - receipts[0].total, len(receipts),
+        first.runs, first.model or first.alias, first.node or "", planned, why,
+        first.time - first.total, len(receipts),
         waited=sum(waits) if waits else None,
         # Not the mean: an answer that waited for its model to load would hide all the others.
         first_token=firsts[len(firsts) // 2] if firsts else None,
@@ -15109,9 +15130,9 @@ def _audit_machine(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
     if worst.planned == "fallback":
         count = sum(one.planned == "fallback" for one in judged)
         what = (f"{count_of(count, 'request')} served by a configured fallback, "
-                f"`{receipt.model}` on `{receipt.node}` ({worst.why})")
+                f"`{receipt.model_name}` on `{receipt.node}` ({worst.why})")
         return Verdict("Machine", "yes", what, (receipt.id,))
-    who = f"`{receipt.model}` on `{receipt.node}` answered `{receipt.alias}`"
+    who = f"`{receipt.model_name}` on `{receipt.node}` answered `{receipt.alias}`"
     if receipt.node is None:
         who = f"`{receipt.alias}` was answered"
     return Verdict("Machine", worst.planned, f"{who}: {worst.why}",
@@ -15135,7 +15156,7 @@ def _audit_context(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
         what = ""
         if receipt.outcome == "prompt_too_long":
             what = (f"a prompt was refused: longer than the {receipt.context or 0:,} tokens "
-                    f"of `{receipt.model}`")
+                    f"of `{receipt.model_name}`")
         elif receipt.outcome == "ok" and receipt.sent > CUT_RATIO * receipt.input_tokens > 0:
             what = (f"`{receipt.node}` counted {receipt.input_tokens:,} tokens of a prompt "
                     f"of about {receipt.sent:,}")
@@ -15195,7 +15216,7 @@ def report_session(session: SessionTrace, facts: TraceFacts, *,
         judged = [judge_receipt(receipt, facts) for receipt in agent.receipts]
         judged += [_judge_answer(answer, facts) for answer in agent.unclaimed]
         report = AgentReport(agent, plan_state(agent, facts.now), tuple(judged),
-                             tuple(plan_served(judged, facts.fleet)))
+                             tuple(plan_served(judged)))
         if audits and agent.id:
             report = replace(report,
                              verdicts=tuple(audit_agent(agent, judged, session, facts)),
@@ -23769,7 +23790,8 @@ class LogTable:
 
     def _cells(self, request: Mapping[str, Any], now: float) -> dict[str, str]:
         return {"Time": show_moment(request["time"], now), "Agent": request["name"],
-                "Model": request["model"] or "-", "Machine": request["node"] or "-",
+                "Model": request["model"] or request["route"] or "-",
+                "Machine": request["node"] or "-",
                 "Took": show_span(request["total"]).rjust(7)}
 
     def head(self) -> str:
@@ -23887,8 +23909,8 @@ def log_requests(world: World, fleet: Fleet) -> Callable[[list[Receipt | Rejecti
     """Begin a log; what it returns says of each request how it ended, of each refusal why."""
     look, now = look_of(world, "stderr"), world.now()
     names = AgentNames(world, agents_by_alias(fleet))
-    known = [("", model.name, model.node) for model in fleet.models.values()]
-    known += [(agent, "", "") for agent in fleet.agents]
+    known = [("", model.ollama_model, model.node) for model in fleet.models.values()]
+    known += [(agent, "-", "") for agent in fleet.agents]
     table = LogTable([{"time": now, "total": 0.0, "name": name, "model": model, "node": node}
                       for name, model, node in known], look, now, "long")
     world.err(table.head())
@@ -23951,9 +23973,11 @@ class AgentNames:
 
 def report_receipt(receipt: Receipt, names: AgentNames) -> dict[str, Any]:
     """Return what is shown of a request: its receipt, who asked, and why a machine failed."""
-    return {**vars(receipt), "model": receipt.model or "", "node": receipt.node or "",
-            "name": names.find(receipt.session, receipt.agent, receipt.alias),
-            "failures": receipt.tries}
+    shown = {**vars(receipt), "route": receipt.model or "", "node": receipt.node or "",
+             "name": names.find(receipt.session, receipt.agent, receipt.alias),
+             "failures": receipt.tries}
+    shown["model"] = shown.pop("runs")
+    return shown
 
 
 def name_task_sessions(options: Namespace, world: World) -> dict[str, str]:
@@ -24020,7 +24044,7 @@ def _trace_cells(served: Served, colours: Mapping[str, int]) -> list[object]:
     machine = Cell(served.node or "?")
     if served.node in colours:
         machine = Cell(served.node, f"machine {colours[served.node]}")
-    return [served.model, machine, served.requests,
+    return [served.model or served.route, machine, served.requests,
             show_span(round(served.waited or 0, 1) or None), show_span(served.first_token),
             f"{served.rate:.0f}" if served.rate else "-", show_amount(served.input_tokens),
             show_amount(served.output_tokens)]
@@ -28413,8 +28437,7 @@ const REQUESTS = [["Time", ".one.small"], ["Agent", ".one"], ["Model", ".one.sma
   ["Tok/s", ".number"], ["In", ".number"], ["Out", ".number"]];
 function cells(request) {
   const {receipt, steps} = request, placed = steps.filter((each) => each.node);
-  const {node = "", model = "-"} = placed.at(-1) || {};
-  const runs = picture?.models.find((each) => each.name === model)?.runs || model;
+  const {node = "", model = "-", runs = model} = placed.at(-1) || {};  // never today's file's
   const first = steps.find((each) => each.what === "write")?.at ?? NaN, state = stateOf(request);
   const level = !receipt || state === "ok" ? "" : "bad";
   const asker = joined([isTask(request) && titleOf(request.session), called.get(laneOf(request))]);
@@ -29289,13 +29312,15 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   `prompt`: its first line, `ended`, `subagents`, `requests`), of those that are shown
   (`session`, `prompt`, `began`, `ended`, `torn`: FILE:LINE of what cannot be read, `agents`
   (`agent`: its id, of the main one empty, `name`, `parent`, `state`: done, at work, failed,
-  cut off or empty, `began`, `ended`, `transcript`, `served` (`model`, `node`, `planned`: yes,
-  fallback, no, failed, left or unknown, `why`, `at`, `requests`, `waited`, `first_token`: the
-  median, `rate`: tokens a second, `input_tokens`, `output_tokens`, `read_again`: input tokens
-  that had been read before, `read_again_why`: pushed out, or moved from which machine,
-  `waited_for`: agents or sessions), `audit` (`question`, `answer`: yes, no or unknown,
-  `what`, `evidence`: FILE:LINE and request ids), `notes`: how it ended, where that is worth a
-  look, `prompt` with `--prompts`), `requests` with `--requests`: as `logs` has them);
+  cut off or empty, `began`, `ended`, `transcript`, `served` (`model`: as its machine called it
+  when it answered, empty where no record says it, `route`: its name in the fleet file then,
+  else the alias, `node`, `planned`: yes, fallback, no, failed, left or unknown, `why`, `at`,
+  `requests`, `waited`, `first_token`: the median, `rate`: tokens a second, `input_tokens`,
+  `output_tokens`, `read_again`: input tokens that had been read before, `read_again_why`:
+  pushed out, or moved from which machine, `waited_for`: agents or sessions), `audit`
+  (`question`, `answer`: yes, no or unknown, `what`, `evidence`: FILE:LINE and request ids),
+  `notes`: how it ended, where that is worth a look, `prompt` with `--prompts`), `requests`
+  with `--requests`: as `logs` has them);
   `began`, `ended` and `at` in seconds since 1970
 - `tasks`: `repository`, `supervisor` (its process, 0: none), `unreadable_files` (of state),
   `tasks` (`name`, `group`, `state`: waiting, preparing, starting, running, asking, checking,
@@ -29312,7 +29337,8 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   commit, `ignored`, `ignored_bytes`, `branch` that is deleted as well, `is_empty`: it had no
   commit, `worktree`)
 - `logs`: `requests` (`time` in seconds since 1970, `name`: of the agent, `NAME?` where only
-  its alias tells it, `id`, `session`, `agent`, `alias`, `model`, `node`, `outcome`,
+  its alias tells it, `id`, `session`, `agent`, `alias`, `model` and `route`: as in `trace`,
+  `digest`: of the model, as its machine said when the gateway started, `node`, `outcome`,
   `failures` (`node`, `why`: a class), `said` (who failed in which words; nothing of a prompt
   or an answer), `waited`, `first_byte`, `total` in seconds, `input_tokens`, `output_tokens`,
   `cached_tokens`: of the input, that the machine still had, `read_again`: that had been read

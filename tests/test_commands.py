@@ -1066,10 +1066,14 @@ def test_logs_json_is_one_object(fleet, quick):
     found = json.loads(quick("logs", "--json").stdout)
     assert found["schema"] == "subagent-fleet/logs/1"
     first, second = found["requests"]
-    assert first == {**ONE, "time": first["time"], "name": "main", "failures": [], "said": "",
+    assert first == {**ONE, "time": first["time"], "name": "main", "model": "", "route": "heavy",
+                     "digest": "", "failures": [], "said": "",
                      "cached_tokens": 0, "read_again": 0, "read_again_why": "", "waited_for": "", "chosen": "",
                      "broken_calls": 0,
                      "sent": 0, "cloud": False, "passed_over": [], "task": ""}
+    write_receipts(fleet, {**ONE, "runs": "big:30b"})
+    named, = json.loads(quick("logs", "--json").stdout)["requests"]
+    assert (named["model"], named["route"]) == ("big:30b", "heavy") and "runs" not in named
     assert second["failures"] == THREE["tries"] and second["node"] == second["model"] == ""
     assert quick("logs", "--json", "--follow").returncode == 2
 

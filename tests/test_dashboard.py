@@ -385,11 +385,11 @@ def place(tmp_path):
         yield place
 
 
-def run_server(place):
+def run_server(place, **more):
     """A gateway of the place's fleet in this process."""
     fleet = sf.load_fleet(str(place.path / "fleet.yaml"))
     world = sf.World()
-    server = sf.Server(fleet, KEY, world)
+    server = sf.Server(fleet, KEY, world, **more)
     thread = threading.Thread(target=server.run, args=(world.listen("127.0.0.1", place.port),),
                               daemon=True)
     thread.start()
@@ -405,7 +405,8 @@ def run_server(place):
 def ask(place, **more):
     with socket.create_connection(("127.0.0.1", place.port), timeout=20) as connection:
         rig = type("Asked", (), {"port": place.port, "head": Rig.head, "post": Rig.post})()
-        connection.sendall(rig.post(request_of("x", **more), x_api_key=KEY))
+        connection.sendall(rig.post(request_of("x", **more), x_api_key=KEY,
+                                    x_claude_code_session_id="s-1"))
         return read_answer(connection.makefile("rb"))[0]
 
 
@@ -485,6 +486,25 @@ def test_ui_tells_what_was_filed_where_no_gateway_runs(place):
         more.write(line_of(id="req_new") + b"\n")
     assert shown.until(lambda each: each.get("id") == "req_new")["kind"] == "request"
     assert shown.end() == 0
+
+
+@pytest.mark.slow
+def test_what_has_answered_keeps_its_name_when_the_fleet_file_changes(place, run_cli):
+    config, kept = place.path / "fleet.yaml", place.path / ".subagent-fleet/requests.jsonl"
+    kept.parent.mkdir()
+    stop = run_server(place, receipts=str(kept))
+    assert ask(place) == 200
+    stop()
+    config.write_text(config.read_text().replace("tiny", "enormous"))
+
+    shown = Shown(place.path)
+    place.ending.callback(shown.process.kill)
+    row = shown.until(lambda each: "receipt" in each)
+    assert [step.get("runs") for step in row["steps"]] == [None, "tiny", "tiny"]
+    assert shown.end() == 0
+    for words in (("logs",), ("trace", "last"), ("logs", "--json"), ("trace", "last", "--json")):
+        done = run_cli(*words, env=clean_environment(HOME=str(place.path)))
+        assert "tiny" in done.stdout and "enormous" not in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.com"])

@@ -106,7 +106,7 @@ def test_a_declared_fallback_is_fine_and_told(recorded):
     file_with(recorded, fall_back)
     status, verdicts = recorded.audit()
     assert (status, set(answers(verdicts).values())) == (0, {"yes"})
-    assert "configured fallback, `other` on `mini` (laptop: refused)" in verdicts["Machine"]["what"]
+    assert "configured fallback, `devstral:24b` on `mini` (laptop: refused)" in verdicts["Machine"]["what"]
     assert verdicts["Machine"]["evidence"] == [recorded.requests[1]]
     _, out, _ = recorded.run("last")
     assert re.search(r"devstral:24b +mini .*fallback: laptop: refused at", out)
@@ -137,7 +137,7 @@ def test_an_undeclared_machine_is_found(recorded):
     file_with(recorded, lambda index, receipt: receipt.update(model="third", node="spare"))
     status, verdicts = recorded.audit()
     verdict = only(verdicts, "Machine", "no")
-    assert status == 1 and "`third` on `spare`" in verdict["what"]
+    assert status == 1 and "`gemma4:12b` on `spare`" in verdict["what"]
     assert verdict["evidence"][-1] == recorded.requests[0]
     assert "no: not declared" in recorded.run("last")[1]
 
@@ -147,6 +147,26 @@ def test_a_fleet_file_edited_since_proves_nothing(newest):
     os.utime(newest.project / "fleet.yaml", (NOW, NOW))
     status, verdicts = newest.audit()
     assert status == 0 and "edited since" in only(verdicts, "Machine", "unknown")["what"]
+
+
+def test_another_model_than_the_file_names_now_is_not_declared(newest):
+    file_with(newest, lambda index, receipt: receipt.update(runs="llama3.2:3b"))
+    status, verdicts = newest.audit()
+    assert status == 1 and "`llama3.2:3b` on `laptop`" in only(verdicts, "Machine", "no")["what"]
+    os.utime(newest.project / "fleet.yaml", (NOW, NOW))
+    status, verdicts = newest.audit()
+    assert status == 0 and "edited since" in only(verdicts, "Machine", "unknown")["what"]
+
+
+@pytest.mark.parametrize("runs, shown", [("qwen3:8b", "qwen3:8b"), ("", "small")])
+def test_what_answered_is_told_and_never_what_the_file_says_now(newest, runs, shown):
+    file_with(newest, lambda index, receipt: receipt.update(runs=runs))
+    newest.write(newest.project / "fleet.yaml", FLEET.replace("qwen3:8b", "gemma4:12b"))
+    report, = json.loads(newest.run("last", "--json")[1])["sessions"]
+    served = report["agents"][1]["served"]
+    assert [(row["model"], row["route"]) for row in served] == [(runs, "small")]
+    text = newest.run("last", "--requests")[1]
+    assert re.search(rf"explorer +{shown} +laptop", text) and "gemma4" not in text
 
 
 def test_a_request_that_left_the_house_is_found_by_its_id(recorded):
@@ -163,14 +183,14 @@ def test_a_request_that_left_the_house_is_found_by_its_id(recorded):
 
 @pytest.mark.parametrize("fleet, more", [
     (FLEET, {"cloud": True}),
-    (FLEET.replace("http://localhost:11434", "https://ollama.example.com"), {}),
-    (FLEET.replace("qwen3:8b\"", "qwen3:8b-cloud\", cloud: true"), {})])
+    (FLEET.replace("http://localhost:11434", "https://ollama.example.com"), {"runs": ""}),
+    (FLEET.replace("qwen3:8b\"", "qwen3:8b-cloud\", cloud: true"), {"runs": ""})])
 def test_a_request_that_left_the_house_is_found_by_its_place(newest, fleet, more):
     newest.write(newest.project / "fleet.yaml", fleet)
     file_with(newest, lambda index, receipt: receipt.update(more))
     status, verdicts = newest.audit()
     verdict = only(verdicts, "House", "no")
-    assert status == 1 and "`small` on `laptop`" in verdict["what"]
+    assert status == 1 and re.match("`(small|qwen3:8b)` on `laptop`", verdict["what"])
     assert "2 of them left the house" in newest.run("last")[1]
 
 
@@ -188,7 +208,7 @@ def test_a_request_that_a_cloud_refused_before_home_answered_has_left_it(newest)
 @pytest.mark.parametrize("change, word", [
     (lambda index, receipt: receipt.update(sent=receipt["input_tokens"] * 3), "of a prompt of about"),
     (lambda index, receipt: receipt.update(outcome="prompt_too_long") if index else None,
-     "longer than the 32,768 tokens of `small`")])
+     "longer than the 32,768 tokens of `qwen3:8b`")])
 def test_a_cut_context_is_found(recorded, change, word):
     file_with(recorded, change)
     status, verdicts = recorded.audit()
@@ -492,8 +512,8 @@ def test_receipts_alone_name_agents_by_their_alias(story):
 def test_requests_are_shown_one_by_one_as_logs_has_them(story):
     out = story.run("last", "--requests")[1]
     lines = out[out.index("\nTime"):].splitlines()[2:]
-    assert len(lines) == 42 and re.match(r"\S+ +main +heavy +mini +7 s +ok$", lines[0])
-    assert re.search(r"implementer +review +gpu .* ok after mini: refused", out)
+    assert len(lines) == 42 and re.match(r"\S+ +main +qwen3-coder:30b +mini +7 s +ok$", lines[0])
+    assert re.search(r"implementer +devstral:24b +gpu .* ok after mini: refused", out)
     report, = json.loads(story.run("last", "--requests", "--json")[1])["sessions"]
     assert len(report["requests"]) == 42 and report["requests"][0]["name"] == "main"
     assert "requests" not in json.loads(story.run("last", "--json")[1])["sessions"][0]

@@ -45,6 +45,8 @@ You are a test agent.
 class Recorded:
     """A recorded session as it lies in a home directory, beside the project it was of."""
 
+    FLEET = FLEET
+
     def __init__(self, tmp_path, name):
         self.project, self.home = tmp_path / "shop", tmp_path / "home"
         (self.project / ".claude" / "agents").mkdir(parents=True)
@@ -110,8 +112,11 @@ class Recorded:
         return sorted(written, key=lambda receipt: receipt["time"])
 
     def file(self, receipts, name="requests.jsonl"):
-        """Write receipts where the gateway keeps them."""
-        text = "".join(json.dumps(receipt) + "\n" for receipt in receipts)
+        """Write receipts where the gateway keeps them; each says what its model ran."""
+        fleet, _ = sf.check_fleet(sf.Document(self.FLEET, "fleet.yaml"))
+        runs = {model.name: model.ollama_model for model in fleet.models.values()}
+        text = "".join(json.dumps({"runs": runs.get(receipt["model"], ""), **receipt}) + "\n"
+                       for receipt in receipts)
         self.write(self.project / ".subagent-fleet" / name, text)
 
     def run(self, *words, now=NOW, columns=0, **environ):
