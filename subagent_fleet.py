@@ -12876,6 +12876,7 @@ SILENCE_SECONDS = 10.0
 REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
 MEMORY_LIMIT = 64  # conversations that are remembered of a place
 LESSON_TOKENS = 500  # fewer do not tell how fast a machine reads
+LOAD_SECONDS = 1.0  # a model that took so long to load had been unloaded, and has forgotten all
 HOLD_SECONDS = 15.0  # a seat is kept at most while a tool runs
 PATIENCE_SECONDS = 250.0  # who has waited longer takes a seat that has lasted
 IMPATIENT_SECONDS = 60.0  # of a client that does not stream: no ping tells it that we live
@@ -12930,6 +12931,7 @@ class Beginnings(Record):
     links: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()  # in characters, up to there
     tokens: int = 0  # of all, about
+    has_images: bool = False
 
     def tokens_at(self, index: int) -> int:
         """Return about how many tokens a beginning has."""
@@ -12953,15 +12955,15 @@ def link_turns(talk: Talk, tokens: int) -> Beginnings:
         links.append(hash((links[-1], turn.role, texts, calls)))
         # A call's arguments are not looked at: its id tells it from any other.
         sizes.append(sizes[-1] + sum(map(len, texts)) + 100 * len(calls))
-    return Beginnings(tuple(links), tuple(sizes), tokens)
+    return Beginnings(tuple(links), tuple(sizes), tokens, bool(talk.images()))
 
 
 class Memory:
-    """A conversation that a place has read."""
+    """A conversation that a place has read, or reads."""
 
     def __init__(self, conversation: Conversation, now: float) -> None:
         self.conversation = conversation
-        self.links: tuple[int, ...] = ()
+        self.links: tuple[int, ...] = ()  # of the last prompt that was answered
         self.tokens, self.running = 0, 0
         self.waiter: Ticket | None = None  # that came while it had its seat
         self.since = self.used = now  # it has its seat; when it was read last
@@ -12999,6 +13001,8 @@ class Seats:
         # Tokens: the most that were, the fewest that were not; 0: none.
         self.kept, self.lost = 0, 0
         self.doubt, self.doubt_until = DOUBT_SECONDS, 0.0
+        # When something else than a full cache may have pushed out what was read before.
+        self.unclear_at = 0.0
 
     def find(self, prompt: Beginnings) -> tuple[Memory | None, int]:
         """Return who read the longest beginning of a prompt last, and its tokens."""
@@ -13066,13 +13070,18 @@ class Seats:
     def _leaves_warm(self, ticket: Ticket, own: Memory | None, taken: list[Memory]) -> bool:
         """Tell whether all who have a seat stay warm when a request is read.
 
-        What was read since one of them was stands before it at its server, also what is over.
+        A running request is in its slot: nothing can push it out. Two slots, A runs, X is
+        over, B comes: B gets the other slot at once.
         """
+        idle = [memory for memory in taken if not memory.running]
+        if not idle:
+            return True
         since = taken
-        if self.room is not None:
+        if self.room is not None:  # what was read after a conversation stands before it, too
             memories = list(self.memories)
-            since = memories[memories.index(taken[0]):]
-        sizes = [memory.tokens for memory in since if memory is not own]
+            since = memories[memories.index(idle[0]):]
+        sizes = [memory.tokens for memory in self.memories
+                 if memory is not own and (memory.running or memory in since)]
         return self.fits([*sizes, ticket.prompt.tokens])
 
     def has_lasted(self, now: float) -> bool:
@@ -13101,11 +13110,26 @@ class Seats:
         elif not own.has_seat(now):
             own.since = now
         own.give_up()
+        ticket.known_at = reader.used if reader else 0.0
         own.running, own.used, own.tokens = own.running + 1, now, prompt.tokens
-        own.links = prompt.links
-        self._by_link.update(dict.fromkeys(own.links, own))
         self._use(own)
         ticket.memory, ticket.began = own, now
+
+    def remember(self, ticket: Ticket) -> None:
+        """Note that a prompt was read: its answer has begun."""
+        if ticket.memory:
+            ticket.memory.links, ticket.is_answered = ticket.prompt.links, True
+            self._by_link.update(dict.fromkeys(ticket.memory.links, ticket.memory))
+
+    def end(self, ticket: Ticket, now: float) -> None:
+        """Note that a request is over; only an answered prompt is remembered."""
+        memory = ticket.memory
+        assert memory
+        memory.running -= 1
+        if not ticket.is_answered:
+            self.unclear_at = now  # how much of it was read, nobody knows
+            if not memory.links and not memory.running:
+                self.memories.pop(memory, None)
 
     def _use(self, memory: Memory) -> None:
         self.memories.pop(memory, None)
@@ -13123,16 +13147,24 @@ class Seats:
         """
         memory, total, cached = ticket.memory, end.input_tokens, end.cache_read
         assert memory
+        if (end.load_seconds or 0) > LOAD_SECONDS:
+            self.forget()
+            self.unclear_at = now
         is_warm = cached > ticket.known / 2
         if not cached and self.read_rate and ticket.known > total / 2:
             is_warm = seconds < self.read_seconds(total) / 2  # a server that tells no count
         memory.tokens, memory.used = total + end.output_tokens, now
         self._use(memory)
-        fresh = total - cached if cached or not is_warm else 0
+        self.remember(ticket)
+        is_plain = not ticket.prompt.has_images  # an image takes longer than its tokens tell
+        fresh = total - cached if is_plain and (cached or not is_warm) else 0
         self._learn_speeds(end, fresh, seconds, now - ticket.began - seconds)
         if end.reason == "tool_use":
             memory.until = now + min(self.read_seconds(memory.tokens), HOLD_SECONDS)
-        if ticket.need and ticket.known > total / 2 and self.read_rate:
+        # A prompt that something else explains does not teach.
+        is_clear = is_plain and ticket.known_at > self.unclear_at
+        if (ticket.need and ticket.known > total / 2 and self.read_rate
+                and (is_warm or is_clear)):
             self._learn_room(ticket.need, is_warm, now)
         return cached or (ticket.known if is_warm else 0)
 
@@ -13148,6 +13180,7 @@ class Seats:
     def _learn_room(self, need: int, is_warm: bool, now: float) -> None:
         """Note that so many tokens besides the slots were kept, or were not."""
         if is_warm:
+            self.doubt = max(self.doubt / 2, DOUBT_SECONDS)
             self.kept = max(self.kept, need)
             if self.lost <= self.kept:
                 self.lost = 0
@@ -13246,9 +13279,11 @@ class Ticket:
         self.waits_for = ""  # who had the seat that it waited for
         self.memory: Memory | None = None  # of the place that reads it
         self.began = 0.0  # when that was
+        self.is_answered = False  # by that place
         # Tokens of its prompt that were read there before, and what had to be
         # kept since then.
         self.known = self.need = 0
+        self.known_at = 0.0  # when they were read last
         self.known_elsewhere, self.elsewhere = 0, ""
 
 
@@ -13309,7 +13344,7 @@ class Scheduler:
             place.running -= 1
             self._busy[place.node] -= 1
             if ticket.memory:
-                ticket.memory.running -= 1
+                place.seats.end(ticket, self._clock())
             ticket.model = ticket.memory = None
 
     def leave(self, ticket: Ticket) -> None:
@@ -13343,6 +13378,7 @@ class Scheduler:
             had_rested = rest.until > 0
             rest.end()
             place.missing.end()
+            place.seats.remember(ticket)
             self._give_out()
         return had_rested
 
@@ -13364,10 +13400,11 @@ class Scheduler:
                 return warm, again, f"moved from {ticket.elsewhere}"
             return warm, again, "pushed out"
 
-    def fail(self, ticket: Ticket, why: str, *, is_missing: bool = False) -> float:
+    def fail(self, ticket: Ticket, why: str, *, is_missing: bool = False,
+             is_over: bool = False) -> float:
         """Let the node, or only the model that it lacks, rest; queue for another.
 
-        Return for how many seconds.
+        Nobody else is asked where the request `is_over`. Return for how many seconds.
         """
         assert ticket.model
         with self._lock:
@@ -13384,8 +13421,8 @@ class Scheduler:
             for other in self.places.values():
                 if other is place or (other.node == place.node and not is_missing):
                     other.seats.forget()
-            ticket.candidates = others
-            if any(others):
+            ticket.candidates = [] if is_over else others
+            if any(ticket.candidates):
                 self._queue_up(ticket, others)
             self._give_out()
         return rest.seconds
@@ -13450,9 +13487,18 @@ class Scheduler:
             return max(int(min(ends) - self._clock()) + 1, 1)
 
     def _give_out(self) -> None:
-        """Give what is free to who waits, in order."""
+        """Give what is free to who waits, in order.
+
+        After each grant all are asked again: who has its seat and runs now is in nobody's
+        way any more.
+        """
         # One for all: a rest that ends meanwhile is not for who came last.
         now = self._clock()
+        while self._give_once(now):
+            pass
+
+    def _give_once(self, now: float) -> bool:
+        """Give the first who may have it what is free; tell whether anybody got something."""
         line = sorted(self._queue.values(), key=lambda ticket: ticket.number)
         # Whoever has waited long takes a seat that has lasted; who came before goes first.
         late = max((ticket.number for ticket in line if now - ticket.came >= ticket.patience),
@@ -13463,8 +13509,9 @@ class Scheduler:
                 model = self._choose(ticket, now, is_late=ticket.number <= late)
             if model:
                 self._grant(ticket, model, now)
-            else:
-                self._await_rests(ticket, now)
+                return True
+            self._await_rests(ticket, now)
+        return False
 
     def _await_rests(self, ticket: Ticket, now: float) -> None:
         """Have resting nodes asked that could answer a request; let it go when none does."""
@@ -13486,6 +13533,7 @@ class Scheduler:
         self._take_off(ticket)
         self._holders[ticket.number] = ticket
         place = self.places[model.name]
+        ticket.is_answered = False
         if ticket.prompt.links:
             others = [(other.seats.find(ticket.prompt)[1], other.node)
                       for other in self._places_of(ticket) if other is not place]
@@ -13797,10 +13845,11 @@ class Service:
         is_missing = refusal.http == 404
         self._tries.append(Try(model.node, why))
         self._receipt["first_byte"] = None  # that of the node that answers in the end counts
-        seconds = self._server.scheduler.fail(ticket, why, is_missing=is_missing)
+        seconds = self._server.scheduler.fail(ticket, why, is_missing=is_missing,
+                                              is_over=self._has_content)
         self._step("wait", node=model.node, why=why)
         self._server.tell_rest(model.node, model.name if is_missing else "", seconds, why)
-        if self._has_content or not any(ticket.candidates):
+        if not any(ticket.candidates):
             if refusal.http in RETRY_STATUSES:
                 refusal.retry_seconds = self._server.scheduler.rest_seconds(ticket.alias)
             raise refusal

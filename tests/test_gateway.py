@@ -1071,6 +1071,10 @@ def test_after_content_an_error_event_ends_the_stream(rig):
     assert events[-1]["error"]["type"] == "api_error" and "mid answer" in \
         events[-1]["error"]["message"]
     assert len(served.nodes[0].requests) + len(served.nodes[1].requests) == 1
+    warm = [place["warm"]["conversations"] for place in served.server.scheduler.show()[0].values()]
+    assert warm == [0, 0], "nobody else is believed to have read it"
+    receipt, = served.receipts()
+    assert receipt["chosen"] == "idle longest", "no other machine was chosen for it"
 
 
 def test_too_long_after_pings_is_an_error_event(rig, limits):

@@ -87,6 +87,92 @@ def test_where_all_fits_it_is_first_come_first_served():
     assert other.model and not desk.enter("one", 1).model
 
 
+def test_who_runs_keeps_nobody_from_a_free_slot():
+    desk = Desk(rooms=[0], slots=2)
+    desk.enter("A")
+    desk.answer(desk.enter("X"), reason="end_turn")
+    assert desk.enter("B").model
+
+
+def test_whoever_is_served_lets_those_before_it_be_asked_again():
+    desk = Desk(rooms=[0], slots=2)
+    first, second = desk.enter("A"), desk.enter("B")
+    desk.answer(first)  # its tool runs
+    other = desk.enter("C", tokens=30_000)
+    assert not other.model
+    desk.enter("A", 1)
+    assert not other.model and second.model  # both slots are taken
+    desk.answer(second, reason="end_turn")
+    assert other.model
+
+
+def lessons(teach):
+    """What a place is thought to keep after A, B and C were read in turn, and C came back cold."""
+    desk = Desk(rooms=[50_000])
+    desk.answer(desk.enter("rate"), reason="end_turn")
+    teach(desk)
+    for who in "AB":
+        desk.answer(desk.enter(who, tokens=30_000), reason="end_turn")
+    desk.answer(desk.enter("C", 1, tokens=30_200), reason="end_turn")
+    return desk.warm()["room"]
+
+
+def test_only_an_answered_prompt_is_remembered():
+    def answered(desk):
+        desk.answer(desk.enter("C", tokens=30_000), reason="end_turn")
+
+    def left(desk):
+        desk.scheduler.leave(desk.enter("C", tokens=30_000))
+
+    assert lessons(answered) == 0, "else this test teaches nothing, too"
+    assert lessons(left) == 50_000
+
+
+@pytest.mark.parametrize("how", ["left", "failed", "loaded", "image"])
+def test_what_something_else_explains_teaches_nothing(how):
+    desk = Desk(rooms=[50_000])
+    desk.answer(desk.enter("rate"), reason="end_turn")
+    desk.answer(desk.enter("C", tokens=30_000), reason="end_turn")
+    desk.answer(desk.enter("A", tokens=30_000), reason="end_turn")
+    between = desk.enter("B", tokens=30_000)
+    if how == "left":
+        desk.now += 9
+        desk.scheduler.leave(between)
+    elif how == "failed":
+        desk.scheduler.fail(between, "refused")
+        desk.look(60)
+        desk.scheduler.end_rest("a", "")
+    else:
+        desk.answer(between, reason="end_turn", load=40.0 if how == "loaded" else 0.0)
+    again = desk.enter("C", 1, tokens=30_200, has_images=how == "image")
+    desk.answer(again, reason="end_turn")
+    assert desk.warm()["room"] == 50_000
+    desk.answer(desk.enter("D", tokens=30_000), reason="end_turn")
+    desk.answer(desk.enter("A", tokens=30_000), reason="end_turn")
+    desk.answer(desk.enter("C", 2, tokens=30_400), reason="end_turn")
+    assert desk.warm()["room"] < 50_000, "what nothing else explains still teaches"
+
+
+def test_a_model_that_was_loaded_anew_has_forgotten_all():
+    desk = Desk(rooms=[500_000], slots=2)
+    for who in "AB":
+        desk.answer(desk.enter(who), reason="end_turn")
+    assert desk.warm()["conversations"] == 2
+    desk.answer(desk.enter("B", 1), reason="end_turn", load=20.0)
+    assert desk.warm()["conversations"] == 1
+    assert desk.enter("A", 1).known < 10 and desk.enter("B", 2).known > 9_000
+
+
+def test_doubt_fades_where_prompts_stay_warm():
+    desk = Desk()
+    seats = desk.scheduler.places["m"].seats
+    seats.doubt = 4 * sf.DOUBT_SECONDS
+    for turn in range(4):
+        for who in ("one", "two"):
+            desk.answer(desk.enter(who, turn), cached=9_900 if turn else 0, reason="end_turn")
+    assert seats.doubt == sf.DOUBT_SECONDS
+
+
 def test_a_loss_takes_the_seats_that_were_too_many():
     desk = Desk(slots=1)
     for who in ("one", "two"):  # one conversation more than slots is taken to fit

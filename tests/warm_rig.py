@@ -88,6 +88,7 @@ class Outcome:
     read: int = 0  # tokens
     again: int = 0  # of them, as the scheduler believes
     longest: float = 0.0  # wait
+    idle: float = 0.0  # seconds that a slot was empty at a stretch while somebody waited
     answers: int = 0
     order: tuple = ()  # who was served, where
 
@@ -114,6 +115,7 @@ class Run:
                 place.seats.admits = lambda *_: True
                 place.seats.estimate = lambda prompt: 0.0
         self.out, self.next_look = Outcome(), float("inf")
+        self.idle_since = {}  # places with a free slot while somebody waits
         self.open, self.order = [], []
         for agent in agents:
             self.push(agent.start, "ask", agent)
@@ -130,6 +132,7 @@ class Run:
             self.now = at
             getattr(self, what)(thing)
             self.begin_granted()
+            self.check_slots()
             self.look_again()
         waiting = [self.now - ticket.came for ticket in self.open if not ticket.model]
         self.out.longest = max([self.out.longest, *waiting])
@@ -137,6 +140,28 @@ class Run:
         self.out.seconds, self.out.mean = max(ends), sum(ends) / len(ends)
         self.out.order = tuple(self.order)
         return self.out
+
+    def check_slots(self):
+        """A slot is empty while somebody waits only as long as its place is kept for who has a tool
+        running, or while the one who waits stays at another place that is busy with its prompt."""
+        idle = set()
+        for ticket in self.open:
+            places = self.scheduler._places_of(ticket)
+            if ticket.model or ticket.silent or not ticket.prompt.links:
+                continue
+            stays = any(memory.waiter is ticket for place in places if not place.is_free()
+                        for memory in place.seats.memories)
+            free = [place for place in places
+                    if place.is_free() and not self.scheduler._rests[place.node].until]
+            idle.update(free)
+            reads = max([place.seats.read_seconds(ticket.prompt.tokens) for place in free], default=0.0)
+            if stays and self.now - ticket.came < reads + sf.LOOK_SECONDS:
+                continue
+            for place in free:
+                assert any(self.now < memory.until + sf.LOOK_SECONDS for memory in place.seats.memories), (
+                    self.now, ticket.number, place.node)
+        self.idle_since = {place: self.idle_since.get(place, self.now) for place in idle}
+        self.out.idle = max([self.out.idle, *(self.now - since for since in self.idle_since.values())])
 
     def look_again(self):
         """Have the queue looked at when a seat or a rest ends, as the gateway's own thread does."""
@@ -278,10 +303,10 @@ def play(workload, **more):
 
 # -- a scheduler whose clock stands still --
 
-def prompt_of(who, turn=0, tokens=10_000):
+def prompt_of(who, turn=0, tokens=10_000, has_images=False):
     links = (1, *(hash((who, index)) for index in range(1 + 2 * turn)))
     sizes = (1, *(tokens - 50 * index for index in reversed(range(len(links) - 1))))
-    return sf.Beginnings(links, sizes, tokens)
+    return sf.Beginnings(links, sizes, tokens, has_images)
 
 
 class Desk:
@@ -294,19 +319,19 @@ class Desk:
         for (name, *_), room in zip(models, rooms):
             self.scheduler.places[name].seats.room = room
 
-    def enter(self, who, turn=0, *, tokens=10_000, session=None, agent="", **more):
+    def enter(self, who, turn=0, *, tokens=10_000, session=None, agent="", has_images=False, **more):
         return self.scheduler.enter("x", sf.Conversation(session or who, agent),
-                                    prompt=prompt_of(who, turn, tokens), **more)
+                                    prompt=prompt_of(who, turn, tokens, has_images), **more)
 
     def answer(self, ticket, *, cached=0, reason="tool_use", seconds=None, writes=10,
-               counted=None):
+               counted=None, load=0.0):
         """End a request whose machine still had so many tokens; return what was learned."""
         total = ticket.prompt.tokens
         read = (total - cached) / 100 if seconds is None else seconds
         self.now += read + 100 / writes
         total = total if counted is None else counted
         end = sf.End(reason, input_tokens=total, output_tokens=100, cache_read=cached,
-                     answer_seconds=100 / writes)
+                     answer_seconds=100 / writes, load_seconds=load)
         said = self.scheduler.learn(ticket, end, read)
         self.scheduler.succeed(ticket)
         self.scheduler.leave(ticket)
