@@ -15924,6 +15924,10 @@ def _plan_tasks(check: _Checker, fleet: Fleet | None,
                 check.error("two-tasks", ("tasks", name),
                             f"`times:` makes a second `{twin.name}`",
                             fix="give one of them another name")
+            other = find_name(twin.name, plan.tasks)
+            if other not in ("", twin.name):
+                check.error("two-tasks", ("tasks", name), f"`{twin.name}` and `{other}` differ "
+                            "only in case", fix="give one of them another name")
             plan.tasks[twin.name] = twin
             plan.origins[twin.name] = where
     for task in plan.tasks.values():
@@ -16434,6 +16438,7 @@ CHANGED_PROMPT = "The task has changed. This is the whole task now:\n\n{prompt}"
 TERMINAL_STATES = ("done", "review", "failed", "stopped", "parked")
 LIVE_STATES = ("starting", "running", "asking", "checking")  # in which an agent may live
 ACTIVE_STATES = ("preparing", *LIVE_STATES)
+UNREADABLE = "unreadable"  # a state that no file has
 LOST_LIMIT = 5
 API_WAIT_SECONDS = (30, 60, 120)
 API_ERRORS_LIMIT = 20
@@ -16455,6 +16460,7 @@ class TaskState(Record):
     until: float = 0.0  # it waits until then
     orders: tuple[str, ...] = ()  # the last ones that were obeyed: none is obeyed twice
     # Where it works.
+    id: str = ""  # random; the locks of its worktrees carry it, since a name proves nothing
     base: str = ""  # the commit it began with
     start: str = ""  # the commit of what was there when its agent came
     branch: str = ""
@@ -16465,7 +16471,7 @@ class TaskState(Record):
     copies: tuple[str, ...] = ()
     prepared: bool = False  # setup has ended well
     fresh: int = 0  # how often a person has begun it anew
-    old: tuple[str, ...] = ()  # "branch\nworktree\ngit\ncheck_git" of what was before
+    old: tuple[str, ...] = ()  # "branch\nworktree\ngit\ncheck_git\nid" of what was before
     # Its tries.
     tried: int = 0  # the number of the last one
     open: bool = False  # that try goes on with its next process
@@ -16536,7 +16542,7 @@ class TaskState(Record):
 _COMMIT = "([0-9a-f]{40,64})?"
 _STATE_PATTERNS = {
     "base": _COMMIT, "start": _COMMIT, "tip": _COMMIT, "kept": _COMMIT,
-    "session": "([0-9a-f-]{36})?",
+    "session": "([0-9a-f-]{36})?", "id": "[0-9a-f]*",
     "branch": f"({_REVISION.strip('^$')})?", "worktree": "(/.*)?", "git": "(/.*)?",
     "check_git": "(/.*)?", "name": _TASK_NAME,
     "state": "|".join((*TERMINAL_STATES, *ACTIVE_STATES, "waiting", "attached"))}
@@ -16578,6 +16584,11 @@ def thaw_state(frozen: dict[str, Any]) -> TaskState | None:
     return state if fits else None
 
 
+def find_name(name: str, names: Iterable[str]) -> str:
+    """Return the name among others that is the same to a disk that ignores case; "": none."""
+    return next((other for other in names if other.lower() == name.lower()), "")
+
+
 def revise_task(state: TaskState, task: TaskSpec, origin: str = "file") -> TaskState:
     """Return a state after its task was written anew: all of it counts before the first try.
 
@@ -16603,15 +16614,15 @@ def plan_fresh(state: TaskState) -> TaskState:
     """Return a task that begins anew, with another worktree, branch and session."""
     kept = {name: getattr(state, name) for name in (
         "name", "task", "order", "origin", "newer", "at", "orders", "base", "tried")}
-    place = "\n".join((state.branch, state.worktree, state.git, state.check_git))
+    place = "\n".join((state.branch, state.worktree, state.git, state.check_git, state.id))
     return TaskState(**kept, fresh=state.fresh + 1, spent=state.total_at(state.at),
                      old=(*state.old, place) if state.git else state.old)
 
 
 def disown_task(state: TaskState) -> TaskState:
     """Return a task that came with a copied repository: nothing of the original is used."""
-    bare = replace(state, git="", check_git="", prepared=False, session="", spoken=False,
-                   old=(), client=0)
+    bare = replace(state, id="", worktree="", git="", check_git="", prepared=False, session="",
+                   spoken=False, old=(), client=0)
     return bare if state.is_over else plan_fresh(bare)
 
 
@@ -17053,7 +17064,7 @@ def suggest_task_step(state: TaskState) -> str:
         return f"subagent-fleet task diff {name}"
     if state.state == "failed" or state.state == "parked" and state.cause in LOGGED:
         return f"subagent-fleet task log {name}{LOGGED.get(state.cause, '')}"
-    return f"subagent-fleet tasks {name}" if state.state == "parked" else ""
+    return f"subagent-fleet tasks {name}" if state.state in ("parked", UNREADABLE) else ""
 
 
 # == 20. Supervisor ===========================================================
@@ -17201,14 +17212,23 @@ class Folder:
         return run
 
     def read_states(self) -> tuple[dict[str, TaskState], int]:
-        """Return the state of every task, and how many could not be read."""
+        """Return the state of every task, and how many could not be read.
+
+        Those are tasks, too, such as one of a newer version: their names stay taken.
+        """
         paths = self.world.paths_below(self.path, "tasks/*/state.json")
         names = [self.world.split(self.world.parent(path))[1] for path in paths]
         found = [(name, thaw_state(self._read("tasks", name, "state.json")))
                  for name in names]
         states = [state for name, state in found if state and state.name == name]
         states.sort(key=lambda state: (state.order, state.name))
-        return {state.name: state for state in states}, len(names) - len(states)
+        tasks = {state.name: state for state in states}
+        for name in names:
+            if name not in tasks and re.fullmatch(_TASK_NAME, name):
+                path = self.of_task(name, "state.json")
+                tasks[name] = TaskState(name, TaskSpec(name), len(tasks), state=UNREADABLE,
+                                        reason=f"its state cannot be read: {clean_line(path)}")
+        return tasks, len(names) - len(states)
 
     def write_state(self, state: TaskState) -> None:
         """Keep the state of a task."""
@@ -17400,6 +17420,11 @@ def find_worktrees_place(folder: Folder, chosen: str) -> str:
     return world.real_path(world.user_place("state", "worktrees", name))
 
 
+def lock_of(state: TaskState) -> str:
+    """Return the reason with which a task's worktrees are locked: what is not, is not its."""
+    return f"subagent-fleet task {state.name} {state.id}".rstrip()
+
+
 def add_worktree(git: Git, state: TaskState, *, for_check: bool = False) -> str:
     """Make a worktree of a task, for its agent on its branch or for its check on none.
 
@@ -17408,44 +17433,80 @@ def add_worktree(git: Git, state: TaskState, *, for_check: bool = False) -> str:
     """
     world = git.world
     path = f"{state.worktree}.check" if for_check else state.worktree
-    place = ["--detach", path, state.start] if for_check else [
-        "-b", state.branch, path, state.base]
     words = ["-c", "core.sparseCheckout=false", "worktree", "add", "--quiet", "--lock",
-             "--reason", f"subagent-fleet task {state.name}"]
+             "--reason", lock_of(state)]
+    if state.git or world.kind_of(path, follow=False) != "absent":
+        _make_way(git, path, state, for_check=for_check)
+    begin = state.base
+    if state.kept and git.commit_of(state.kept):
+        begin = state.kept  # never before its own work
+    is_new = not for_check and not _take_branch(git, state, begin)
+    if for_check:
+        words += ["--detach", path, state.start]
+    elif is_new:
+        words += ["-b", state.branch, path, begin]
+    else:
+        words += [path, state.branch]
+
     world.make_directory(world.parent(path), is_private=True)
-    if world.kind_of(path, follow=False) != "absent" or git.run(*words, *place).code:
-        if _make_way(git, path, state, for_check=for_check):
-            place = [path, state.branch]
-        made = git.run(*words, *place)
-        if made.code:
-            said = clean_line(made.talk.strip().split("\n")[-1]) or f"exit {made.code}"
-            raise FleetError("worktree-failed", f"its worktree could not be made: {said}")
+    made = git.run(*words)
+    if made.code:
+        if is_new:
+            git.run("update-ref", "-d", f"refs/heads/{state.branch}", begin)
+        _make_way(git, path, state, for_check=for_check)
+        made = git.run(*words)
+    if made.code:
+        said = clean_line(made.talk.strip().split("\n")[-1]) or f"exit {made.code}"
+        raise FleetError("worktree-failed", f"its worktree could not be made: {said}")
     return _read_line(world, world.path(path, ".git")).removeprefix("gitdir: ")
 
 
-def _make_way(git: Git, path: str, state: TaskState, *, for_check: bool) -> bool:
-    """Remove what is left of a worktree of ours; tell whether its branch is there already.
+def _make_way(git: Git, path: str, state: TaskState, *, for_check: bool) -> None:
+    """Remove what is left of a worktree of this task, where nobody can have worked.
 
-    Anything else in the way is refused: nobody's branch or directory is ever taken over.
+    Anything else in the way is refused: nobody's directory is ever taken over.
     """
     known = list_worktrees(git).get(path)
-    branch = "" if for_check else state.branch
-    if known and known["branch"] not in (branch, ""):
-        raise FleetError("worktree-taken",
-                         f"{path} is a worktree of the branch {known['branch']}",
+    if known and known.get("locked") != lock_of(state):
+        raise FleetError("worktree-taken", f"{path} is a worktree of the branch "
+                         f"{known['branch'] or 'none'}, which this task did not make",
                          fix="move it away: `git worktree move`")
     git.world.remove_empty(path)  # git was killed just after it had made that
     is_there = git.world.kind_of(path, follow=False) != "absent"
     if known and (for_check or not is_there):
-        drop_worktree(git, path)  # nothing of it can be lost
+        drop_unused(git, state, known)
     elif is_there:
         raise FleetError("in-the-way", f"{path} already exists",
                          fix=f"move it away: `ls -la {quote_shell(path)}`")
-    tip = git.commit_of(f"refs/heads/{branch}") if branch else ""
-    if tip and tip != state.base and not state.start:
-        raise FleetError("branch-taken", f"the branch `{branch}` already exists",
-                         fix=f"write another `branch:`, or `git branch -m {branch} old`")
-    return bool(tip)
+
+
+def _take_branch(git: Git, state: TaskState, begin: str) -> bool:
+    """Tell whether a task's branch exists, and put it where the task begins.
+
+    It is the task's if it is where the task has left it, or has all of its work. Any other
+    is a person's, even one that has no commit of its own.
+    """
+    ref = f"refs/heads/{state.branch}"
+    tip = git.commit_of(ref)
+    if not tip:
+        return False
+    if state.start and git.is_ancestor(begin, tip):
+        return True
+    if state.start and tip == state.tip:
+        git.out("update-ref", ref, begin, tip)
+        return True
+    raise FleetError("branch-taken", f"the branch `{state.branch}` already exists",
+                     fix=f"write another `branch:`, or `git branch -m {state.branch} old`")
+
+
+def drop_unused(git: Git, state: TaskState, known: Mapping[str, str]) -> None:
+    """Remove a worktree in which no agent has worked, first the branch made with it.
+
+    A kill between the two leaves a worktree that is known by its lock; a branch has none.
+    """
+    if known["branch"] == state.branch:
+        git.run("update-ref", "-d", f"refs/heads/{state.branch}", known["HEAD"])
+    drop_worktree(git, known["worktree"])
 
 
 def drop_worktree(git: Git, path: str) -> None:
@@ -17793,7 +17854,8 @@ def _tidy_removed(folder: Folder, main: Git, state: TaskState, *, is_dry: bool) 
 def _drop_check_worktree(folder: Folder, main: Git, state: TaskState) -> None:
     """Remove the check's worktree; nothing in it is anybody's work."""
     path = f"{state.worktree}.check"
-    if state.check_git and path in list_worktrees(main):
+    known = list_worktrees(main).get(path, {})
+    if state.check_git and known.get("locked") == lock_of(state):
         if folder.world.kind_of(path, follow=False) != "absent":
             git_in(folder, path, state.check_git)
         drop_worktree(main, path)
@@ -17810,7 +17872,7 @@ def _find_tidied(folder: Folder, main: Git, state: TaskState) -> None:
     if not known and any(folder.world.kind_of(one, follow=False) != "absent"
                          for one in places):
         raise Keeps("its worktree was moved, or is another repository's")
-    if known and not known.get("locked", "").startswith("subagent-fleet task"):
+    if known and known.get("locked") != lock_of(state):
         raise Keeps("its lock is not this program's")
 
 
@@ -18095,10 +18157,26 @@ class AgentProcess:
 
 # -- what is refused before any work --
 
+def suffix_of(state: TaskState) -> str:
+    """Return what sets a fresh start's branch and worktree apart: no task's name has a dot."""
+    return f".{state.fresh + 1}" if state.fresh else ""
+
+
 def plan_branch(state: TaskState) -> str:
     """Return the branch that a task has, or gets with its next worktree."""
-    suffix = f"-{state.fresh + 1}" if state.fresh else ""
-    return state.branch or (state.task.branch or f"run/{state.name}") + suffix
+    return state.branch or (state.task.branch or f"run/{state.name}") + suffix_of(state)
+
+
+def find_work(main: Git, state: TaskState) -> str:
+    """Return the work of a task: its branch, where a person has added to it, too."""
+    tip = main.commit_of(f"refs/heads/{state.branch}") if state.kept else ""
+    return tip if tip and main.is_ancestor(state.kept, tip) else state.kept
+
+
+def last_snapshot(main: Git, name: str) -> int:
+    """Return the number of the last try of which there is a snapshot under a task's name."""
+    refs = main.out("for-each-ref", "--format=%(refname:lstrip=3)", f"{SNAPSHOT_REFS}/{name}/")
+    return max(map(int, re.findall(r"^\d+", refs, re.M)), default=0)
 
 
 def refuse_missing(folder: Folder, state: TaskState) -> None:
@@ -18278,21 +18356,25 @@ class TaskWork:
     def _plan_try(self) -> dict[str, Any]:
         """Return with what a try begins, or goes on."""
         state = self.state
-        suffix = f"-{state.fresh + 1}" if state.fresh else ""
         place = find_worktrees_place(self._folder, self._backing.worktrees)
         changes: dict[str, Any] = {
             "branch": plan_branch(state),
-            "worktree": state.worktree or self._world.path(place, self.name + suffix)}
+            "id": state.id or ("" if state.git else self._world.token(8)),
+            "worktree": state.worktree or self._world.path(place,
+                                                           self.name + suffix_of(state))}
         depends = dependencies_of(state.task, self._supervisor.tasks)
         if not state.start and depends and state.task.base in (None, "after"):
             if len(depends) == 1:
-                changes["base"] = self._supervisor.tasks[depends[0]].kept or state.base
+                done = self._supervisor.tasks[depends[0]]
+                changes["base"] = find_work(self._main, done) or state.base
             else:
                 self._tell("note", "starts from HEAD, without the work of "
                            f"{some_of(depends, 3)}: only a single task in "
                            "`after:` is built on")
         if not state.open:
-            changes.update(open=True, tried=state.tried + 1, round=0, stalls=0, checks=(),
+            # Snapshots of an earlier task of this name stay.
+            tried = state.tried or last_snapshot(self._main, self.name)
+            changes.update(open=True, tried=tried + 1, round=0, stalls=0, checks=(),
                            worked=0.0, began=self._world.now(),
                            spent=state.total_at(state.at))
         return changes
@@ -18331,17 +18413,14 @@ class TaskWork:
         """Remove a worktree that was never ready; what a person did in it is kept first."""
         known = list_worktrees(self._main).get(state.worktree) if self._world.kind_of(
             state.worktree, follow=False) != "absent" else None
-        if not known:
+        if not known or known.get("locked") != lock_of(state):
             return
         if state.git:
             copies = tuple(find_copies(self._folder, state.task))
             take_snapshot(self._git(), self._main, replace(state, copies=copies),
                           f"{state.tried}.remade", {})
             self._write(git="")  # kept: whatever a kill leaves of it is not asked again
-        elif known["branch"] not in (state.branch, "") \
-                or not re.match("subagent-fleet|initializing", known.get("locked", "")):
-            return  # it is somebody else's
-        drop_worktree(self._main, state.worktree)
+        drop_unused(self._main, state, known)
 
     def _fill(self, tree: str, log: str, variable: str) -> list[str]:
         """Copy what git lacks into a worktree, and run the person's commands there."""
@@ -19260,7 +19339,7 @@ class Supervisor:
     def _obey(self, name: str, identity: str, order: Mapping[str, Any]) -> None:
         """Obey an order once."""
         with self.changed:
-            if identity in self.tasks[name].orders:
+            if identity in self.tasks[name].orders or self.tasks[name].state == UNREADABLE:
                 return
             # Both in one change: the order is in the state, or it comes again.
             state = self.remember(name, orders=(*self.tasks[name].orders[-9:], identity))
@@ -19279,6 +19358,13 @@ class Supervisor:
             return
         with self.changed:
             old = self.tasks.get(task.name)
+            other = find_name(task.name, self.tasks)
+            if old is None and other:
+                self.tell(task.name, "not read", f"there is already a task `{other}`")
+                return
+            if old and old.state == UNREADABLE:
+                self.tell(task.name, "not read", old.reason)
+                return
             if old is None:
                 now = self._world.now()
                 order = max((state.order for state in self.tasks.values()), default=-1) + 1
@@ -19400,7 +19486,7 @@ def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
     tasks, unreadable = folder.read_states()
     for order in [*(order for _, order in folder.read_orders()), *more]:
         task = thaw_task(order.get("spec")) if order.get("do") == "add" else None
-        if task:
+        if task and (task.name not in tasks or tasks[task.name].state != UNREADABLE):
             new = TaskState(task.name, task, len(tasks), at=now,
                             base=str(order.get("base")))
             tasks[task.name] = revise_task(tasks.get(task.name, new), task,
@@ -25261,7 +25347,8 @@ def open_tasks(folder: Folder, *, trust: bool = False) -> Folder:
     if run:
         folder.make(renews=True)
     for state in tasks.values():
-        folder.write_state(disown_task(state))
+        if state.state != UNREADABLE:
+            folder.write_state(disown_task(state))
     return folder
 
 
@@ -25392,8 +25479,9 @@ def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTas
         branch, text = (options.name, prompt) if options.name else split_name(prompt)
         taken = {*known.names, *tree}
         name = re.sub("[./]+", "-", branch) or free_name(text, taken)
-        if name in taken:
-            raise refuse_name(name, taken, known)
+        twin = find_name(name, taken)
+        if twin:
+            raise refuse_name(twin, taken, known)
         tree[name] = {**common, "prompt": text}
         if branch and name != branch:  # such as feat/login
             tree[name]["branch"] = branch
@@ -25869,7 +25957,7 @@ def foresee_start(folder: Folder, state: TaskState, branches: set[str]) -> tuple
     """Return in a word and a text whether a task would start, given those branches."""
     branch = plan_branch(state)
     tip = git_of(folder).commit_of(f"refs/heads/{branch}")
-    if branch in branches or not state.start and tip not in ("", state.base):
+    if branch in branches or tip and not state.start:
         return "would park", f"the branch `{branch}` already exists"
     branches.add(branch)
     try:
@@ -26823,9 +26911,9 @@ def older_of(state: TaskState) -> list[TaskState]:
     """Return a task as it was before each fresh start: with another branch and worktree."""
     older = []
     for number, entry in enumerate(state.old):
-        branch, path, git, check = entry.split("\n")
+        branch, path, git, check, *identity = entry.split("\n")
         older.append(replace(state, branch=branch, worktree=path, git=git, check_git=check,
-                             fresh=number, kept="", prepared=False))
+                             id="".join(identity), fresh=number, kept="", prepared=False))
     return older
 
 

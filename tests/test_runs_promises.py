@@ -1403,10 +1403,123 @@ def test_the_commit_that_keeps_the_work_is_counted(shop):
     assert "1 commit," in done.out and shop.receipt()["commits"] == 1, done
 
 
-def test_one_state_that_cannot_be_read_is_one(shop):
+WORKED_ON = {"t": {"prompt": "x", "tries": 1, "coder": shell(EDIT), "check": "true"},
+             "t-2": {"prompt": "x", "tries": 1, "coder": shell(EDIT), "check": "false", "rounds": 0}}
+
+
+def test_a_fresh_start_takes_no_other_tasks_worktree(shop):
+    shop.tasks(WORKED_ON)
+    shop.run()
+    mine = shop.worktree("t-2") / "by_hand"
+    mine.write_text("hours")
+    assert shop.type("task", "retry", "t", "--fresh").code == 0
+    shop.run()
+    assert mine.read_text() == "hours"
+    assert shop.row("t")["branch"] == "run/t.2" and shop.row("t-2")["branch"] == "run/t-2"
+
+
+def test_a_new_task_takes_no_fresh_starts_worktree(shop):
+    shop.tasks({"t": WORKED_ON["t"]})
+    shop.run()
+    assert shop.type("task", "retry", "t", "--fresh").code == 0
+    shop.run()
+    places = set(shop.git("worktree", "list").splitlines())
+    shop.tasks(WORKED_ON)
+    shop.run()
+    assert places < set(shop.git("worktree", "list").splitlines())
+    assert shop.state("t") == "done"
+
+
+@pytest.mark.parametrize("has_commit", [True, False])
+def test_a_persons_branch_of_a_tasks_name_is_not_taken(shop, has_commit):
+    shop.git("branch", "run/t")
+    if has_commit:
+        shop.commit(b_txt="two")
+    tip = shop.tip("t")
+    assert shop.work(coder=shell(EDIT), check="true") == "parked"
+    assert "`run/t` already exists" in shop.said.out and shop.tip("t") == tip
+    shop.type("task", "tidy", "--all")
+    assert shop.tip("t") == tip
+
+
+def test_names_of_which_only_the_letters_case_differs_are_one(shop):
+    done = shop.run("--coder", "true", "A:x", "a:y")
+    assert done.code and "two of these tasks are named `A`" in done.err and not shop.rows(), done
+    shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT), "check": "true"}})
+    assert shop.run().code == 0
+    done = shop.run("--coder", "true", "T:x")
+    assert done.code and "already a task `t`" in done.err and set(shop.rows()) == {"t"}, done
+    shop.tasks({"u": {"prompt": "x"}, "U": {"prompt": "y"}})
+    assert "differ only in case" in shop.run().err
+
+
+def test_snapshots_of_an_earlier_task_of_this_name_stay(shop):
     assert shop.work(coder=shell(EDIT), check="true") == "done"
-    (shop.repo / ".git/subagent-fleet/run/tasks/t/state.json").write_text("{")
-    assert "1 state file could not be read." in shop.type("tasks").err
+    old = shop.git("rev-parse", "refs/subagent-fleet/t/1")
+    for name in ("t", "t.check"):
+        shop.git("worktree", "remove", "-f", "-f", str(shop.worktree(name)))
+    shop.git("branch", "-D", "run/t")
+    shutil.rmtree(shop.repo / ".git/subagent-fleet/run/tasks/t")
+    assert shop.work(coder=shell("echo three > a.txt"), check="true") == "done"
+    assert shop.git("rev-parse", "refs/subagent-fleet/t/1") == old
+    assert shop.git("show", "refs/subagent-fleet/t/2:a.txt") == "three"
+
+
+def test_what_comes_after_begins_with_what_a_person_has_added(shop):
+    shop.tasks({"t": WORKED_ON["t"], "later": {"prompt": "x", "after": ["t"], "check": "true",
+                                               "coder": shell("cp by_hand.txt took.txt")}})
+    shop.run("t")
+    tree = shop.worktree("t")
+    shop.write("by_hand.txt", "mended", tree)
+    shop.git("add", ".", cwd=tree)
+    shop.git("commit", "-qm", "by hand", cwd=tree)
+    shop.run()
+    assert shop.git("show", "run/later:took.txt") == "mended"
+
+
+def test_a_task_that_is_over_goes_on_from_its_own_work_after_its_tidying(shop):
+    lasts = shell("echo x >> work.txt")
+    assert shop.work(coder=lasts, check="test -s work.txt") == "done"
+    shop.git("merge", "-q", "run/t")
+    assert "removed" in shop.type("task", "tidy").out and not shop.tip("t")
+    assert shop.type("task", "say", "t", "once more").code == 0
+    assert shop.run().code == 0
+    assert shop.git("show", "run/t:work.txt") == "x\nx"
+
+
+def test_failed_work_that_was_tidied_is_what_a_retry_begins_with(shop):
+    assert shop.work(coder=shell("echo x >> work.txt"), check="grep -c x work.txt | grep -q 2",
+                     rounds=0) == "failed"
+    assert "removed" in shop.type("task", "tidy").out
+    assert shop.type("task", "retry", "t").code == 0
+    assert shop.run().code == 0
+    assert shop.git("show", "run/t:work.txt") == "x\nx"
+
+
+@pytest.mark.parametrize("content", ["{", "", '{"schema": "subagent-fleet/task/9"}', "newer"])
+def test_a_state_that_cannot_be_read_is_a_task_that_is_left_alone(shop, content):
+    shop.tasks(WORKED_ON)
+    shop.run()
+    place = shop.repo / ".git/subagent-fleet/run/tasks/t-2/state.json"
+    if content == "newer":
+        content = place.read_text().replace('"failed"', '"superseded"')
+    place.write_text(content)
+    mine = shop.worktree("t-2") / "by_hand"
+    mine.write_text("hours")
+    kept = shop.git("rev-parse", "refs/subagent-fleet/t-2/1")
+
+    done = shop.run()
+    assert done.code == 1 and "cannot be read" in done.out + done.err, done
+    assert shop.rows()["t-2"]["state"] == "unreadable" and shop.rows()["t"]["state"] == "done"
+    done = shop.type("tasks")
+    assert "1 state file could not be read." in done.err and "unreadable" in done.out
+    assert shop.run("--coder", "true", "t-2:other work").code != 0
+    for words in (("retry", "t-2"), ("retry", "t-2", "--fresh"), ("say", "t-2", "go"),
+                  ("forget", "t-2"), ("tidy", "--all")):
+        shop.type("task", *words)
+    shop.run()
+    assert place.read_text() == content and mine.read_text() == "hours"
+    assert shop.git("rev-parse", "refs/subagent-fleet/t-2/1") == kept
 
 
 # -- what it costs: a busy machine's clock says little, so calls and processors are counted --
@@ -1461,10 +1574,10 @@ def test_what_a_failed_setup_leaves_can_be_tidied(shop):
     assert shop.work(coder=shell(EDIT), **task) == "parked"
     assert shop.type("task", "retry", "t", "--fresh").code == 0
     shop.run()
-    assert shop.worktree("t") and shop.worktree("t-2") and not shop.kept("secret")
+    assert shop.worktree("t") and shop.worktree("t.2") and not shop.kept("secret")
     tidied = shop.type("task", "tidy")
     assert re.findall("^t +(removed)", tidied.out, re.M) == ["removed"] * 2, tidied
-    assert shop.worktree("t") is None and shop.worktree("t-2") is None and not shop.kept("secret")
+    assert shop.worktree("t") is None and shop.worktree("t.2") is None and not shop.kept("secret")
 
 
 def test_a_log_that_is_empty_says_why_and_which_is_not(shop):

@@ -782,8 +782,8 @@ def test_a_fresh_retry_has_another_worktree_branch_and_session(rig):
     rig.work()
     second = rig.tasks()["a"]
     assert second.state == "failed" and second.session != first.session
-    assert (second.branch, second.worktree) == ("run/a-2", f"{first.worktree}-2")
-    assert second.old == (f"run/a\n{first.worktree}\n{first.git}\n{first.check_git}",)
+    assert (second.branch, second.worktree) == ("run/a.2", f"{first.worktree}.2")
+    assert second.old == (f"run/a\n{first.worktree}\n{first.git}\n{first.check_git}\n{first.id}",)
 
 
 # -- repositories that are odd: one sentence, nothing half done --
@@ -839,16 +839,22 @@ def test_branches_and_directories_in_the_way_park_and_stay(rig):
 
 def test_a_directory_that_a_killed_git_has_left_is_in_nobodys_way(rig):
     rig.add("a", "@write x y", check="true")
-    rig.add("b", "@write x y", check="true")
     for path in (rig.tree("a"), f"{rig.tree('a')}.check"):
         os.makedirs(path)
-    rig.keeps_outside = False  # the test is git here
-    for path in (rig.tree("b"), f"{rig.tree('b')}.check"):
-        rig.git("worktree", "add", "-q", "--lock", "--reason", "initializing", "--detach", str(path))
-        os.unlink(os.path.join(str(path), ".git"))
-        os.unlink(os.path.join(str(path), "a.txt"))
     rig.work()
-    assert rig.states() == {"a": "done", "b": "done"}, rig.said
+    assert rig.states() == {"a": "done"}, rig.said
+
+
+@pytest.mark.parametrize("reason", ["initializing", "subagent-fleet task a",
+                                    "subagent-fleet task a 0123456789abcdef"])
+def test_a_worktree_whose_lock_is_not_this_tasks_is_never_removed(rig, reason):
+    rig.keeps_outside = False  # the test is git here
+    rig.folder.make()
+    rig.git("worktree", "add", "-q", "--lock", "--reason", reason, "--detach", str(rig.tree("a")))
+    (rig.tree("a") / "mine.txt").write_text("mine")
+    rig.add("a", "@write x y", check="true")
+    rig.work()
+    assert rig.states() == {"a": "parked"} and (rig.tree("a") / "mine.txt").read_text() == "mine"
 
 
 def test_a_worktree_of_somebody_else_and_one_that_has_gone_park(rig):
