@@ -23513,7 +23513,9 @@ class Lookout:
                  dashboard: Dashboard) -> None:
         self._world, self._workspace = workspace.world, workspace
         self._fleet, self._options, self._dashboard = fleet, options, dashboard
-        self._names = AgentNames(workspace.world, known_agents(options, workspace.world))
+        self._names = AgentNames(workspace.world, agents_by_alias(fleet))
+        self._file_changed = self._find_change()
+        self._problems: Sequence[Finding] = ()  # of the fleet file as it is now
         # Here: who asks for the page is told what it met.
         self._reader = ReceiptsReader(workspace)
         self._folder: Folder | None = None
@@ -23539,8 +23541,11 @@ class Lookout:
 
     def _follow(self) -> None:
         """Hand on what the gateway tells, until it ends."""
-        key = known_key(self._workspace, self._fleet)
-        for told in follow_events(self._world, self._fleet, key, self._wait):
+        fleet = self._fleet
+        key = known_key(self._workspace, fleet)
+        for told in follow_events(self._world, fleet, key, self._wait):
+            if self._fleet is not fleet:
+                return  # another gateway may be meant now
             if told.get("kind") == "hello":
                 self._is_followed = True
             elif told.get("kind") in ("request", "rest") and isinstance(told.get("id"), str):
@@ -23553,6 +23558,7 @@ class Lookout:
             if now < self._look_at or not self._dashboard.is_watched:
                 self._world.sleep(TICK_SECONDS)
                 return
+            self._read_fleet()
             jobs = plan_asking(self._workspace, self._fleet, PICTURE_SECONDS)
             # The first picture does not wait for it.
             if self._seen and now >= self._examine_at:
@@ -23568,6 +23574,28 @@ class Lookout:
             self._show()
         self._looks = None
 
+    def _find_change(self) -> float:
+        """Return when the fleet file was last changed."""
+        with contextlib.suppress(FleetError):
+            return self._world.changed_at(find_config(self._world, self._options.config))
+        return 0.0
+
+    def _read_fleet(self) -> None:
+        """Read the fleet file again if it has changed; while it is invalid, the page says so."""
+        changed = self._find_change()
+        if changed == self._file_changed:
+            return
+        self._file_changed = changed
+        try:
+            self._fleet = load_config(self._world, self._options.config).fleet
+        except FleetError as error:
+            self._problems = error.findings or (error.finding,)
+            return
+        self._problems = ()
+        self._names = AgentNames(self._world, agents_by_alias(self._fleet))
+        self._seen = {}  # of other machines
+        self._examine_at = 0.0
+
     def _show(self) -> None:
         """Show what is so now."""
         world = self._world
@@ -23575,7 +23603,8 @@ class Lookout:
         sight = plan_sight(self._fleet, self._seen["states"], self._seen["view"], world.now(),
                            world.typing)
         picture = plan_picture(replace(sight, tasks=tasks, is_followed=self._is_followed,
-                                       findings=self._seen.get("findings", ())))
+                                       findings=(*self._problems,
+                                                 *self._seen.get("findings", ()))))
         self._dashboard.show({**picture, **self._name_askers(tasks),
                               "warmup": read_warmup(self._workspace),
                               "log": parse_log(self._read_log())})

@@ -489,6 +489,34 @@ def test_ui_tells_what_was_filed_where_no_gateway_runs(place):
 
 
 @pytest.mark.slow
+def test_the_page_reads_the_fleet_file_again_when_it_changes(place):
+    config = place.path / "fleet.yaml"
+    text = config.read_text()
+    shown = Shown(place.path)
+    place.ending.callback(shown.process.kill)
+    assert [each["name"] for each in shown.picture(lambda each: True)["machines"]] == ["a"]
+
+    config.write_text(text.replace("node: a,", "node: gone,"))
+    wrong = shown.picture(lambda each: any("gone" in need["what"] for need in each["needs"]))
+    assert wrong["level"] == "bad" and [each["name"] for each in wrong["machines"]] == ["a"]
+    config.unlink()
+    shown.picture(lambda each: any("no fleet.yaml" in need["what"] for need in each["needs"]))
+
+    more = f"nodes: {{b: {{endpoint: 'http://127.0.0.1:{free_port()}'}}, "
+    config.write_text(text.replace("nodes: {", more).replace("tiny", "enormous"))
+    right = shown.picture(lambda each: len(each["machines"]) == 2)
+    assert [each["runs"] for each in right["models"]] == ["enormous"]
+    assert not any("fleet.yaml" in need["what"] for need in right["needs"])
+
+    stop = run_server(place)
+    shown.picture(lambda each: each["gateway"]["followed"])
+    config.write_text(text)
+    shown.picture(lambda each: len(each["machines"]) == 1)
+    stop()
+    assert shown.end() == 0
+
+
+@pytest.mark.slow
 def test_what_has_answered_keeps_its_name_when_the_fleet_file_changes(place, run_cli):
     config, kept = place.path / "fleet.yaml", place.path / ".subagent-fleet/requests.jsonl"
     kept.parent.mkdir()
