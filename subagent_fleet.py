@@ -498,6 +498,7 @@ REASON_FIXES = {
     "http 503": "wait until it has loaded its model",
     "no key": "export the variable where the command runs",
     "not trusted": "`subagent-fleet trust`",
+    "not private": "write its address in place of the name, then `subagent-fleet trust`",
     "not it": "correct its endpoint or its `provider:`, or start {} there",
     "bad answer": "check what listens there; restart {}"}
 
@@ -601,6 +602,49 @@ def show_value(value: object) -> str:
     if isinstance(value, bool):
         text = text.lower()
     return f"`{text[:60]}…`" if len(text) > 60 else f"`{text}`"
+
+
+# -- addresses: this machine's own, at home, elsewhere --
+
+LOOPBACK = _Pattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
+
+
+def plain_address(host: str) -> str:
+    """Return a host ready to compare: IPv4 within IPv6 becomes IPv4, zones are dropped."""
+    host = host.strip("[]").partition("%")[0].lower()
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host)
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped or address)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host is this machine to itself, however that is spelled."""
+    return bool(LOOPBACK.fullmatch(plain_address(host)))
+
+
+PRIVATE_NETWORKS = ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16",
+                    "169.254.0.0/16", "100.64.0.0/10", "::1/128", "fc00::/7", "fe80::/10")
+# A name of one word, or one that no public name server may know.
+_PRIVATE_NAME = _Pattern(r"[^.]+|.+[.](local|lan|home|internal|home[.]arpa|localdomain)[.]?")
+
+
+def is_private(host: str) -> bool:
+    """Tell whether a host can only be at home: in private networks, including Tailscale's."""
+    host = plain_address(host)
+    if is_loopback(host):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        # What looks like a number is one to the system: 0x08080808 is 8.8.8.8.
+        last = host.rstrip(".").rpartition(".")[2]
+        is_number = re.fullmatch("0x[0-9a-f]*|[0-9]+", last)
+        return bool(_PRIVATE_NAME.fullmatch(host)) and not is_number
+    return any(address in ipaddress.ip_network(network) for network in PRIVATE_NETWORKS)
 
 
 # -- JSON as records --
@@ -1872,9 +1916,6 @@ _IPV6 = f"(({_HEX}:){{7}}{_HEX}|(?!([^:]*:){{8}})({_HEX}(:{_HEX})*)?::({_HEX}(:{
 
 
 # -- Endpoints --
-
-LOOPBACK = _Pattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
-
 
 class Endpoint(Record):
     """Where something answers, taken apart: a URL in normal form."""
@@ -3568,44 +3609,6 @@ def show_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def plain_address(host: str) -> str:
-    """Return a host ready to compare: IPv4 within IPv6 becomes IPv4, zones are dropped."""
-    host = host.strip("[]").partition("%")[0].lower()
-    if ":" not in host:
-        return host
-    try:
-        address = ipaddress.IPv6Address(host)
-    except ValueError:
-        return host
-    return str(address.ipv4_mapped or address)
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether a host is this machine to itself, however that is spelled."""
-    return bool(LOOPBACK.fullmatch(plain_address(host)))
-
-
-PRIVATE_NETWORKS = ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16",
-                    "169.254.0.0/16", "100.64.0.0/10", "::1/128", "fc00::/7", "fe80::/10")
-# A name of one word, or one that no public name server may know.
-_PRIVATE_NAME = _Pattern(r"[^.]+|.+[.](local|lan|home|internal|home[.]arpa|localdomain)[.]?")
-
-
-def is_private(host: str) -> bool:
-    """Tell whether a host can only be at home: in private networks, including Tailscale's."""
-    host = plain_address(host)
-    if is_loopback(host):
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        # What looks like a number is one to the system: 0x08080808 is 8.8.8.8.
-        last = host.rstrip(".").rpartition(".")[2]
-        is_number = re.fullmatch("0x[0-9a-f]*|[0-9]+", last)
-        return bool(_PRIVATE_NAME.fullmatch(host)) and not is_number
-    return any(address in ipaddress.ip_network(network) for network in PRIVATE_NETWORKS)
-
-
 # -- what a fleet file could do with what is a person's --
 
 class Stake(Record):
@@ -3626,7 +3629,15 @@ def plan_stakes(fleet: Fleet, own_hosts: Collection[str] = ()) -> list[Stake]:
         url = gateway_url(gateway)
         stakes.append(
             Stake(f"gateway {url}", f"the gateway's key and all prompts go to {url}"))
-    return [*stakes, *plan_node_stakes(fleet.nodes.values(), own_hosts)]
+    stakes += plan_node_stakes(fleet.nodes.values(), own_hosts)
+    far = {stake.fact for stake in stakes}
+    for model in fleet.models.values():
+        endpoint = fleet.nodes[model.node].endpoint
+        if model.cloud and f"node {endpoint}" not in far:
+            stakes.append(Stake(f"cloud {model.ollama_model} {endpoint}", "prompts, and what "
+                                f"agents read, go to the cloud that runs {model.ollama_model} "
+                                f"for {endpoint} (node {model.node})"))
+    return stakes
 
 
 def plan_node_stakes(nodes: Iterable[Node], own_hosts: Collection[str] = ()) -> list[Stake]:
@@ -11351,7 +11362,8 @@ class World:
 
     def _connect(self, there: Destination, until: float) -> socket.socket:
         """Return a socket to the endpoint: each address of its name gets a share of time."""
-        addresses = self.resolve(there.host, there.port, until)
+        addresses = self._stay_home(
+            there.host, self.resolve(there.host, there.port, until))
         failures = []
         for index, (family, kind, protocol, _, address) in enumerate(addresses):
             connection = None
@@ -11376,6 +11388,22 @@ class World:
 
         self._addresses.pop((there.host, there.port), None)  # it may have moved
         raise failures.pop()  # a name for it would keep its frame, and all in it, in a cycle
+
+    def _stay_home(self, host: str, addresses: list[Any]) -> list[Any]:
+        """Return the addresses that a name may have; refuse a private name of public ones.
+
+        Nobody was asked whether prompts may go to such a name, and a name server, which is
+        whoever's the network is, says where it leads. Machines at home have public IPv6
+        addresses beside their own: those are left out.
+        """
+        if not is_private(host):
+            return addresses  # somebody was asked
+        near = [row for row in addresses
+                if is_private(row[4][0]) or self.is_own_address(row[4][0])]
+        if addresses and not near:
+            raise NodeFailure("not private", f"{host} leads to {addresses[0][4][0]}, which is "
+                              "a public address")
+        return near
 
     def _wrap_tls(self, connection: socket.socket, host: str, until: float) -> ssl.SSLSocket:
         """Return the connection behind TLS, with the certificates this machine trusts."""
@@ -29403,11 +29431,13 @@ SECURITY_PAGE = """\
 - The gateway asks for a key, always, and listens on this machine only unless you say
   otherwise; then it wants a strong key. It answers no web page.
 - A directory that was cloned, unpacked or shared is never trusted automatically. What its
-  `fleet.yaml` would send beyond your machines, private networks and Tailscale is shown and
-  asked for, once (`trust`; off a terminal the answer is no, unless you type `trust --yes` or
-  add `--trust`); a fleet at home never asks. A name that may be public counts as beyond,
-  wherever it leads today. Nothing of it is run, and nothing outside of it is written; only
-  `run` runs the commands of a `tasks.yaml`, as `make` does, so read one that is not yours.
+  `fleet.yaml` would send beyond your machines, private networks and Tailscale, or to a model
+  in a cloud (`cloud: true`), is shown and asked for, once (`trust`; off a terminal the answer
+  is no, unless you type `trust --yes` or add `--trust`); a fleet at home never asks. A name
+  that may be public counts as beyond, wherever it leads today; one such as `ai.lan` is only
+  used where it leads to a private address. Nothing of it is run, and nothing outside of it is
+  written; only `run` runs the commands of a `tasks.yaml`, as `make` does, so read one that is
+  not yours.
 - The key is shown to a gateway only when that has proved to know it already (an HMAC over a
   nonce and its own address). LiteLLM can prove nothing: it is shown the key when the port is
   held by a program of yours or of root's, who could read the key's file anyway (not on

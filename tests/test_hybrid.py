@@ -379,8 +379,10 @@ def test_where_a_login_may_not_go_is_an_error(old, new, slug, words):
 
 def test_a_login_is_asked_for_even_at_home():
     fleet = fleet_at("https://192.168.1.9")
-    assert [stake.what for stake in sf.plan_stakes(fleet)] \
-        == ["the login that Claude Code sends goes to https://192.168.1.9:443 (node cloud)"]
+    assert [stake.what for stake in sf.plan_stakes(fleet)] == [
+        "the login that Claude Code sends goes to https://192.168.1.9:443 (node cloud)",
+        "prompts, and what agents read, go to the cloud that runs claude-opus-5-5 for "
+        "https://192.168.1.9:443 (node cloud)"]
 
 
 def test_claude_code_keeps_its_login_and_shows_the_key_beside_it():

@@ -364,7 +364,7 @@ def test_what_may_be_anywhere_is_at_stake(host):
 
 def test_the_stakes_are_told_and_kept_by_their_facts():
     fleet = fleet_at(4000, host="8.8.8.8")
-    fleet = replace(fleet, nodes={"n": sf.Node("n", "https://gpu.example:443")})
+    fleet = replace(fleet, nodes={"n": sf.Node("n", "https://gpu.example:443")}, models={})
     assert [stake.fact for stake in sf.plan_stakes(fleet)] == [
         "gateway http://8.8.8.8:4000", "node https://gpu.example:443"]
     assert sf.plan_stakes(fleet, {"8.8.8.8", "gpu.example"}) == []
@@ -456,6 +456,35 @@ def test_off_a_terminal_the_answer_is_no(far):
         "  fix: `subagent-fleet trust --yes` accepts it; or change fleet.yaml\n")
     kept = json.loads(far("trust", "--yes", "--json").stdout)["stakes"]
     assert [stake["accepted"] for stake in kept] == [True] and far("env").returncode == 0
+
+
+CLOUD = FLEET.replace("PROVIDER", "builtin").replace("HOST", "127.0.0.1").replace(
+    "192.168.1.50", "127.0.0.1").replace(
+    "ollama_model: tiny", 'ollama_model: "gpt-oss:120b-cloud", cloud: true')
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_model_in_a_cloud_is_at_stake_wherever_it_is_asked_for(far, words, monkeypatch):
+    monkeypatch.setattr(sf.World, "open_exchange", lambda *words, **more: pytest.fail("it did"))
+    far.config.write_text(CLOUD.replace("PORT", str(free_port())))
+    done = far(*words)
+    assert (done.returncode, done.stdout) == (3, ""), done.stderr
+    assert "go to the cloud that runs gpt-oss:120b-cloud for http://127.0.0.1:11434" in done.stderr
+
+
+def test_what_is_accepted_of_a_cloud_is_one_model_of_one_machine(far):
+    text = CLOUD.replace("PORT", str(free_port()))
+    far.config.write_text(text)
+    assert far("generate").returncode == 0 and far("env").returncode == 3
+    assert far("trust", "--yes").returncode == 0 and far("env").returncode == 0
+    for other in (text.replace("gpt-oss:120b", "deepseek:671b"), text.replace("11434", "11435")):
+        far.config.write_text(other)
+        assert far("env").returncode == 3
+    far.config.write_text(text.replace("gpt-oss:120b-cloud", "gpt-oss:20b").replace(", cloud: true", ""))
+    assert far("trust", "--forget").returncode == 0 and far("env").returncode == 0
+    # A machine that is at stake itself is asked about once.
+    far.config.write_text(text.replace("http://127.0.0.1:11434", "https://gpu.example:443"))
+    assert len(json.loads(far("trust", "--json").stdout)["stakes"]) == 1
 
 
 @pytest.mark.parametrize("redirect, status", [

@@ -147,6 +147,50 @@ def test_one_dead_family_does_not_matter(world, monkeypatch, dead):
         one.close()
 
 
+# -- a name that only its letters make private --
+
+@pytest.mark.parametrize("host", ["ai", "ai.lan", "mini.local", "AI.Home.ARPA", "gpu.internal."])
+@pytest.mark.parametrize("address", ["203.0.113.7", "::ffff:203.0.113.7", "2001:db8::7", "0.0.0.1"])
+def test_a_private_name_of_a_public_address_is_never_connected(world, monkeypatch, host, address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    names(monkeypatch, (family, address))
+    called = calls(monkeypatch, 4321)
+    reason, detail = failure(world, f"http://{host}:4321/")
+    assert reason == "not private" and address in detail and not called
+    assert "trust" in sf.mend_reason(reason, "ollama")
+
+
+def test_of_a_private_name_only_its_private_addresses_are_tried(world, monkeypatch):
+    port, requests = recorder()
+    names(monkeypatch, (socket.AF_INET6, "2001:db8::7"), (socket.AF_INET, "203.0.113.7"),
+          (socket.AF_INET, "127.0.0.1"))
+    called = calls(monkeypatch, port)
+    assert ask(world, f"http://mini.local:{port}/") == {} and len(requests) == 1
+    assert [address for address, _ in called] == ["127.0.0.1"]
+
+
+def test_a_name_that_moves_to_a_public_address_is_left(world, monkeypatch):
+    port, requests = recorder()
+    names(monkeypatch, (socket.AF_INET, "127.0.0.1"))
+    assert ask(world, f"http://ai.lan:{port}/") == {}
+    world.close_idle()
+    world._addresses.clear()
+    names(monkeypatch, (socket.AF_INET, "203.0.113.7"))
+    assert failure(world, f"http://ai.lan:{port}/")[0] == "not private" and len(requests) == 1
+
+
+def test_a_public_name_may_have_any_address_as_somebody_was_asked(world, monkeypatch):
+    port, requests = recorder()
+    names(monkeypatch, (socket.AF_INET, "127.0.0.1"))
+    assert ask(world, f"http://gpu.example:{port}/") == {} and len(requests) == 1
+    names(monkeypatch, (socket.AF_INET, "203.0.113.7"))
+    called = []
+    monkeypatch.setattr(socket, "socket", type("Socket", (socket.socket,), {
+        "connect": lambda self, place: called.append(place[0]) or self.close()}))
+    failure(world, "http://gpu2.example:4321/")
+    assert called == ["203.0.113.7"]
+
+
 # -- failures --
 
 def test_closed_port_is_refused(world):
