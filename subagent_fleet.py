@@ -16502,6 +16502,7 @@ class TaskState(Record):
     old: tuple[str, ...] = ()  # "branch\nworktree\ngit\ncheck_git\nid" of what was before
     # Its tries.
     tried: int = 0  # the number of the last one
+    first: int = 0  # tries before it was forgotten: those of another task of its name
     open: bool = False  # that try goes on with its next process
     failures: int = 0  # tries that counted, since a person's last `retry`
     round: int = 0  # failed checks of this try
@@ -16625,7 +16626,8 @@ def revise_task(state: TaskState, task: TaskSpec, origin: str = "file") -> TaskS
     if task == (state.newer or state.task) and not (state.forgotten and origin == "typed"):
         return state
     if state.forgotten:
-        return replace(plan_fresh(state), task=task, newer=None, origin=origin)
+        return replace(plan_fresh(state), task=task, newer=None, origin=origin,
+                       first=state.tried, spent=0.0)
     if state.state == "waiting" and not state.start:
         return replace(state, task=task, newer=None)
     hot = replace(state.task, **{name: getattr(task, name) for name in HOT_KEYS})
@@ -16641,7 +16643,7 @@ def can_accept(state: TaskState) -> bool:
 def plan_fresh(state: TaskState) -> TaskState:
     """Return a task that begins anew, with another worktree, branch and session."""
     kept = {name: getattr(state, name) for name in (
-        "name", "task", "order", "origin", "newer", "at", "orders", "base", "tried")}
+        "name", "task", "order", "origin", "newer", "at", "orders", "base", "tried", "first")}
     place = "\n".join((state.branch, state.worktree, state.git, state.check_git, state.id))
     return TaskState(**kept, fresh=state.fresh + 1, spent=state.total_at(state.at),
                      old=(*state.old, place) if state.git else state.old)
@@ -17024,11 +17026,12 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     memory, cpu = map(sum, zip((0, 0.0), *loads))
     files, plus, minus = (int(state.diff.get(word, 0)) for word in ("files", "plus", "minus"))
     # A person's retry gives it all of them again.
-    tries = state.tried + state.task.tries - state.failures
+    tried = state.tried - state.first
+    tries = tried + state.task.tries - state.failures
     if state.open or state.tried and state.is_over:
         tries -= 1
     return TaskRow(
-        state.name, state.task.group, state.state, f"{state.tried}/{tries}",
+        state.name, state.task.group, state.state, f"{tried}/{tries}",
         sight.now - state.at, state.total_at(sight.now) if state.tried else 0.0,
         sight.now - heard.last if heard.last else None, _describe_task(state, heard, sight),
         context, files, plus, minus, place,
@@ -17965,7 +17968,8 @@ def note_surroundings(main: Git, before: object, branches: Collection[str]) -> t
     names -= {"", *(f"refs/heads/{branch}" for branch in branches)}
     if not names:
         return ()
-    return (f"changed meanwhile outside of its worktree: {some_of(sorted(names), 3)}",)
+    return ("your checkout or its refs changed meanwhile, by you or by a command: "
+            f"{some_of(sorted(names), 3)}",)
 
 
 def read_surroundings(folder: Folder, state: TaskState) -> dict[str, Any]:
@@ -21172,7 +21176,8 @@ class Flag(Record):
     metavar: str = ""  # without one it is on or off
     more: dict[str, Any] = {}
     short: str = ""
-    # What completion offers: words, or one of NAME_KINDS, whose names the fleet file gives.
+    # What completion offers: words, or one of NAME_KINDS, whose names the fleet file gives;
+    # TASK_NAMES and EXAMPLE_NAMES stand for theirs.
     offers: tuple[str, ...] = ()
 
 
@@ -21192,6 +21197,8 @@ class Command(Record):
 
 COMMANDS: list[Command] = []
 NAME_KINDS = ("models", "agents", "nodes")
+TASK_NAMES = ("tasks",)  # the names of the tasks
+EXAMPLE_NAMES = ("examples",)
 START, SET_UP, LOOK, SERVE, FILES, MORE = "Start", "Set up", "Look", "Serve", "Files", "More"
 WORK = "Work"
 
@@ -22122,7 +22129,8 @@ def format_scan(scan: Scan, look: Look = PLAIN) -> str:
          SCAN, Flag("--offline", "contact no machine, write placeholders"),
          Flag("--hybrid", "your own Claude login for the main session, subagents at home"),
          Flag("--example", "write this example instead; `list`, or no name, names them",
-              "[NAME]", {"nargs": "?", "const": "list", "default": ""}), FORCE,
+              "[NAME]", {"nargs": "?", "const": "list", "default": ""},
+              offers=EXAMPLE_NAMES), FORCE,
          group=SET_UP, examples=("init", "init --node mini=http://192.168.1.50:11434",
                                  "init --scan", "init --hybrid", "init --example list"),
          excludes=("example node", "example scan", "example hybrid", "example offline",
@@ -23347,7 +23355,7 @@ def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str
               {**SECONDS, "nargs": "?", "const": 2.0, "default": 0.0}),
          Flag("--check", "exit 1 when a route is not ready"), TIMEOUT, JSON,
          group=LOOK, examples=("status", "status --watch", "status --check"),
-         excludes=("watch json",))
+         excludes=("watch json", "watch check"))
 def cmd_status(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     ready = watch(world, options.watch,
@@ -24361,7 +24369,7 @@ def format_sessions(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str
 
 @command("trace", "show which machine served which agent, and whether as planned",
          Flag("session", "`last`, or how its id begins; without it, all are listed",
-              "SESSION", {"nargs": "?", "default": ""}), CONFIG, OUT,
+              "SESSION", {"nargs": "?", "default": ""}, offers=("last",)), CONFIG, OUT,
          Flag("--audit", "check every subagent with four questions; exit 1 if one fails"),
          Flag("--requests", "show its requests one by one, too"),
          Flag("--since", "only sessions active within this time: 90s, 30m, 2h, 1d", "AGE",
@@ -25350,7 +25358,8 @@ TASK_WORDS = (
     Flag("--model", "or a model or alias", "NAME"),
     Flag("--coder", f"the program that does it: {', '.join((CLAUDE, *CODERS))}", "NAME",
          offers=(CLAUDE, *CODERS)),
-    Flag("--after", "a task that must be done first; may be repeated", "TASK", REPEAT),
+    Flag("--after", "a task that must be done first; may be repeated", "TASK", REPEAT,
+         offers=TASK_NAMES),
     Flag("--base", "what it starts from; default: HEAD", "COMMIT"),
     Flag("--check", "command that must succeed", "COMMAND"),
     Flag("--touch", "what it may change; may be repeated", "GLOB", REPEAT),
@@ -25370,9 +25379,10 @@ def name_of(flag: Flag) -> str:
 
 TASK_FILE = Flag("--file", "the task file, `-` for stdin; default: the nearest tasks.yaml",
                  "FILE", {"dest": "task_file", "default": None})
-NAMED_TASK = Flag("task", "a task's name", "NAME", {})
+NAMED_TASK = Flag("task", "a task's name", "NAME", {}, offers=TASK_NAMES)
+MAYBE_TASK = replace(NAMED_TASK, more={"nargs": "?", "default": ""})
 TASK_PATTERNS = Flag("patterns", "names, or patterns with `*` and `?`", "PATTERN",
-                     {"nargs": "+", "default": []})
+                     {"nargs": "+", "default": []}, offers=TASK_NAMES)
 ADD_A_TASK = "subagent-fleet run 'NAME:what to do'"
 
 
@@ -25710,7 +25720,7 @@ def end_serving(folder: Folder) -> bool:
 
 @command("run", "run tasks in parallel: each in its own worktree, checked before it counts",
          Flag("words", "only these tasks, or new ones: NAME:PROMPT, or a quoted prompt",
-              "TASK", {"nargs": "*", "default": []}), TASK_FILE,
+              "TASK", {"nargs": "*", "default": []}, offers=TASK_NAMES), TASK_FILE,
          Flag("--prompt", "a new task", "TEXT", short="-p"), *TASK_WORDS,
          Flag("--max", "how many agents work at once, at most; changes a `run` that is "
               "active, too", "N",
@@ -25721,9 +25731,13 @@ def end_serving(folder: Folder) -> bool:
          Flag("--all", "in every repository with tasks", "", {"dest": "everywhere"}),
          CONFIG, OUT, TRUST, group=WORK,
          examples=("run", "run 'a:fix the login' 'b:add tests' --check 'make test'",
-                   "run --max 2"))
+                   "run --max 2"), excludes=("everywhere task_file",))
 def cmd_run(options: Namespace, world: World) -> int:
     """Supervise until nothing can go on. Exit 1: a task has failed, or waits for a person."""
+    is_new = options.prompt or any(" " in word.strip() or ":" in word for word in options.words)
+    if options.everywhere and is_new:
+        raise FleetError("usage", "run: --all takes no new tasks: each would be added to "
+                         "every repository", status=EXIT_USAGE, fix="leave out --all")
     known: set[str] = set()
     folders = find_folders(options, world, known)
     found = prepare_runs(folders, options)
@@ -26000,14 +26014,18 @@ def show_plan(job: RunJob) -> None:
     begun = {**sight.tasks,
              **{one: replace(sight.tasks[one], state="running") for one in starts}}
     branches: set[str] = set()
-    for name, state in begun.items():
+    meant = {name: state for name, state in begun.items()
+             if not state.forgotten and (name in job.only if job.only else not state.is_over)}
+    width = max(map(width_of, meant), default=8)
+    if not meant:
+        job.folder.world.out("Nothing to do: every task is over.\n")
+    for name, state in meant.items():
         word, text = state.state, state.reason
         if name in starts:
             word, text = foresee_start(job.folder, state, branches)
         elif state.state == "waiting":
             word, text = "waits", explain_wait(state, begun, sight.limits, sight.now)
-        if not state.forgotten:
-            tell_task(job.folder.world, name, word, text)
+        tell_task(job.folder.world, name, word, text, width)
 
 
 def foresee_start(folder: Folder, state: TaskState, branches: set[str]) -> tuple[str, str]:
@@ -26020,6 +26038,8 @@ def foresee_start(folder: Folder, state: TaskState, branches: set[str]) -> tuple
     try:
         refuse_missing(folder, state)
     except FleetError as error:
+        if error.slug == "check-missing":  # its fix is for a task that was added
+            return "would park", error.what
         return "would park", f"{error.what}; {error.fix}"
     return "would start", f"branch {branch}"
 
@@ -26185,7 +26205,8 @@ def format_tasks(rows: Sequence[TaskRow], look: Look = PLAIN) -> str:
     text = format_table(
         ("NAME", "STATE", "TRY", "FOR", "TOTAL", "IDLE", "NOW", "CONTEXT", "DIFF", "WHERE",
          "USES"),
-        [[row.name, mark_task(row.state, look), row.attempt, show_span(row.seconds),
+        [[row.name, mark_task(row.state, look), row.attempt,
+          show_span(row.total if row.state in TERMINAL_STATES else row.seconds),
           show_span(row.total or None), show_span(row.idle),
           crop(clean_line(row.now), TASK_NOW_WIDTH) or "-",
           "-" if row.context is None else f"{row.context}%",
@@ -26208,7 +26229,7 @@ def tell_task(world: World, name: str, word: str, text: str, width: int = 8) -> 
 
 
 @command("tasks", "show every task: what it does, waits for or asks",
-         Flag("task", "everything about one", "NAME", {"nargs": "?", "default": ""}),
+         replace(MAYBE_TASK, note="everything about one"),
          Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
               {**SECONDS, "nargs": "?", "const": 2.0, "default": 0.0}),
          Flag("--all", "in every repository, and those that left the task file", "",
@@ -26321,7 +26342,7 @@ def show_task(folder: Folder, name: str, options: Namespace) -> None:
     tries = [receipt for receipt in (
         parse_object(world.read_part(folder.of_try(state, "receipt.json", number), 0,
                                      OUTPUT_PART_BYTES))
-        for number in range(1, state.tried + 1)) if receipt]
+        for number in range(state.first + 1, state.tried + 1)) if receipt]
     if options.json:
         print_report(world, "tasks", {**vars(row), "tries": tries, "keys": [
             {"key": word, "value": value if isinstance(value, str) else json.dumps(value),
@@ -26351,7 +26372,10 @@ def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
     lines = [(name, clean_line(str(getattr(row, name)))) for name in (
         "state", "reason", "now", "agent", "alias", "where", "branch", "worktree", "session",
         "fix") if getattr(row, name)]
-    lines.insert(1, ("for", f"{show_span(row.seconds)}, {show_span(row.total)} in all"))
+    if row.state in TERMINAL_STATES:
+        lines.insert(1, ("took", f"{show_span(row.total)}; over since {show_span(row.seconds)}"))
+    else:
+        lines.insert(1, ("for", f"{show_span(row.seconds)}, {show_span(row.total)} in all"))
     if row.processes:
         lines.append(("uses", f"{count_of(row.processes, 'process')}, {row.memory_mb} MB, "
                       f"{row.cpu_percent:.0f}% CPU"))
@@ -26360,8 +26384,8 @@ def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
                           for word, value, origin in keys], look)
     if tries:
         text += "\nTries:\n" + format_pairs([
-            (f"try {receipt.get('try')}", clean_line(describe_try(receipt)))
-            for receipt in tries], look)
+            (f"try {number}", clean_line(describe_try(receipt)))
+            for number, receipt in enumerate(tries, 1)], look)
     return text
 
 
@@ -26534,7 +26558,7 @@ def cmd_task_say(options: Namespace, world: World) -> int:
 
 
 @command("task answer", "answer what agents ask; without words, show the questions",
-         Flag("task", "a task's name", "NAME", {"nargs": "?", "default": ""}),
+         MAYBE_TASK,
          Flag("words", "a number or your words, one for each question", "ANSWER",
               {"nargs": "*", "default": []}), JSON, group=WORK,
          examples=("task answer", "task answer jwt-a 1"))
@@ -26677,11 +26701,14 @@ def cmd_task_stop(options: Namespace, world: World) -> int:
          group=WORK, examples=("task retry parser", "task retry parser --say 'keep it short'",
                                "task retry 'jwt-*' --fresh"))
 def cmd_task_retry(options: Namespace, world: World) -> int:
+    known: list[KnownTasks] = []  # read once: standard input cannot be read again
+
     def words(folder: Folder, state: TaskState) -> dict[str, Any]:
         spec = None
         if state.origin == "file":
-            known = know_tasks(folder, options, needs_fleet=False)
-            spec = known.plan.tasks.get(state.name)
+            if not known:
+                known.append(know_tasks(folder, options, needs_fleet=False))
+            spec = known[0].plan.tasks.get(state.name)
         return {"fresh": options.fresh, "say": options.say, "spec": freeze(spec)}
     return order_tasks("retry", options, world, words)
 
@@ -26770,7 +26797,7 @@ LOG_FILES = {"setup": "setup.log", "check": "check-0.log", "stderr": "err",
 
 @command(
     "task log", "show what a task's agent said and did; without a name, the run's own log",
-    Flag("task", "a task's name", "NAME", {"nargs": "?", "default": ""}),
+    MAYBE_TASK,
     Flag("kinds", "other kinds of log: setup, check, stderr, raw", "KIND",
          {"nargs": "?", "choices": [*LOG_FILES], "default": None}),
     Flag("--try", "of an earlier try; default: of the last", "N",
@@ -26784,7 +26811,11 @@ def cmd_task_log(options: Namespace, world: World) -> int:
     if options.task:
         state = find_task(folder, options.task, "task log")
         if options.number:
-            state = replace(state, tried=options.number, checks=(), reason="")
+            if state.first + options.number > state.tried:
+                raise FleetError("no-try", f"task log: {state.name} was tried "
+                                 f"{count_of(state.tried - state.first, 'time')}",
+                                 status=EXIT_USAGE, fix=f"subagent-fleet tasks {state.name}")
+            state = replace(state, tried=state.first + options.number, checks=(), reason="")
         path = find_log(folder, state, options.kinds or "raw")
         show = (format_plain_line if options.kinds or not state.task.talks
                 else format_agent_line)
@@ -26897,10 +26928,10 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
                          f"{state.name} has no work to show (it is {state.state}{why})",
                          fix=f"subagent-fleet tasks {state.name}")
     words = ["diff", "--no-ext-diff", "--no-textconv", "-O/dev/null"]
-    if options.stat:
-        words.append("--stat")
-    if options.json:
+    if options.json:  # which are the numbers of --stat
         words += ["--numstat", "-z", "--no-renames"]
+    elif options.stat:
+        words.append("--stat")
     text = git_of(folder).out(*words, "--end-of-options", state.base, after)
     if options.json:
         files = [entry.split("\t") for entry in text.split("\0") if entry]
@@ -27308,10 +27339,12 @@ def follow_words(before: Sequence[str], world: World) -> list[str]:
         return second_words(before[0])
 
     row = find_call(before).command
+    if row.passes and "--" in before:
+        return []  # another program knows
     words = ["--help", *(flag.name for flag in row.flags if flag.name.startswith("-"))]
     for flag in row.flags:
-        if (before[-1] in (flag.name, flag.short) and flag.metavar
-                and "nargs" not in flag.more):
+        if before[-1] in (flag.name, flag.short) and flag.metavar and (
+                flag.offers or "nargs" not in flag.more):
             return offered_words(flag, before, world)
         if not flag.name.startswith("-"):
             words += offered_words(flag, before, world)
@@ -27323,6 +27356,13 @@ def follow_words(before: Sequence[str], world: World) -> list[str]:
 def offered_words(flag: Flag, before: Sequence[str], world: World) -> list[str]:
     """Return the words a flag can be given, the names of a fleet's parts from its file."""
     offers = flag.offers or flag.more.get("choices", ())
+    if offers == TASK_NAMES:
+        with contextlib.suppress(FleetError):  # outside of a repository
+            tasks = see_states(open_folder(world))[0]
+            return [name for name, state in tasks.items() if not state.forgotten]
+        return []
+    if offers == EXAMPLE_NAMES:
+        return list(EXAMPLES)
     if offers and offers[0] in NAME_KINDS:
         config = dict(zip(before, before[1:])).get("--config")
         return list(getattr(load_config(world, config).fleet, offers[0]))
@@ -27699,7 +27739,8 @@ STARTER = ("import marshal, sys; _, __cached__, __file__, *sys.argv = sys.argv\n
 def start_from_bytecode(words: Sequence[str], world: World) -> None:
     """Start what lives long again, without what compiling it took: 25 MB instead of 99."""
     is_script = __name__ == "__main__" and not globals().get("__cached__")
-    if not is_script or words[:1] not in [[name] for name in LONG_LIVED]:
+    name = words[0] if words else ""
+    if not is_script or OTHER_NAMES.get(name, name) not in LONG_LIVED:
         return
     bytecode = world.compile_own_source()
     if bytecode:

@@ -379,7 +379,7 @@ def test_other_refs_and_the_checkout_are_watched_but_never_blamed(rig):
     rig.work()
     assert rig.states() == {"a": "done", "b": "done"}
     flags = " ".join(rig.receipt("a")["flags"])
-    assert "changed meanwhile outside of its worktree: a.txt, refs/heads/stolen" in flags
+    assert "your checkout or its refs changed meanwhile, by you or by a command: a.txt, refs/heads/stolen" in flags
 
 
 @pytest.mark.slow

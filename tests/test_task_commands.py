@@ -383,6 +383,57 @@ def test_the_cap_of_a_run_can_be_changed_while_it_works_and_starts_nothing_else(
     running.communicate(timeout=20)
 
 
+@pytest.mark.slow
+def test_a_forgotten_task_that_is_typed_again_has_none_of_the_old_tries(typist):
+    coder = ("--coder", "[sh, -c, 'echo $MARK; exit 3']", "--check", "true")
+    typist.run("run", "b:x", *coder, env={"MARK": "before"}, status=1)
+    assert typist.json("tasks")["tasks"][0]["attempt"] == "2/2"
+    typist.run("task", "forget", "b")
+    typist.run("task", "add", "b:y", *coder)
+    row, = typist.json("tasks")["tasks"]
+    assert (row["attempt"], row["total"]) == ("0/2", 0.0)
+    typist.run("task", "log", "b", "--try", "1", status=2)
+    assert "b was tried 0 times" in typist.err  # slug "no-try"
+    typist.run("run", "b", env={"MARK": "after"}, status=1)
+    shown = typist.run("tasks", "b")
+    assert typist.json("tasks")["tasks"][0]["attempt"] == "2/2"
+    assert "try 1 " in shown and "try 2 " in shown and "try 3 " not in shown
+    assert typist.run("task", "log", "b", "--try", "1") == "after\n"
+    assert re.search(r"took +[\d.]+ s; over since", shown)
+    refs = typist.rig.git("for-each-ref", "--format=%(refname)", "refs/subagent-fleet/b")
+    assert all(f"refs/subagent-fleet/b/{number}" in refs for number in range(1, 5)), refs  # kept
+
+
+@pytest.mark.slow
+def test_all_takes_no_new_tasks_and_stdin_is_read_once(typist):
+    typist.write("tasks:\n  a: {prompt: '@write x y', check: 'false', tries: 1, rounds: 0}\n"
+                 "  b: {prompt: '@write x y', check: 'false', tries: 1, rounds: 0}\n")
+    typist.run("run", status=1)
+    for words in (["new:do it"], ["do it"], ["--prompt", "do it"]):
+        typist.run("run", "--all", *words, status=2)
+        assert "--all takes no new tasks" in typist.err
+    typist.run("run", "--all", "--file", "tasks.yaml", status=2)
+    text = (typist.rig.repo / "tasks.yaml").read_bytes().replace(b"false", b"true")
+    child = subprocess.run([sys.executable, "-I", "-S", str(ROOT / "subagent_fleet.py"), "task",
+                            "retry", "--file", "-", "a", "b"], input=text, cwd=typist.rig.repo,
+                           env=typist.rig.environ, capture_output=True)
+    assert child.returncode == 0 and child.stdout.count(b"for its next try") == 2, child
+    assert {state.task.check for state in typist.rig.tasks().values()} == {"true"}
+    # A plan names what is meant, in columns.
+    typist.run("task", "stop", "*")
+    planned = typist.run("run", "--dry-run", "a-long-name:x", "n:y", "--check", "pytset")
+    assert {line.index("would") for line in planned.splitlines()} == {13} and "forget" not in planned
+    assert typist.run("run", "--dry-run") == "Nothing to do: every task is over.\n"
+    assert "a " in typist.run("run", "--dry-run", "a")
+    diff = typist.json("task", "diff", "a", "--stat")
+    assert diff["files"] == [["1", "0", "x"]]
+    for words, offered in ((("tasks", ""), "a"), (("task", "stop", "a"), "a"), (("run", "--after", ""), "b"),
+                           (("trace", ""), "last"), (("init", "--example", ""), "laptop")):
+        assert offered in typist.run("completion", "--", *words).split()
+    assert typist.run("completion", "--", "launch", "claude", "--", "") == ""
+    assert "--check" in typist.run("completion", "--", "run", "", cwd=typist.rig.place).split()
+
+
 # -- an outcome is what happened --
 
 @pytest.mark.slow
@@ -402,7 +453,7 @@ def test_what_a_stopped_run_does_not_take_is_told_so(typist, monkeypatch, capsys
             said = capsys.readouterr().out
             assert re.match(rf"[qon] +not taken +`run` \(pid {running.pid}\) did not respond", said), said
         assert sf.main(["run", "--detach", "m:another"], typist.rig.world) == 1
-        assert f"`run` (pid {running.pid}) did not respond" in capsys.readouterr().err
+        assert f"`run` (pid {running.pid}) did not respond" in capsys.readouterr().err  # slug "not-taken"
         assert typist.rig.tasks() == before
     finally:
         running.send_signal(signal.SIGCONT)
