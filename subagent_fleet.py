@@ -21865,11 +21865,8 @@ def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = P
         narrow = [state.name for state in states if len(rank_models(state)) > 1
                   if state.online and "memory_gb" not in known.get(state.name, {})]
         if narrow:
-            add = "Add it"
-            if memory.get(narrow[0]):  # of this machine the system tells
-                add = f"Add `memory_gb: {memory[narrow[0]]:.0f}` below `{narrow[0]}:`"
-            hint = (f"Without `memory_gb:` each machine gets only one model. {add}, then run "
-                    "`subagent-fleet recommend`.")
+            hint = (f"{join_words(narrow)}: without `memory_gb:` a machine gets only one model. "
+                    "Add it, then run `subagent-fleet recommend`.")
             text += format_words([hint], look)
     else:
         asked = [state for state in states if state.reason != "not asked"]
@@ -21936,7 +21933,8 @@ def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node]) -> Non
     """Write a fleet file of what this machine and typed ones have; refuse placeholders."""
     nodes = with_this_machine(world, nodes)
     states = ask_machines(world, nodes)
-    starter = plan_starter(states, read_measurements(Workspace(world, world.parent(path))))
+    measured = read_measurements(Workspace(world, world.parent(path)))
+    starter = plan_first_fleet(world, states, measured, {})
     memory = with_own_memory(world, {})
     if not starter.has_models:
         answers = [line.strip() for line in format_answers(states).splitlines()]
@@ -22154,7 +22152,11 @@ def cmd_init(options: Namespace, world: World) -> int:
 
     directory = world.split(output)[0]
     memory = parse_memory(options, nodes)
-    starter = plan_starter(states, read_measurements(Workspace(world, directory)), memory)
+    measured = read_measurements(Workspace(world, directory))
+    starter = plan_first_fleet(world, states, measured, memory)
+    if options.force and not options.offline:
+        refuse_worse(world, output, starter, [state for state in states
+                                              if not state.online and state.name != "local"])
     if scan:
         starter = drop_idle(starter, scan)
     if options.hybrid:
@@ -22225,6 +22227,40 @@ def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
                                  f"{flag}{suggest_node(text, nodes)}")
         nodes[name] = Node(name, endpoint)
     return nodes
+
+
+def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[NodeState]
+                 ) -> None:
+    """Refuse to replace a fleet that works by one with placeholders or without a machine."""
+    try:
+        fleet = load_config(world, output).fleet
+    except FleetError:
+        return  # nothing there works
+    if PLACEHOLDERS_MARK in fleet.document.text:
+        return
+    for state in silent:
+        raise FleetError("node-silent", f"node `{state.name}`: {state.why} ({state.endpoint}); "
+                         "nothing was written", fix=state.mend)
+    if not starter.has_models:
+        raise FleetError("no-model", "no machine that was asked has a model that can do the "
+                         f"work; nothing was written: {output} stays",
+                         fix="subagent-fleet status")
+
+
+def plan_first_fleet(world: World, states: Sequence[NodeState], measured: Sequence[Measurement],
+                     memory: Mapping[str, float]) -> Starter:
+    """Return the fleet of what was found, with what this machine can spare for models."""
+    unknown = plan_starter(states, measured, memory)
+    own = int(with_own_memory(world, memory)["local"])
+    if "local" in memory or not own:
+        return unknown
+    known = plan_starter(states, measured, {"local": own, **memory})
+    if known.has_models and sys.platform == "darwin":
+        return known
+    # Elsewhere a graphics card may have more than the machine: no model is left out for it.
+    placed = {_place_of_model(load.model) for load in known.assignment.placements}
+    wanted = {_place_of_model(load.model) for load in unknown.assignment.placements}
+    return unknown if wanted - placed else known
 
 
 def parse_memory(options: Namespace, nodes: Mapping[str, Node]) -> dict[str, float]:
@@ -28936,7 +28972,8 @@ prints what to put under the `nodes:` and `models:` of the `fleet.yaml` on your 
 already there without models). A model gets work when an agent names it, a `fallback` does, or
 it has the alias of one that is used: `subagent-fleet recommend --write` sees to that:
 it shows what it would change in the file, and asks. Or there, have a new `fleet.yaml` written by
-asking all of them at once:
+asking this machine and all of them at once (of a fleet that works, nothing is replaced if one
+does not answer):
 
 ```sh
 subagent-fleet init --force --node mini=192.168.1.50 --node studio=studio.local

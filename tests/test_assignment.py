@@ -350,7 +350,7 @@ summarizer    qwen3:8b         laptop   the fastest on another machine
 If a machine doesn't answer, another takes over: mini → gpu, laptop; gpu → mini, laptop; \
 laptop → mini, gpu.
 box idles: none of its models can chat there.
-Without `memory_gb:` each machine gets only one model. Add it, then run \
+mini and gpu: without `memory_gb:` a machine gets only one model. Add it, then run \
 `subagent-fleet recommend`.
 """
 

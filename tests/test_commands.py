@@ -87,7 +87,7 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
     for node, lines in (
             (nothing, ["planner       qwen3:14b  n        the fastest of at least 7 B",
                        "summarizer    qwen3:14b  n        the fastest",
-                       "Without `memory_gb:` each machine gets only one model. Add it, then run "
+                       "n: without `memory_gb:` a machine gets only one model. Add it, then run "
                        "`subagent-fleet recommend --config o/f.yaml`."]),
             (short, ["summarizer    tiny:1b  n        the fastest",
                      "tiny:1b holds 2048 tokens; Claude Code's own prompt takes 10,000 to 18,000: "
@@ -96,6 +96,7 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
                       "For local, which has about 24 GB for models: `ollama pull qwen3-coder:30b`.",
                       "bge-m3:latest cannot chat: `ollama pull qwen3:8b`, then "
                       "`subagent-fleet init --output o/f.yaml --force`"])):
+        (tmp_path / "o/f.yaml").unlink(missing_ok=True)
         assert sf.main(["init", "--output", "o/f.yaml", "--force", "--node", f"n={node.endpoint}"]) == 0
         said = capsys.readouterr().out.splitlines()
         if node is embeds:
@@ -110,6 +111,29 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
         assert sf.main(["validate", "--config", "o/f.yaml"]) == 0
         assert ("# Placeholders:" in (tmp_path / "o/f.yaml").read_text()) == (node is embeds)
         capsys.readouterr()
+
+
+def test_init_force_replaces_no_fleet_that_works_by_one_that_does_not(tmp_path, run_cli, fake_node):
+    here = fake_node({"qwen3:8b": {}})
+    env = {"OLLAMA_HOST": f"127.0.0.1:{here.port}"}
+    assert run_cli("init", env=env).returncode == 0
+    path = tmp_path / "fleet.yaml"
+    before = path.read_bytes()
+    typo = f"mini=http://127.0.0.1:{free_port()}"
+    done = run_cli("init", "--force", "--node", typo, env=env)
+    assert done.returncode == 1 and path.read_bytes() == before
+    assert "error: node `mini`: refused: nothing listens there" in done.stderr
+    assert "nothing was written" in done.stderr and "fix: " in done.stderr
+    empty = fake_node({})
+    done = run_cli("init", "--force", env={"OLLAMA_HOST": f"127.0.0.1:{empty.port}"})
+    assert done.returncode == 1 and path.read_bytes() == before
+    assert "nothing was written: fleet.yaml stays\n" in done.stderr
+
+    assert run_cli("init", "--force", "--offline", "--node", typo, env=env).returncode == 0  # as typed
+    assert b"Placeholders" in path.read_bytes()
+    assert run_cli("init", "--force", "--node", typo, env=env).returncode == 0  # nothing is lost
+    path.write_text("broken: [", encoding="utf-8")
+    assert run_cli("init", "--force", "--node", typo, env=env).returncode == 0
 
 
 def test_init_of_a_file_that_is_there_names_force(run_cli, tmp_path, fake_node):

@@ -166,11 +166,34 @@ def test_what_is_said_of_little_memory_is_what_init_then_does(fake_node, run_cli
     assert "pull a model" not in with_it
 
 
-def test_the_memory_of_this_machine_is_named_where_it_lacks(machine, run_cli, monkeypatch):
-    monkeypatch.setattr(sf.World, "total_gigabytes", lambda world: 64.0)
+def test_the_memory_of_this_machine_is_written_and_used(machine, run_cli, monkeypatch, tmp_path):
+    monkeypatch.setattr(sf.World, "total_gigabytes", lambda world: 64.3)
+    node = machine("qwen3-coder:30b", "gpt-oss:20b")
+    done = run_cli("init", env={"OLLAMA_HOST": f"127.0.0.1:{node.port}"})
+    fleet = sf.load_fleet(str(tmp_path / "fleet.yaml"))
+    assert fleet.nodes["local"].memory_gb == 48 and len(fleet.models) == 2
+    assert "memory_gb" not in done.stdout
+
+
+def test_a_mac_gets_the_strongest_model_that_fits_its_memory(machine, run_cli, monkeypatch, tmp_path):
+    monkeypatch.setattr(sf.World, "total_gigabytes", lambda world: 24.0)
+    monkeypatch.setattr("sys.platform", "darwin")
+    node = machine("qwen3-coder:30b", "gpt-oss:20b")
+    run_cli("init", env={"OLLAMA_HOST": f"127.0.0.1:{node.port}"})
+    fleet = sf.load_fleet(str(tmp_path / "fleet.yaml"))
+    assert fleet.nodes["local"].memory_gb == 18
+    assert [model.ollama_model for model in fleet.models.values()] == ["gpt-oss:20b"]
+
+
+def test_a_machine_whose_graphics_card_has_more_keeps_its_model(machine, run_cli, monkeypatch, tmp_path):
+    monkeypatch.setattr(sf.World, "total_gigabytes", lambda world: 24.0)  # gpt-oss:20b fits
+    monkeypatch.setattr("sys.platform", "linux")
     node = machine("qwen3-coder:30b", "gpt-oss:20b")
     said = " ".join(run_cli("init", env={"OLLAMA_HOST": f"127.0.0.1:{node.port}"}).stdout.split())
-    assert "Add `memory_gb: 48` below `local:`, then run `subagent-fleet recommend`" in said
+    fleet = sf.load_fleet(str(tmp_path / "fleet.yaml"))
+    assert fleet.nodes["local"].memory_gb is None
+    assert [model.ollama_model for model in fleet.models.values()] == ["qwen3-coder:30b"]
+    assert "local: without `memory_gb:` a machine gets only one model. Add it, then run" in said
 
 
 def test_up_on_a_small_machine_says_what_is_missing(fake_node, run_cli, monkeypatch):
@@ -187,7 +210,7 @@ def test_a_stronger_model_that_does_not_fit_is_named(machine, run_cli):
     node = machine("qwen3-coder:30b", "gpt-oss:20b")
     said = " ".join(run_cli("init", "--node", f"mini={node.endpoint}", "--memory", "mini=20").stdout.split())
     assert "the strongest that fits, as qwen3-coder:30b does not: " in said, said
-    assert "Without `memory_gb:`" not in said  # it was typed
+    assert "without `memory_gb:`" not in said  # it was typed
 
 
 @pytest.mark.parametrize("words", ["mini=64", "local=x", "local=0", "local", "=3"])
