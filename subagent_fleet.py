@@ -10394,6 +10394,41 @@ class Hold:
         self._descriptor = -1
 
 
+# What every process has in its environment that was started for a task, or for its check.
+TASK_MARK, CHECK_MARK = "SUBAGENT_FLEET_TASK", "SUBAGENT_FLEET_CHECK"
+
+
+class Process(Record):
+    """A process at one moment."""
+
+    number: int
+    parent: int
+    session: int  # the number of the process that has begun it
+    start: str  # when it began: with its number, no other process has that
+    name: str
+    marks: frozenset[str]  # the variables in its environment that name a task
+    memory_mb: int
+    cpu_percent: float
+
+
+class ProcessList(Record):
+    """The processes of this machine at one moment."""
+
+    at: float  # of the clock
+    processes: Mapping[int, Process]
+
+
+# How `ps` of macOS begins a process in the C locale; its command may have several lines.
+PS_ROW = (r"(?m)^ *(\d+) +(\d+) +(\S+) +(\d+) +(\d+[.]\d+) +"
+          r"(\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}) ")
+
+
+def find_marks(environ: str) -> frozenset[str]:
+    """Return the variables in an environment that name a task or its check."""
+    return frozenset(re.findall(
+        rf"(?<![^\s\0])(?:{TASK_MARK}|{CHECK_MARK})=[^\s\0]+", environ))
+
+
 class Pipe:
     """What is said to a program that reads a named pipe: it never waits for the reader."""
 
@@ -10558,6 +10593,8 @@ class World:
         self.connect_seconds = CONNECT_SECONDS
         self.node_keys: dict[tuple[str, str], str] = {}  # what may go to (endpoint, variable)
         self._parsing = _thread.allocate_lock()  # who makes values of an answer
+        self._listing = _thread.allocate_lock()  # who asks the system for its processes
+        self._processes = ProcessList(-1.0, {})
         self._tls: ssl.SSLContext | None = None
         self.typing = AS_USUAL  # how messages name the commands that they advise
         # Connections that wait for their next request, by scheme and place.
@@ -11131,31 +11168,72 @@ class World:
             with open(descriptor, "wb") as copy:
                 shutil.copyfileobj(stream, copy)
 
-    def find_marked(self, words: Collection[str]) -> dict[str, list[int]] | None:
-        """Return {word: processes with it in their environment}; None: it cannot be seen."""
-        if not self.has_proc():
-            return None
-        marked: dict[str, list[int]] = {word: [] for word in words}
+    def list_processes(self, since: float) -> ProcessList:
+        """Return every process, as any thread has seen them since a time of the clock."""
+        with self._listing:
+            if self._processes.at < since:
+                at = self.clock()
+                read = self._read_proc if self.has_proc() else self._read_ps
+                self._processes = ProcessList(at, {one.number: one for one in read()})
+            return self._processes
+
+    def _read_proc(self) -> Iterator[Process]:
+        """Yield each process as Linux shows it."""
+        ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+        uptime = float(self.read_part("/proc/uptime", 0, 64).split()[0])
         for name in self._process_names():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as stream:
-                variables = stream.read().decode("utf-8", "surrogateescape").split("\0")
-                for word in marked.keys() & set(variables):
-                    marked[word].append(int(name))
-        return marked
+            with contextlib.suppress(OSError):  # it has ended
+                with open(f"/proc/{name}/stat", "rb") as stream:
+                    before, _, after = stream.read().rpartition(b")")
+                fields = after.split()
+                if fields[0] in b"ZX":  # it has ended, and its parent has not asked yet
+                    continue
+                environ = b""
+                with contextlib.suppress(OSError), \
+                        open(f"/proc/{name}/environ", "rb") as stream:
+                    environ = stream.read()
+                used, start = int(fields[11]) + int(fields[12]), int(fields[19])
+                age = max(uptime - start / ticks, 1 / ticks)
+                yield Process(
+                    int(name), int(fields[1]), int(fields[3]), str(start),
+                    before.partition(b"(")[2].decode("utf-8", "replace"),
+                    find_marks(environ.decode("utf-8", "replace")),
+                    int(fields[21]) * page >> 20, round(100 * used / ticks / age, 1))
 
-    def find_tree(self, words: Collection[str], root: int) -> set[int]:
-        """Return the processes with a mark; else those of the session of a program of ours.
+    def _read_ps(self) -> Iterator[Process]:
+        """Yield each process as `ps` of macOS shows it.
 
-        What such a session has started apart from it is found by the mark alone.
+        Since macOS 11 it shows no environment of the system's own programs, such as /bin/sh:
+        these are found by their parent and their session. An `-o` each, as POSIX takes the
+        rest of one for the header.
         """
-        marked = self.find_marked(words)
-        if marked is not None:
-            return {number for numbers in marked.values() for number in numbers}
-        with contextlib.suppress(OSError):
-            if root > 1:
-                os.killpg(root, 0)
-                return {-root}
-        return set()
+        words = ["ps", "-axwwE"]
+        for column in ("pid", "ppid", "stat", "rss", "pcpu", "lstart", "command"):
+            words += ["-o", f"{column}="]
+        ran = self.run_program(words, environ={**self.environ, "LC_ALL": "C"}, seconds=10.0)
+        rows = [*re.finditer(PS_ROW, ran.text)]
+        ends = [*(row.start() for row in rows[1:]), len(ran.text)]
+        for row, end in zip(rows, ends):
+            number, parent, state, memory, cpu, start = row.groups()
+            command = ran.text[row.end():end].strip()
+            if not state.startswith("Z"):
+                yield Process(
+                    int(number), int(parent), self.session_of(int(number)), start,
+                    os.path.basename(command.partition(" ")[0]), find_marks(command),
+                    int(memory) >> 10, float(cpu))
+
+    def find_openers(self, path: str) -> set[int]:
+        """Return the processes that have a file open, if the system says so."""
+        if not self.has_proc():
+            listed = self.read_program(["lsof", "-t", "--", path], self.clock() + 5.0)
+            return {int(word) for word in (listed or "").split()}
+        real = os.path.realpath(path)
+        numbers = set()
+        for link in glob.iglob("/proc/[0-9]*/fd/*"):
+            with contextlib.suppress(OSError):  # closed since, or somebody else's
+                if os.readlink(link) == real:
+                    numbers.add(int(link.split("/")[2]))
+        return numbers
 
     def session_of(self, number: int) -> int:
         """Return the session of a process: the number of the process that has begun it."""
@@ -11192,16 +11270,6 @@ class World:
                 os.kill(number, signal.SIGKILL if at_once else signal.SIGTERM)
                 count += 1
         return count
-
-    def measure(self, numbers: Collection[int]) -> dict[int, tuple[int, float]]:
-        """Return {process: (megabytes, percent of a processor)}, where the system says."""
-        if not numbers:
-            return {}
-        listed = self.read_program(["ps", "-o", "pid=,rss=,pcpu=", "-p",
-                                    ",".join(map(str, numbers))], self.clock() + 2.0)
-        rows = [line.split() for line in (listed or "").splitlines()]
-        return {int(row[0]): (int(row[1]) // 1024, float(row[2]))
-                for row in rows if len(row) == 3}
 
     def free_megabytes(self) -> int:
         """Return how much memory can be had; 0 where the system does not say."""
@@ -17124,7 +17192,6 @@ OUTPUT_LINE_BYTES = 1024 * 1024  # a longer line of an agent's output is dropped
 STATE_LIMIT_BYTES = 16 * 1024 * 1024
 ORDER_LIMIT_BYTES = 1024 * 1024
 TAIL_BYTES = 256 * 1024
-TASK_MARK, CHECK_MARK = "SUBAGENT_FLEET_TASK", "SUBAGENT_FLEET_CHECK"
 
 
 class Repository(Record):
@@ -18099,6 +18166,122 @@ def plan_task_session(task: TaskSpec, environ: Mapping[str, str], fleet: Fleet |
     return {**environ, **TASK_VARIABLES}, settings
 
 
+# -- the processes of a task --
+
+LOOK_SECONDS = 1.0  # between two looks at what an agent starts
+
+
+class Ended(Record):
+    """What it came to that processes were ended."""
+
+    count: int
+    left: str = ""  # what still runs, for people; "": nothing
+
+
+class ProcessTree:
+    """The processes that a program of ours has started, however they were left behind.
+
+    One is known by its mark in the environment, by its session, by its parent, by the file that
+    all of them inherit. Whoever was seen once stays known by its number and its start: an agent
+    starts a shell (known by its parent), that one `env -i setsid server` and ends; the server
+    has no mark, no parent and a session of its own, but was seen while the shell was there.
+    What is known is kept in a file for the next supervisor.
+    """
+
+    def __init__(self, world: World, mark: str, *, path: str = "", inherited: str = "") -> None:
+        self._world = world
+        self._mark = mark
+        self._path = path
+        self._inherited = inherited
+        self._lock = threading.Lock()
+        page = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES) if path else b"") or {}
+        self._known = {int(number): str(start) for number, start in page.items()
+                       if number.isdigit()}
+        self._sessions: dict[int, float] = {}  # and since when
+        self._found = ProcessList(-1.0, {})
+
+    def add(self, number: int) -> None:
+        """Note a program that was just started in a session of its own."""
+        with self._lock:
+            self._sessions[number] = self._world.clock()
+
+    def find(self, since: float) -> dict[int, Process]:
+        """Return what runs of it, as was seen at that time of the clock or later."""
+        seen = self._world.list_processes(since)
+        own = self._world.process_id
+        with self._lock:
+            if seen.at <= self._found.at:
+                return dict(self._found.processes)
+            tree = {number for number, process in seen.processes.items()
+                    if self._mark in process.marks
+                    or self._known.get(number) == process.start}
+            tree.discard(own)
+            count = -1
+            while count < len(tree):
+                count = len(tree)
+                self._sessions.update(dict.fromkeys(
+                    (number for number in tree - self._sessions.keys()
+                     if seen.processes[number].session == number), seen.at))
+                tree.update(number for number, process in seen.processes.items()
+                            if (process.parent in tree or process.session in self._sessions)
+                            and number != own)
+            # Its number may be another's soon.
+            for number in [number for number, at in self._sessions.items() if at < seen.at]:
+                if all(seen.processes[one].session != number for one in tree):
+                    del self._sessions[number]
+            known = {number: seen.processes[number].start for number in tree}
+            if self._path and known.keys() - self._known.keys():
+                self._world.replace_files(
+                    [(self._path, json.dumps(known).encode("ascii"), 0o600)])
+            self._known = known
+            self._found = ProcessList(
+                seen.at, {number: seen.processes[number] for number in tree})
+            return dict(self._found.processes)
+
+    def is_inherited(self) -> bool:
+        """Tell whether any process has the file that all of them inherit."""
+        return bool(self._inherited) and self._world.is_held(self._inherited)
+
+    def find_last(self) -> dict[int, Process]:
+        """Return what runs now, be it only known by the file that it has inherited."""
+        world = self._world
+        tree = self.find(world.clock())
+        if tree or not self.is_inherited():
+            return tree
+        # Who only asks whether it is held has it open for a moment.
+        openers = world.find_openers(self._inherited)
+        world.sleep(0.02)
+        openers &= world.find_openers(self._inherited)
+        processes = world.list_processes(world.clock()).processes
+        return {number: processes[number] for number in openers & processes.keys()
+                if world.process_id not in (number, processes[number].parent)}
+
+
+def end_trees(world: World, trees: Sequence[ProcessTree], patience: float,
+              spared: Collection[int] = ()) -> Ended:
+    """End what runs of these: TERM, some patience, then KILL until nothing is left."""
+    ended: set[int] = set()
+    until = world.clock() + patience
+    while True:
+        left: dict[int, Process] = {}
+        for tree in trees:
+            left.update(tree.find(world.clock()) if spared else tree.find_last())
+        left = {number: process for number, process in left.items() if number not in spared}
+        is_held = not spared and any(tree.is_inherited() for tree in trees)
+        now = world.clock()
+        if not left and not is_held:
+            return Ended(len(ended))
+        if now > until + KILL_SECONDS:
+            names = [f"{clean_line(process.name)} (pid {number})"
+                     for number, process in sorted(left.items())]
+            return Ended(len(ended.difference(left)),
+                         some_of(names, 3) or "a process that this system does not show")
+        is_late = now >= until
+        world.end_processes(left if is_late else left.keys() - ended, at_once=is_late)
+        ended.update(left)
+        world.sleep(0.02)
+
+
 # -- an agent at work --
 
 def feed_lines(heard: Heard, part: bytes, begin: int, now: float) -> bytes:
@@ -18245,6 +18428,14 @@ def refuse_missing_check(world: World, state: TaskState, directory: str,
 
 # -- a task on its way --
 
+def tree_of(folder: Folder, name: str, variable: str) -> ProcessTree:
+    """Return the processes of a task's agent, or of its check."""
+    inherited = {TASK_MARK: "alive", CHECK_MARK: "checking"}[variable]
+    return ProcessTree(folder.world, f"{variable}={folder.run}/{name}",
+                       path=folder.of_task(name, f"processes-{inherited}.json"),
+                       inherited=folder.of_task(name, inherited))
+
+
 class Wanted(Exception):
     """A person wants something else of a task than what its thread is doing."""
 
@@ -18266,6 +18457,8 @@ class TaskWork:
         self._backing = supervisor.backing
         self._main = git_of(self._folder)
         self._hold: Hold | None = None  # on the gits of this task
+        self._trees = {variable: tree_of(self._folder, name, variable)
+                       for variable in (TASK_MARK, CHECK_MARK)}
         self._agent: AgentProcess | None = None
         self._preparing: threading.Thread | None = None  # of the check's worktree
         self._trouble: Exception | None = None  # in that thread
@@ -18326,7 +18519,7 @@ class TaskWork:
         self._wait_for_git()
         if self.state.state in ("preparing", "starting"):
             # Nothing was asked of an agent yet that counts: it is ended, and started again.
-            self._end_marked([TASK_MARK, CHECK_MARK], 0.0)
+            self._end(0.0)
             self._make_ready()
             if self.state.recheck:
                 self._write("checking", recheck=False)
@@ -18529,19 +18722,29 @@ class TaskWork:
     def _run_command(self, command: str, tree: str, log: str, seconds: int,
                      variable: str) -> int:
         """Run a shell command of the person's in a worktree; return its exit code."""
-        child = self._supervisor.spawn(Launch(
-            shell_words(self._world, command), tree,
-            {**plain_environment(self._world.environ), variable: self._mark,
-             "FLEET_TASK_ID": self.name}, stdout=log, stderr=log, seconds=seconds + 60))
+        hold = self._world.hold(self._folder.of_task(self.name, "checking")) \
+            if variable == CHECK_MARK else None
+        try:
+            child = self._supervisor.spawn(Launch(
+                shell_words(self._world, command), tree,
+                {**plain_environment(self._world.environ), variable: self._mark,
+                 "FLEET_TASK_ID": self.name}, stdout=log, stderr=log, hold=hold,
+                seconds=seconds + 60))
+        finally:
+            if hold:
+                hold.release()
+        processes = self._trees[variable]
+        processes.add(child.number)
         until = self._world.clock() + seconds
         try:
             while child.exit_code() is None:
                 if self._world.clock() > until:
                     return 124
+                processes.find(self._world.clock() - LOOK_SECONDS)
                 self._pause(0.25)
             return child.exit_code() or 0
         finally:
-            self._end_marked([variable], 0.0, child.number)
+            self._end(0.0, variable)
 
     # -- the agent --
 
@@ -18579,6 +18782,9 @@ class TaskWork:
         until = self._world.clock() + PROMPT_SECONDS
         while agent.pipe and not agent.pipe.push() and self._world.clock() < until:
             self._pause(0.01)
+        processes = self._trees[TASK_MARK]
+        processes.add(child.number)
+        processes.find(self._world.clock())  # for who comes after us
         self._write("running", spoken=True, client=child.number)
         self._tell("resumed" if state.spoken else "started", self._describe(state))
 
@@ -18593,11 +18799,11 @@ class TaskWork:
             hold = self._world.hold(self._folder.of_task(self.name, "alive"))
             if hold:
                 return hold
-            self._end_marked([TASK_MARK], 0.0)
+            ended = self._end(0.0, TASK_MARK)
             if self._world.clock() > until:
-                raise FleetError("still-alive", "an agent of an earlier try was still "
-                                 "alive, and was ended",
-                                 fix=f"subagent-fleet task retry {self.name}")
+                raise FleetError("still-alive", "an agent of an earlier try is still running: "
+                                 f"{ended.left or 'it is ending'}",
+                                 fix=f"end it, then subagent-fleet task retry {self.name}")
             self._pause(0.05)
 
     def _plan_launch(self, state: TaskState, hold: Hold) -> Launch:
@@ -18651,7 +18857,7 @@ class TaskWork:
         """Go on with an agent that an earlier supervisor started, or with what it left."""
         state = self.state
         if state.state == "checking":
-            self._end_marked([CHECK_MARK], 0.0)
+            self._end(0.0, CHECK_MARK)
         self._prepare_check()
         agent = self._agent = AgentProcess(self._folder, state)
         while agent.listen() and state.task.talks:
@@ -18685,6 +18891,7 @@ class TaskWork:
         pause = 0.01
         self._looked_at = self._world.clock()
         while True:
+            self._trees[TASK_MARK].find(self._world.clock() - LOOK_SECONDS)
             pause = 0.01 if agent.listen() else min(pause * 1.5, 0.25)
             if agent.has_answered:
                 return LOST if agent.is_lost else None
@@ -18795,7 +19002,7 @@ class TaskWork:
         """Take up a task whose process ended without a result; that is not its failure."""
         state, agent = self.state, self._agent
         assert agent
-        self._end_marked([TASK_MARK], 0.0, state.client)
+        self._end(0.0, TASK_MARK)
         agent.listen()
         lost = state.lost + 1
         if state.state == "asking":
@@ -18836,9 +19043,13 @@ class TaskWork:
                              f"run (exit {exit_code}): {last}",
                              fix=f"subagent-fleet task log {self.name} stderr")
 
-        # What the agent has left running could still write: only its client stays,
-        # and is idle.
-        self._end_marked([TASK_MARK], 0.5, state.client, spares_client=bool(agent))
+        # What the agent has left running could still write.
+        ended = self._end(0.5, TASK_MARK, spares_client=bool(
+            agent and state.task.talks and agent.lives()))
+        if ended.left:
+            raise FleetError("still-alive", "its agent has answered, but what it started is "
+                             f"still running: {ended.left}",
+                             fix=f"end it, then subagent-fleet task retry {self.name}")
         work = replace(self._keep(state, read_baseline(self._folder, state)),
                        exit_code=exit_code, said=str(result.get("result") or ""))
         code, output = self._check(work) if state.task.check else (None, "")
@@ -18938,7 +19149,7 @@ class TaskWork:
         is_stop = ruling.to == "stopped"
         self._is_closing = True
         began = self._world.clock()
-        count = self._end_agent(STOP_SECONDS if is_stop else TERM_SECONDS)
+        ended_now = self._end_agent(STOP_SECONDS if is_stop else TERM_SECONDS)
         if self._preparing:
             self._preparing.join(5.0)
         seconds = self._world.clock() - began
@@ -18947,8 +19158,13 @@ class TaskWork:
             work = self._keep_what_is_there(state)
         if is_stop:
             saved = f", work saved in {work.ref}" if work.changed else ""
-            ruling = replace(ruling, reason=f"{count_of(count, 'process')} ended in "
+            ruling = replace(ruling, reason=f"{count_of(ended_now.count, 'process')} ended in "
                              f"{seconds:.1f} s{saved}")
+            if ended_now.left:
+                ruling = Ruling("parked", f"still running: {ended_now.left}{saved}",
+                                cause="still-alive")
+        elif ended_now.left:
+            self._tell("note", f"still running: {ended_now.left}")
         if ended == "result":
             branches = [other.branch for other in self._supervisor.tasks.values()]
             work = replace(work, notes=note_surroundings(
@@ -19026,12 +19242,10 @@ class TaskWork:
 
     # -- ending processes --
 
-    def _end_agent(self, patience: float) -> int:
-        """End an agent, gently first, then all that has its mark; return how many there were.
+    def _end_agent(self, patience: float) -> Ended:
+        """End an agent, gently first, then all that was started for its task.
 
-        Claude Code ends its own commands on TERM, even those that ignore it; what was started
-        apart from it (setsid, nohup) is found by the variable that all of them
-        have inherited.
+        Claude Code ends its own commands on TERM, even those that ignore it.
         """
         agent, state = self._agent, self.state
         count = 0
@@ -19042,29 +19256,25 @@ class TaskWork:
             until = self._world.clock() + END_SECONDS
             while state.task.talks and agent.lives() and self._world.clock() < until:
                 self._supervisor.wait(0.02)
-        return max(count, self._end_marked([TASK_MARK, CHECK_MARK], patience, state.client))
+        ended = self._end(patience)
+        return replace(ended, count=max(count, ended.count))
 
-    def _end_marked(self, variables: Sequence[str], patience: float, root: int = 0, *,
-                    spares_client: bool = False) -> int:
-        """End every process with a mark: TERM, some patience, then KILL until none is left.
+    def _end(self, patience: float, variable: str = "", *,
+             spares_client: bool = False) -> Ended:
+        """End what was started for this task: by its agent, by its check, or by both.
 
-        The client itself may be spared, with its helpers: those of its own session.
+        A client that is idle may be spared, with its helpers: its children in its session.
         """
-        world = self._world
-        marks = [f"{variable}={self._mark}" for variable in variables]
-        ended: set[int] = set()
-        until = world.clock() + patience
-        while True:
-            numbers = world.find_tree(marks, 0 if spares_client else root)
-            if spares_client:
-                numbers = {one for one in numbers if world.session_of(one) != root}
-            now = world.clock()
-            if not numbers or now > until + KILL_SECONDS:
-                return len(ended)
-            is_late = now >= until
-            world.end_processes(numbers if is_late else numbers - ended, at_once=is_late)
-            ended |= numbers
-            world.sleep(0.02)
+        trees = [tree for name, tree in self._trees.items() if variable in ("", name)]
+        spared: set[int] = set()
+        if spares_client:
+            client = self.state.client
+            processes = self._trees[TASK_MARK].find(self._world.clock())
+            spared = {client}
+            for _ in processes:
+                spared.update(number for number, process in processes.items()
+                              if process.parent in spared and process.session == client)
+        return end_trees(self._world, trees, patience, spared)
 
 
 # -- the ends of texts --
@@ -19550,13 +19760,13 @@ def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]
 def measure_agents(folder: Folder,
                    live: Sequence[TaskState]) -> dict[str, list[tuple[int, float]]]:
     """Return what each process of a task takes: megabytes, percent of a processor."""
-    if not live:
-        return {}
-    world, run = folder.world, folder.run
-    marked = world.find_marked([f"{TASK_MARK}={run}/{state.name}" for state in live]) or {}
-    measured = world.measure([one for numbers in marked.values() for one in numbers])
-    return {mark.split("/")[1]: [measured[one] for one in numbers if one in measured]
-            for mark, numbers in marked.items()}
+    measured = {}
+    for state in live:
+        processes = tree_of(folder, state.name, TASK_MARK).find(
+            folder.world.clock() - LOOK_SECONDS)
+        measured[state.name] = [(process.memory_mb, process.cpu_percent)
+                                for process in processes.values()]
+    return measured
 
 
 def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
@@ -19945,15 +20155,14 @@ class Exam:
         with self._lock:
             child = world.spawn(Launch(shell_words(world, command), tree,
                                        {**world.environ, CHECK_MARK: mark}, log, log))
+        processes = ProcessTree(world, f"{CHECK_MARK}={mark}")
+        processes.add(child.number)
         until = world.clock() + PROOF_SECONDS
         while child.exit_code() is None and world.clock() < until and not self.stops:
+            processes.find(world.clock() - LOOK_SECONDS)
             world.sleep(0.02)
         code = child.exit_code()
-        for _ in range(100):
-            numbers = world.find_tree([f"{CHECK_MARK}={mark}"], child.number)
-            if not world.end_processes(numbers, at_once=True):
-                break
-            world.sleep(0.01)
+        end_trees(world, [processes], 0.0)
         return 124 if code is None else code
 
     # -- sittings --
@@ -26714,7 +26923,7 @@ def describe_outcome(order: Mapping[str, Any], state: TaskState, now: TaskState
         return now.state, "not over any more, so it stays", False
     if command == "stop":
         text = now.reason if now.is_over else "could not be stopped in time"
-        return now.state, text, now.is_over
+        return now.state, text, now.is_over and now.cause != "still-alive"
     text = f"branch {now.branch}" if now.state == "done" else now.reason
     if now.state == "done" and any(now.checks[-1:]):
         text += f"; its check had failed (exit {now.checks[-1]})"

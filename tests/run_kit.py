@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tools import PROGRAM, ROOT, clean_environment, free_port
+from tools import PROC, PROGRAM, ROOT, clean_environment, free_port
 
 STUB = ROOT / "tests" / "stub_claude.py"
 GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a",
@@ -93,9 +93,9 @@ class Repository:
     def marked(self, mark):
         """The processes whose environment holds a mark."""
         found = []
-        for number in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        for number in map(int, filter(str.isdigit, os.listdir(PROC))):
             with contextlib.suppress(OSError):
-                if mark in pathlib.Path(f"/proc/{number}/environ").read_bytes():
+                if mark in (PROC / f"{number}/environ").read_bytes():
                     found.append(number)
         return [number for number in found if number != os.getpid()]
 

@@ -15,7 +15,7 @@ import time
 import pytest
 
 from run_kit import WORKS, Shop, shell
-from tools import PROGRAM, SCRIPT, in_parts
+from tools import PROC, PROGRAM, SCRIPT, in_parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"),
                                                     reason="the kit reads /proc")]
@@ -102,8 +102,7 @@ def test_what_is_left_behind_neither_passes_nor_counts(shop):
     states = {name: row["state"] for name, row in shop.rows().items()}
     assert states == {"counts": "done", "passes": "failed"}, done
     assert shop.files("run/counts") == {"a.txt"}
-    assert not [line for line in subprocess.run(["ps", "-eo", "pid,args"], capture_output=True,
-                                                text=True).stdout.splitlines() if "echo later" in line]
+    assert not [path for path in PROC.glob("[0-9]*/cmdline") if b"echo later" in path.read_bytes()]
 
 
 NESTED = {
@@ -383,7 +382,7 @@ def test_a_question_survives_everything(shop, whom):
     child.communicate()
     if whom == "both":
         for number in shop.processes():
-            command = pathlib.Path(f"/proc/{number}/cmdline").read_bytes()
+            command = (PROC / f"{number}/cmdline").read_bytes()
             if b"stub_claude" in command:
                 os.kill(number, signal.SIGKILL)
     assert "Which database?" in shop.type("task", "answer").out
@@ -639,7 +638,7 @@ def test_a_line_without_an_end_takes_no_memory(shop, who):
     peak = 0
     while child.poll() is None:
         with contextlib.suppress(OSError):
-            found = re.search(r"VmHWM:\s+(\d+)", pathlib.Path(f"/proc/{child.pid}/status").read_text())
+            found = re.search(r"VmHWM:\s+(\d+)", (PROC / f"{child.pid}/status").read_text())
             peak = max(peak, int(found[1]) if found else 0)
         time.sleep(0.05)
     assert shop.end(child).code == 0
@@ -791,7 +790,7 @@ def test_random_kills_lose_nothing_and_double_nothing(shop, seed):
     for name in names:
         assert shop.git("show", f"run/{name}:a.txt") == "two"
     assert [number for number in shop.processes() if b"sleep" in
-            pathlib.Path(f"/proc/{number}/cmdline").read_bytes()] == []
+            (PROC / f"{number}/cmdline").read_bytes()] == []
 
 
 # -- what lies around --

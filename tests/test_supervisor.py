@@ -13,7 +13,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from tools import in_parts
+from tools import PROC, in_parts
 
 
 @pytest.fixture
@@ -674,7 +674,7 @@ def test_two_tries_are_never_alive_together(rig, monkeypatch):
     # As if its file had lost what it knew: the agent lives, and the task waits.
     rig.folder.write_state(sf.replace(rig.tasks()["a"], state="waiting", prompt="@write x y"))
     rig.work(lambda states: states["a"].state == "running")
-    assert len({pathlib.Path(f"/proc/{number}/stat").read_text().split()[5]
+    assert len({(PROC / f"{number}/stat").read_text().split()[5]
                 for number in rig.processes()}) == 1  # one session of processes: one agent
     rig.work()
     rig.leave()
@@ -941,27 +941,6 @@ def test_a_missing_filter_is_one_sentence(rig):
     state = rig.tasks()["a"]
     assert state.state == "parked" and "could not be made" in state.reason
     assert "starting" not in rig.journal("a") and not rig.tree("a").exists()
-
-
-# -- a system without /proc --
-
-class Mac(sf.World):
-    """A World that has only what macOS has."""
-
-    def has_proc(self):
-        return False
-
-
-@pytest.mark.slow
-def test_stop_ends_the_session_of_an_agent_without_proc(rig):
-    world = Mac()
-    world.environ = rig.world.environ
-    rig.world = world
-    rig.add("a", "@write x y\n@run (sleep 301 &) ; sleep 302")
-    rig.work(lambda states: states and states["a"].state == "running" and len(rig.processes()) >= 3)
-    rig.ask("stop", "a")
-    rig.work()
-    assert rig.states() == {"a": "stopped"} and rig.processes() == []
 
 
 # -- what cannot be kept, or cannot be run, parks with its cause --

@@ -26,6 +26,7 @@ import subagent_fleet as sf
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "subagent_fleet.py"
 GOLDEN = ROOT / "tests" / "golden"
+PROC = pathlib.Path(os.environ.get("SUBAGENT_FLEET_PROC") or "/proc")  # elsewhere: see as_mac.py
 
 HOSTED_VARIABLES = ("ANTHROPIC_", "CLAUDE", "LITELLM_", "OLLAMA_", "SUBAGENT_FLEET_CONFIG", "http_",
                     "https_", "HTTP_", "HTTPS_", "ALL_PROXY", "NO_COLOR", "FORCE_COLOR",
