@@ -18168,7 +18168,7 @@ def plan_task_session(task: TaskSpec, environ: Mapping[str, str], fleet: Fleet |
 
 # -- the processes of a task --
 
-LOOK_SECONDS = 1.0  # between two looks at what an agent starts
+PROCESS_LOOK_SECONDS = 1.0  # between two looks at what an agent starts
 
 
 class Ended(Record):
@@ -18740,7 +18740,7 @@ class TaskWork:
             while child.exit_code() is None:
                 if self._world.clock() > until:
                     return 124
-                processes.find(self._world.clock() - LOOK_SECONDS)
+                processes.find(self._world.clock() - PROCESS_LOOK_SECONDS)
                 self._pause(0.25)
             return child.exit_code() or 0
         finally:
@@ -18891,7 +18891,7 @@ class TaskWork:
         pause = 0.01
         self._looked_at = self._world.clock()
         while True:
-            self._trees[TASK_MARK].find(self._world.clock() - LOOK_SECONDS)
+            self._trees[TASK_MARK].find(self._world.clock() - PROCESS_LOOK_SECONDS)
             pause = 0.01 if agent.listen() else min(pause * 1.5, 0.25)
             if agent.has_answered:
                 return LOST if agent.is_lost else None
@@ -19763,7 +19763,7 @@ def measure_agents(folder: Folder,
     measured = {}
     for state in live:
         processes = tree_of(folder, state.name, TASK_MARK).find(
-            folder.world.clock() - LOOK_SECONDS)
+            folder.world.clock() - PROCESS_LOOK_SECONDS)
         measured[state.name] = [(process.memory_mb, process.cpu_percent)
                                 for process in processes.values()]
     return measured
@@ -20159,7 +20159,7 @@ class Exam:
         processes.add(child.number)
         until = world.clock() + PROOF_SECONDS
         while child.exit_code() is None and world.clock() < until and not self.stops:
-            processes.find(world.clock() - LOOK_SECONDS)
+            processes.find(world.clock() - PROCESS_LOOK_SECONDS)
             world.sleep(0.02)
         code = child.exit_code()
         end_trees(world, [processes], 0.0)
