@@ -21450,7 +21450,10 @@ OTHER_WORDS = {
     "plan": "subagent-fleet tasks NAME",
     "prompt": "subagent-fleet task say NAME TEXT",
     "ready": "subagent-fleet tasks",
+    "remove": "delete the entry of a machine or model from fleet.yaml; for a task: "
+              "subagent-fleet task forget NAME",
     "show": "subagent-fleet tasks NAME",
+    "uninstall": "subagent-fleet install --remove",
     "update": "download subagent_fleet.py again, then: python3 subagent_fleet.py install"}
 
 
@@ -27487,44 +27490,80 @@ def read_own_source(world: World, name: str) -> bytes:
     return source
 
 
+# What this program writes for a user, by the kind of place: nothing else is removed.
+USER_FILES = {
+    "cache": ("bytecode/" + "[0-9a-f]" * 64 + ".*",),
+    "data": ("subagent_fleet.py", "__pycache__/subagent_fleet.*.pyc"),
+    "state": ("trusted.json", "repositories.json", "repositories.json.lock", "exam/*.json")}
+USER_DIRECTORIES = ("bytecode", "__pycache__", "exam", "worktrees/*", "worktrees", "")
+
+
 def remove_install(world: World, command: str) -> int:
     """Remove all that this program wrote outside of projects, but no worktree of a task."""
     home = Workspace(world, world.home)
     taught = home.compare(None, tuple(target.name for target in TAUGHT))
     mine = [change for change in taught if change.action != "edited"]
-    kept = paths_that(taught, "edited")
     worktrees = world.paths_below(world.user_place("state", "worktrees"), "*/*")
-    places = [world.user_place("cache")]
-    paths = []
-    if worktrees:  # then the command stays, too: `task tidy` is still to be typed
-        kept.append(f"the command, and {count_of(worktrees, 'worktree')} of tasks, such as "
-                    f"{worktrees[0]}. First `subagent-fleet task tidy` in their "
-                    "repositories, then this again")
-    else:
-        places += [world.user_place("data"), world.user_place("state")]
-        paths = [command]
-    for place in places:
-        paths += [place, *world.paths_below(place, "**")]
-
-    files = [path for path in paths
-             if world.kind_of(path, follow=False) in ("file", "symlink")]
-    for path in files:
-        world.remove(path)
+    count = sum(1 for change in mine if change.found)
     if mine:
         remove_files(home, mine, is_all=len(mine) == len(taught))
-    for path in reversed(paths):
-        world.remove_empty(path)
 
-    said = f"Removed {count_of([*files, *filter(lambda each: each.found, mine)], 'file')}"
-    if kept:
-        said += f".\nKept: {some_of(kept)}.\n"
-    else:
-        said += "; nothing is left outside of your projects.\n"
-    world.out(f"{said}Claude Code keeps its own records of sessions in its "
-              "`projects` directory.\n"
+    kinds = ["cache"]
+    if not worktrees:  # else the command stays, too: `task tidy` is still to be typed
+        kinds += ["data", "state"]
+        count += world.kind_of(command, follow=False) == "file"
+        world.remove(command)
+    count += sum(remove_user_files(world, kind) for kind in kinds)
+    world.out(f"Removed {count_of(count, 'file')}.\n")
+
+    kept = [f"{path}: you have edited it" for path in paths_that(taught, "edited")]
+    for place in map(world.user_place, kinds):
+        if world.kind_of(place, follow=False) != "absent":
+            kept.append(f"{place}: this program did not write what is in it")
+    for line in kept:
+        world.out(f"Kept: {clean_line(line)}.\n")
+    if worktrees:
+        world.out(format_held(world, worktrees))
+    elif not kept:
+        world.out("Nothing is left outside of your projects.\n")
+    world.out("Claude Code keeps its own records of sessions in its `projects` directory.\n"
               "In a project: `python3 subagent_fleet.py clean` removes what was "
               "generated there.\n")
     return EXIT_OK
+
+
+def remove_user_files(world: World, kind: str) -> int:
+    """Remove what this program keeps in a place of the user; return how many files."""
+    place = world.user_place(kind)
+    count = 0
+    for pattern in USER_FILES[kind]:
+        for path in world.paths_below(place, pattern):
+            with contextlib.suppress(FleetError):  # a link or directory: not of this program
+                world.remove(world.enter(world.parent(place), world.path(
+                    "subagent-fleet", path[len(place) + 1:])))
+                count += 1
+    for pattern in USER_DIRECTORIES:
+        for path in world.paths_below(place, pattern):
+            world.remove_empty(path.rstrip("/"))
+    return count
+
+
+def format_held(world: World, worktrees: Sequence[str]) -> str:
+    """Return which repositories still have worktrees of tasks, and what to type in them."""
+    lines = []
+    for worktree in worktrees:
+        # Git's file there: `gitdir: REPOSITORY/.git/worktrees/NAME`.
+        link = world.read_part(world.path(worktree, ".git"), 0, PART_BYTES).decode(
+            "utf-8", "surrogateescape")
+        git, _, _ = link.removeprefix("gitdir: ").rpartition("/worktrees/")
+        repository = git.removesuffix("/.git")
+        line = f"cd {quote_shell(repository)} && subagent-fleet task tidy"
+        if not repository or world.kind_of(repository) != "directory":
+            line = f"ls -la {quote_shell(worktree)}   # its repository is gone; delete it"
+        lines.append(f"  {clean_line(line)}\n")
+    return (f"Kept: the command, and {count_of(worktrees, 'worktree')} of tasks. Type:\n"
+            + "".join(dict.fromkeys(lines))
+            + "Then `subagent-fleet install --remove` again.\n")
 
 
 @command("schema", "print the JSON Schema of the fleet file, or of the task file",

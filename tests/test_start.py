@@ -184,7 +184,7 @@ def test_installed_it_is_a_command_and_removed_nothing_is_left(install, tmp_path
 
     assert install(path=str(command.parent)).stdout.count("\n") == 1  # again; now it is found
     said = install("--remove").stdout
-    assert re.match(r"Removed \d files; nothing is left outside of your projects\.\nClaude Code "
+    assert re.match(r"Removed \d files\.\nNothing is left outside of your projects\.\nClaude Code "
                     "keeps its own records of sessions", said), said
     assert below(home) == []
 
@@ -209,33 +209,72 @@ def test_removed_all_is_gone_that_was_written_outside_of_projects(install, run_c
     assert run_cli("skills", "install", "--user", env=env).returncode == 0
     assert run_cli("trust", "--yes", cwd=project, env=env).returncode in (0, 2)
     for name in ("state/subagent-fleet/trusted.json", "state/subagent-fleet/repositories.json",
-                 "share/subagent-fleet/other/deep.json"):
+                 "state/subagent-fleet/repositories.json.lock", "state/subagent-fleet/exam/app-1.json"):
         (home / ".local" / name).parent.mkdir(parents=True, exist_ok=True)
         (home / ".local" / name).write_text("{}")
     (home / ".cache/subagent-fleet/bytecode").mkdir(parents=True, exist_ok=True)
-    (home / ".cache/subagent-fleet/bytecode/0123.cpython").write_bytes(b"x")
+    (home / f".cache/subagent-fleet/bytecode/{'0b' * 32}.cpython-311-30b07f0").write_bytes(b"x")
     assert len(below(home)) > 10
 
     worktree = home / ".local/state/subagent-fleet/worktrees/repo-1/task"
     worktree.mkdir(parents=True)
+    repository = tmp_path / "it's mine"
+    repository.mkdir()
+    (worktree / ".git").write_text(f"gitdir: {repository}/.git/worktrees/task\n")
+    (worktree.parent / "lost").mkdir()
     done = install("--remove")
-    assert f"Kept: the command, and 1 worktree of tasks, such as {worktree}." in done.stdout
-    command = home / ".local/bin/subagent-fleet"
-    assert "`subagent-fleet task tidy`" in done.stdout.replace(f"python3 {SCRIPT}", "subagent-fleet")
-    done = subprocess.run([command, "task", "tidy", "--help"], env=clean_environment(HOME=home),
-                          capture_output=True)
-    assert done.returncode == 0, "what it says to type is still there"
+    assert "Kept: the command, and 2 worktrees of tasks. Type:\n" in done.stdout
+    assert f"  ls -la {worktree.parent / 'lost'}   # its repository is gone" in done.stdout
+    line, = re.findall("(?m)^  (cd .*) task tidy$", done.stdout)
+    path = f"{home}/.local/bin:{os.environ['PATH']}"
+    told = subprocess.run(["sh", "-c", f"{line.partition('&&')[0]} && pwd && subagent-fleet --version"],
+                          env=clean_environment(HOME=home, PATH=path), capture_output=True)
+    assert told.stdout.decode().startswith(f"{repository}\n"), "what it says to type is still there"
     kept = below(home)
-    assert kept[0] == ".claude/skills/mine/SKILL.md" and kept[-2:] == [
-        ".local/state/subagent-fleet/repositories.json", ".local/state/subagent-fleet/trusted.json"]
-    assert not any(".cache" in path for path in kept)
-    worktree.rmdir()
-    worktree.parent.rmdir()
+    assert kept[0] == ".claude/skills/mine/SKILL.md"
+    assert ".local/state/subagent-fleet/trusted.json" in kept and not any(".cache" in path for path in kept)
+    shutil.rmtree(worktree.parent)
     said = install("--remove").stdout
-    assert "nothing is left" in said and "`python3 subagent_fleet.py clean`" in said
+    assert "Nothing is left" in said and "`python3 subagent_fleet.py clean`" in said
     assert below(home) == [".claude/skills/mine/SKILL.md"]
     left = sorted(str(path.relative_to(home)) for path in home.rglob("*subagent*"))
     assert left == [], left
+
+
+def test_remove_takes_nothing_that_this_program_did_not_write(install, tmp_path):
+    """Somebody's checkout in its place, files beside its own, links out of it."""
+    home = tmp_path / "home"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    theirs = [".local/share/subagent-fleet/NOTES.md", ".local/share/subagent-fleet/tests/mine.py",
+              ".local/share/subagent-fleet/__pycache__/mine.cpython-311.pyc",
+              ".local/state/subagent-fleet/notes.json", ".cache/subagent-fleet/bytecode/notes.txt",
+              ".cache/subagent-fleet/wheel/x"]
+    assert install().returncode == 0
+    for name in theirs:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text("mine")
+    (elsewhere / "x.json").write_text("mine")
+    (home / ".local/state/subagent-fleet/exam").symlink_to(elsewhere)
+    said = install("--remove").stdout
+    for kind in ("share", "state"):
+        assert f"Kept: {home}/.local/{kind}/subagent-fleet: this program did not write" in said
+    assert below(home) == sorted(theirs) and (elsewhere / "x.json").read_text() == "mine"
+    assert "Nothing is left" not in said
+
+    (home / ".local/share").rename(home / ".local/other")
+    (home / ".local/share").mkdir()
+    (home / ".local/other/subagent-fleet/subagent_fleet.py").write_text("theirs")
+    (home / ".local/share/subagent-fleet").symlink_to(home / ".local/other/subagent-fleet")
+    assert install("--remove").returncode == 0
+    assert (home / ".local/other/subagent-fleet/subagent_fleet.py").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("word, fix", [
+    ("uninstall", "install --remove"), ("remove", "delete the entry of a machine or model from fleet.yaml")])
+def test_words_for_taking_away_lead_to_what_does(run_cli, word, fix):
+    done = run_cli(word, "mini")
+    assert done.returncode == 2 and f"\n  fix: {fix}" in done.stderr.replace("subagent-fleet ", "")
 
 
 def test_install_replaces_nothing_of_anybody_else(install, tmp_path):
