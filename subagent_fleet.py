@@ -364,7 +364,7 @@ class Receipt(Record):
     node: str | None
     context: int | None
     tries: tuple[Try, ...]
-    waited: float | None  # seconds for a slot
+    waited: float | None  # seconds for slots, without those that failed attempts took
     first_byte: float | None
     total: float
     input_tokens: int
@@ -381,6 +381,7 @@ class Receipt(Record):
     waited_for: str = ""  # the agent or session whose prompt was kept warm meanwhile
     chosen: str = ""  # why this machine, of those that could answer
     broken_calls: int = 0  # of the answer: dropped, because their arguments were not JSON
+    asked: float = 0.0  # seconds until the machine that answered was asked; 0: not known
     runs: str = ""  # `model` as its machine calls it; "": an older receipt
     digest: str = ""  # of that model, where the machine says it
 
@@ -13121,6 +13122,10 @@ class Seats:
         is_same = memory.links[-1] in links or (is_named and memory.links[1] == links[1])
         return memory if is_same else None
 
+    def own_tokens(self, ticket: Ticket) -> int:
+        """Return how many tokens of a request its conversation has had read here before."""
+        return self.find(ticket.prompt)[1] if self.find_own(ticket) else 0
+
     def read_seconds(self, tokens: int) -> float:
         """Return how long so many tokens take to read, 0 where that is not known."""
         return tokens / self.read_rate if self.read_rate else 0.0
@@ -13207,6 +13212,7 @@ class Seats:
             own.since = now
         own.give_up()
         ticket.known_at = reader.used if reader else 0.0
+        ticket.own = ticket.known if own else 0
         own.running, own.used, own.tokens = own.running + 1, now, prompt.tokens
         self._use(own)
         ticket.memory, ticket.began = own, now
@@ -13380,7 +13386,9 @@ class Ticket:
         # kept since then.
         self.known = self.need = 0
         self.known_at = 0.0  # when they were read last
-        self.known_elsewhere, self.elsewhere = 0, ""
+        # Of them, those of its own conversation, here and where most were.
+        self.own = self.own_elsewhere = 0
+        self.elsewhere = ""
 
 
 class Scheduler:
@@ -13489,10 +13497,10 @@ class Scheduler:
             seats = self.places[ticket.model.name].seats
             warm = seats.learn(ticket, end, seconds, self._clock())
             # The prompt's tokens were guessed; no more can be read than the machine counts.
-            again = min(max(ticket.known, ticket.known_elsewhere), end.input_tokens) - warm
+            again = min(max(ticket.own, ticket.own_elsewhere), end.input_tokens) - warm
             if again < LESSON_TOKENS:
                 return warm, 0, ""
-            if ticket.known_elsewhere > ticket.known:
+            if ticket.own_elsewhere > ticket.own:
                 return warm, again, f"moved from {ticket.elsewhere}"
             return warm, again, "pushed out"
 
@@ -13631,9 +13639,9 @@ class Scheduler:
         place = self.places[model.name]
         ticket.is_answered = False
         if ticket.prompt.links:
-            others = [(other.seats.find(ticket.prompt)[1], other.node)
+            others = [(other.seats.own_tokens(ticket), other.node)
                       for other in self._places_of(ticket) if other is not place]
-            ticket.known_elsewhere, ticket.elsewhere = max(others, default=(0, ""))
+            ticket.own_elsewhere, ticket.elsewhere = max(others, default=(0, ""))
             place.seats.begin(ticket, now)
         place.running += 1
         place.last_number = ticket.number
@@ -13952,6 +13960,7 @@ class Service:
 
     def _await_slot(self, ticket: Ticket) -> Model:
         """Wait in the queue; return the model that may be asked."""
+        began = self._world.clock()
         while not ticket.model:
             if self._server.stops:
                 raise Refusal(529, "the gateway is stopping")
@@ -13967,7 +13976,9 @@ class Service:
             while not (ticket.model or ticket.silent or self._server.stops
                        or woken.wait(CLIENT_SECONDS)):
                 self._wait(None, 0)
-        self._mark("waited")
+        self._mark("asked")
+        waited = (self._receipt["waited"] or 0.0) + self._world.clock() - began
+        self._receipt["waited"] = round(waited, 3)
         self._step("read", **describe_place(ticket.model))
         return ticket.model
 
@@ -13980,7 +13991,8 @@ class Service:
         if self._talk.answer_format and not backend.takes_formats:
             raise Refusal(400, f"response_format: {backend.title} takes none from this "
                           "dialect; ask for JSON in the prompt, or another model")
-        self._receipt["sent"] = translation.estimate
+        has_images = bool(translation.talk.images())  # what a machine counts for one, it knows
+        self._receipt["sent"] = 0 if has_images else translation.estimate
         self._row["tokens"] = 0
         self._writer = self._dialect.writes(self._talk, self._id)
         if self._has_headers:
@@ -14000,10 +14012,13 @@ class Service:
                 end = self._write(deltas)
                 if deltas and is_new:
                     is_new = False
+                    self._server.study_later(node.name)
                     if self._server.scheduler.succeed(ticket):
                         # Now: the last word may be minutes away.
                         self._server.tell_rest(node.name)
                 if end:
+                    if self._receipt["first_byte"] is None:  # it said nothing
+                        self._mark("first_byte")
                     self._learn(translation, end, ticket)
                     self._whole = None if end.stop else exchange
         finally:
@@ -14039,10 +14054,10 @@ class Service:
             return
         seconds = end.prompt_seconds
         if seconds is None:
-            seconds = receipt["first_byte"] - receipt["waited"]
+            seconds = receipt["first_byte"] - receipt["asked"]
         warm, again, why = self._server.scheduler.learn(ticket, end, seconds)
         receipt.update(cached_tokens=warm, read_again=again, read_again_why=why)
-        if 0.5 <= translation.weight / tokens <= 16:
+        if receipt["sent"] and 0.5 <= translation.weight / tokens <= 16:
             self._server.learned[translation.model.name].ratio = translation.weight / tokens
 
     def _flush(self, more: bytes = b"", *, last: bool = False) -> None:
@@ -14138,7 +14153,8 @@ def plan_row(receipt: Receipt) -> dict[str, Any]:
     for attempt in receipt.tries:
         at = began + (receipt.waited or 0.0)
         steps.append({"at": at, "what": "wait", "node": attempt.node, "why": attempt.why})
-    for what, after in (("read", receipt.waited), ("write", receipt.first_byte)):
+    asked = receipt.asked or receipt.waited
+    for what, after in (("read", asked), ("write", receipt.first_byte)):
         if after is not None and receipt.node:
             steps.append({"at": began + after, "what": what, **place})
     return {"kind": "request", "id": receipt.id, "session": receipt.session,
@@ -14489,6 +14505,7 @@ class Server(Reception):
             self.listen(keep_receipts(world, receipts, self.said.put))
 
         self.learned = {name: Learned() for name in fleet.models}
+        self._unstudied: set[str] = set()  # nodes that did not answer when they were studied
         self._held: dict[Visitor, int] = {}  # bytes of bodies; each thread changes its own
         # In Anthropic's words and in OpenAI's at once; nobody knows when a model was made.
         models = [{"type": "model", "id": alias, "display_name": alias,
@@ -14564,6 +14581,8 @@ class Server(Reception):
             self.refusal_of(error)
             why = "not asked"
         self.tell_rest(name, "", self.scheduler.end_rest(name, why), why)
+        if not why:
+            self.study_later(name)
 
     def _hello(self) -> dict[str, Any]:
         return {"fleet": self.fleet.name, "config": fleet_digest(self.fleet)}
@@ -14642,11 +14661,23 @@ class Server(Reception):
         """Learn meanwhile what the models can do, and how much of it stays warm."""
         threading.Thread(target=self.learn_abilities, daemon=True).start()
 
-    def learn_abilities(self) -> None:
-        """Ask the nodes what their models can do; who does not say is taken to be able."""
-        states = probe_nodes(self.world, self.fleet.nodes, PROBE_TIMEOUT_SECONDS,
-                             self.fleet.models)
+    def study_later(self, name: str) -> None:
+        """Learn it from a node that did not answer at the start, and does now."""
+        if name in self._unstudied:
+            self._unstudied.discard(name)
+            with contextlib.suppress(RuntimeError):  # the system gives no more threads now
+                threading.Thread(target=self.learn_abilities, args=(name,),
+                                 daemon=True).start()
+
+    def learn_abilities(self, only: str = "") -> None:
+        """Ask one node, or all, what their models can do; who does not say is able."""
+        nodes = {name: node for name, node in self.fleet.nodes.items() if only in ("", name)}
+        states = probe_nodes(self.world, nodes, PROBE_TIMEOUT_SECONDS, self.fleet.models)
+        if not only:
+            self._unstudied.update(name for name in nodes if not states[name].online)
         for model in self.fleet.models.values():
+            if model.node not in states:
+                continue
             for held in find_models(states[model.node].models, model.ollama_model):
                 self.learned[model.name].digest = held.digest
                 if held.capabilities is not None:
@@ -15124,7 +15155,7 @@ def _sum_up(group: Sequence[Judged]) -> Served:
     planned, why = _sum_up_plan(group)
     receipts = [one.receipt for one in group]
     waits = [receipt.waited for receipt in receipts if receipt.waited is not None]
-    firsts = sorted(max(receipt.first_byte - (receipt.waited or 0), 0)
+    firsts = sorted(max(receipt.first_byte - (receipt.asked or receipt.waited or 0), 0)
                     for receipt in receipts if receipt.first_byte is not None)
     sums = {}
     for key in ("input_tokens", "output_tokens", "read_again"):
@@ -29479,6 +29510,9 @@ test models). A model that takes no images is told from its first refusal on tha
 out, so that a picture does not end a conversation. What a request needs chooses among the
 models of its alias and their fallbacks before load does: one that sees images, one whose
 context holds the prompt, one that calls tools; the receipt says who was passed over for what.
+Machines with the same alias share its requests. A `fallback` answers only when the model that
+was asked for can't (its machine is down or skipped, the model is missing, the prompt is too
+long), never because it is busy.
 Each request leaves one line in `.subagent-fleet/requests.jsonl`: when, which agent session,
 alias, model, machine, waited, tokens, outcome; never a prompt, an answer or the key. `logs`
 shows them, with the agents' names; `serve --verbose` says the same as it happens, and who was
@@ -29868,8 +29902,9 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   `waited_for`: the agent or session whose prompt was kept warm meanwhile, `chosen`: why this
   machine, of those that could answer: least busy, knows the prompt, idle longest, ends
   sooner, no other was free, or nobody else has it, `broken_calls`: tool calls that were
-  dropped, because their arguments were no JSON object or were cut, `task`: whose session it
-  is; and the rest of the receipt)
+  dropped, because their arguments were no JSON object or were cut, `asked`: seconds until
+  the machine that answered was asked, `task`: whose session it is; and the rest of the
+  receipt)
 - `skills list`: `out`, `skills` (`skill`, `summary`, `installed`: absent, installed or
   differs, by program)
 - `env --shell json`: `set` (name: value), `unset` (names)

@@ -1093,7 +1093,7 @@ def test_logs_json_is_one_object(fleet, quick):
     assert first == {**ONE, "time": first["time"], "name": "main", "model": "", "route": "heavy",
                      "digest": "", "failures": [], "said": "",
                      "cached_tokens": 0, "read_again": 0, "read_again_why": "", "waited_for": "", "chosen": "",
-                     "broken_calls": 0,
+                     "broken_calls": 0, "asked": 0.0,
                      "sent": 0, "cloud": False, "passed_over": [], "task": ""}
     write_receipts(fleet, {**ONE, "runs": "big:30b"})
     named, = json.loads(quick("logs", "--json").stdout)["requests"]

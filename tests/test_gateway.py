@@ -44,6 +44,7 @@ from gateway_rig import (
     text_of,
     wait_until,
 )
+from matrix_cases import PIXEL
 from subagent_fleet import replace
 from tools import PROGRAM, clean_environment, free_port, limit_of, not_held_up
 
@@ -396,6 +397,22 @@ def test_count_tokens_learns_from_the_last_answer(rig):
     before = count()["input_tokens"]
     served.ask()
     assert before > 0 and count()["input_tokens"] == 12
+
+
+def test_an_answer_to_images_teaches_nothing_of_bytes_and_tokens(rig):
+    """A machine counts what it likes for an image: no prompt of words is judged by that."""
+    served = rig(says("A dot."))
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
+
+    def count():
+        return json.loads(served.raw(served.post(
+            {"model": "x", "messages": [{"role": "user", "content": "word " * 3000}]},
+            target="/v1/messages/count_tokens"))[2])["input_tokens"]
+    before = count()
+    for images in (1, 8):  # counted as 12 tokens
+        assert served.ask(messages=[{"role": "user", "content": [image] * images}])[0] == 200
+    assert count() == before
+    assert [receipt["sent"] for receipt in served.receipts(2)] == [0, 0], "no cut is proved by it"
 
 
 def test_one_connection_serves_many_requests_also_pipelined_and_chunked(rig):
@@ -1077,6 +1094,51 @@ def test_after_content_an_error_event_ends_the_stream(rig):
     assert receipt["chosen"] == "idle longest", "no other machine was chosen for it"
 
 
+def test_seconds_of_failed_attempts_are_no_wait_for_a_slot(rig):
+    def dies_late(node, connection):
+        node.gone.wait(0.6)
+        connection.close()
+    served = rig(dies_late, says("PONG"))
+    assert [served.ask()[0] for _ in range(2)] == [200, 200]  # one of them begins at the first
+    receipt, = (receipt for receipt in served.receipts(2) if receipt["tries"])
+    assert receipt["waited"] < 0.4 < 0.6 <= receipt["asked"] <= receipt["first_byte"]
+
+
+def test_a_wait_for_two_slots_is_counted_whole(rig):
+    gates = [threading.Event(), threading.Event()]
+
+    def busy(number):
+        def play(node, connection):
+            if len(node.requests) == 1:
+                gates[number].wait(20)
+                says("PONG")(node, connection)
+            elif number:
+                says("PONG")(node, connection)
+            else:
+                connection.close()
+        return play
+    served = rig(busy(0), busy(1))
+    scheduler = served.server.scheduler
+    clients = [served.connect() for _ in range(3)]
+    for count, client in enumerate(clients, 1):
+        client.sendall(served.post(request_of()))
+        wait_until(lambda count=count: scheduler.show()[1] + sum(running(scheduler).values()) == count)
+    wait_until(lambda: all(node.requests for node in served.nodes))
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > 0.3)
+    gates[0].set()
+    assert read_answer(clients[0].makefile("rb"))[0] == 200
+    wait_until(lambda: len(served.nodes[0].requests) == 2 and scheduler.show()[1] == 1)
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > 0.3)
+    gates[1].set()
+    assert [read_answer(client.makefile("rb"))[0] for client in clients[1:]] == [200, 200]
+    receipt, = (receipt for receipt in served.receipts(3) if receipt["tries"])
+    assert 0.6 <= receipt["waited"] <= receipt["asked"]
+    for client in clients:
+        client.close()
+
+
 def test_too_long_after_pings_is_an_error_event(rig, limits):
     limits(quiet=0.1)
     late = answers(400, "exceeds the available context size (5 tokens)")
@@ -1136,7 +1198,7 @@ def test_receipts_say_what_happened(rig):
                           "tries", "waited", "first_byte", "total", "input_tokens",
                           "output_tokens", "outcome", "sent", "cloud", "passed_over", "said",
                           "cached_tokens", "read_again", "read_again_why", "waited_for", "chosen",
-                          "broken_calls"}
+                          "broken_calls", "asked", "runs", "digest"}
     assert (first["session"], first["agent"], first["alias"]) == ("s-1", "a1", "x")
     assert (first["outcome"], first["input_tokens"], first["context"]) == ("ok", 12, 32768)
     assert 0 <= first["waited"] <= first["first_byte"] <= first["total"] < 10
@@ -1145,7 +1207,7 @@ def test_receipts_say_what_happened(rig):
     assert first["sent"] == round(len(body) / sf.BYTES_A_TOKEN) > 40
     wait_until(lambda: len(served.said) == 3)
     assert served.said[0].split() == ["Time", "Agent", "Model", "Machine", "Took", "Outcome"]
-    assert re.search(r"(?m)^..:..:..  planner[?] +m\d +n\d +(-|0\.\d s)  ok [(]waited .*, in 12, out \d[)]$",
+    assert re.search(r"(?m)^..:..:..  planner[?] +tiny +n\d +(-|0\.\d s)  ok [(]waited .*, in 12, out \d[)]$",
                      "".join(served.said)), served.said
     if os.name == "posix":
         assert stat.S_IMODE(served.receipts_path.stat().st_mode) == 0o600
@@ -1317,7 +1379,7 @@ def test_serve_says_where_and_answers_until_it_is_told_to_stop(tmp_path):
         program.process.send_signal(signal.SIGTERM)
         assert text_of(read_answer(connection.makefile("rb"))[2]) == "PONG"
     stdout, told = program.process.communicate(timeout=15)
-    assert program.process.returncode == 0 and re.search(rb"  main +m +a +0\.\d s  ok [(]", told)
+    assert program.process.returncode == 0 and re.search(rb"  main +tiny +a +0\.\d s  ok [(]", told)
     assert re.search(rb"(?m)^Served:\nMachine +Requests .*\na +1 +12 +3 ", stdout)
     receipt = json.loads((tmp_path / ".subagent-fleet" / "requests.jsonl").read_text())
     assert receipt["outcome"] == "ok"

@@ -83,6 +83,16 @@ def test_text(serve, backend, dialect, stream):
 
 
 @STREAMS
+def test_an_answer_that_says_nothing_is_an_answer(serve, backend, dialect, stream):
+    served = serve(plays(backend, dialect, END))
+    for _ in range(2):  # what was learned of the first does not end the second
+        answer = ask(served, dialect, stream=stream)
+        assert (answer.text, answer.calls, answer.error, answer.tokens) == ("", [], "", (12, 3))
+    assert {receipt["outcome"] for receipt in served.receipts(2)} == {"ok"}
+    assert not served.said or "bug" not in "".join(served.said)
+
+
+@STREAMS
 def test_thinking(serve, backend, dialect, stream):
     served = serve(plays(backend, dialect, ("thinking", "Let me "), ("thinking", "see."), ("text", "Yes."), END),
                    thinking=True)

@@ -6,7 +6,7 @@ import pytest
 
 import subagent_fleet as sf
 from doctor_facts import facts_with, make_fleet
-from gateway_rig import DONE, HEAD, Node, Rig, answers, fleet_of, line
+from gateway_rig import DONE, HEAD, Node, Rig, answers, fleet_of, line, wait_until
 from matrix_cases import PIXEL, TOOL
 from subagent_fleet import replace
 
@@ -115,6 +115,30 @@ def test_abilities_are_asked_of_the_nodes(fake_node, tmp_path):
     served.close()
     assert {name: known.abilities for name, known in served.server.learned.items()} \
         == {"m": ("completion", "tools"), "n": ("completion", "vision"), "o": None}
+
+
+def test_a_machine_that_sleeps_at_the_start_is_asked_when_it_answers(fake_node, tmp_path):
+    plain = fake_node({"tiny": {"capabilities": ["completion"]}})
+    awake = plain.endpoint
+    fleet = fleet_of(("m", "a", "x", {}), nodes={"a": "http://127.0.0.1:9"})
+    served = Rig(fleet, tmp_path)
+    served.server.learn_abilities()
+    assert served.server.learned["m"].abilities is None
+    served.server.fleet.nodes["a"] = sf.replace(fleet.nodes["a"], endpoint=awake)
+    assert served.ask()[0] == 200
+    wait_until(lambda: served.server.learned["m"].abilities == ("completion",))
+    served.close()
+
+
+def test_a_machine_whose_rest_ends_is_studied_once(fake_node, tmp_path):
+    plain = fake_node({"tiny": {"capabilities": ["completion"]}})
+    fleet = fleet_of(("m", "a", "x", {}), nodes={"a": "http://127.0.0.1:9"})
+    served = Rig(fleet, tmp_path)
+    served.server.learn_abilities()
+    assert served.ask()[0] == 529
+    served.server.fleet.nodes["a"] = sf.replace(fleet.nodes["a"], endpoint=plain.endpoint)
+    wait_until(lambda: served.server.learned["m"].abilities == ("completion",))
+    served.close()
 
 
 def test_whoever_is_passed_over_somebody_is_left():

@@ -279,6 +279,17 @@ def test_a_slow_machine_is_left_where_that_pays():
     assert tokens > 9_000 and why == f"moved from {'ab'['mn'.index(home)]}"
 
 
+@pytest.mark.parametrize("session", ["s", ""])
+def test_a_new_agent_has_read_nothing_before_though_its_system_prompt_was(session):
+    """Both begin with one system prompt, which the other machine has read."""
+    desk = Desk(("m", "a", "x", {}), ("n", "b", "x", {}))
+    for number in range(2):
+        prompt = sf.Beginnings((7, hash(number)), (9_900, 10_000), 10_000)
+        ticket = desk.scheduler.enter("x", sf.Conversation(session, f"a{number}" if session else ""),
+                                      prompt=prompt)
+        assert desk.answer(ticket, reason="tool_use") == (0, 0, "")
+
+
 def test_who_knows_a_prompt_is_told_whatever_the_client_calls_itself():
     desk = Desk(("m", "a", "x", {"max_parallel": 2}), ("n", "b", "x", {"max_parallel": 2}),
                 rooms=[900_000, 900_000])
