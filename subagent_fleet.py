@@ -1722,6 +1722,12 @@ def wrap_text(text: str, look: Look, *, indent: str = "") -> str:
     return "\n".join(lines)
 
 
+def quote_shell(text: str) -> str:
+    """Return text as one word of every shell; of fish only without quotes and backslashes."""
+    is_bare = re.fullmatch("(?a)[\\w./:-]+", text)
+    return text if is_bare else "'" + text.replace("'", "'\\''") + "'"
+
+
 # -- findings --
 
 # The worst first: its role.
@@ -4743,16 +4749,16 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
     advices = (*_advise_jobs(fleet, plan), *_advise_others(fleet, plan, silent))
 
     latest = latest_measurements(measured)
+    planned = {_place_of_model(load.model) for load in plan.placements}
     places = {_place_of_model(advice.now) for advice in advices if advice.now}
-    places.update(_place_of_model(load.model) for load in plan.placements)
     unmeasured = []
     found = []
-    for node, name in sorted(places):
+    for node, name in sorted(places | planned):
         known = latest.get((fleet.nodes[node].endpoint, name))
         if known:
             found.append(known)
-        else:
-            unmeasured.append(f"{name} on {node}")
+        elif (node, name) in planned:  # what goes needs no measuring
+            unmeasured.append((node, name))
     unknown = (*_plan_unknown(fleet, states, unmeasured), *_plan_ties(found))
     return Recommendation(fleet, silent, advices, starter, tuple(found), unknown)
 
@@ -4839,6 +4845,15 @@ def _keep_home(fleet: Fleet, state: NodeState) -> NodeState:
         if not clouds.get((state.name, full_model_name(model.name)), is_far)))
 
 
+def plan_unlisted(fleet: Fleet, state: NodeState) -> list[Model]:
+    """Return what a machine has at home that can chat and that the file does not name."""
+    own = set(map(_place_of_model, fleet.models.values()))
+    models = [Model(held.name, state.name, held.name, held.name,
+                    min(held.trained_context or MAIN_CONTEXT_TOKENS, MAIN_CONTEXT_TOKENS))
+              for held in _keep_home(fleet, state).models if rate_model(held).score]
+    return [model for model in models if _place_of_model(model) not in own]
+
+
 def _advise_jobs(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
     """Yield who does each job and who would."""
     jobs = plan_jobs(fleet)
@@ -4889,7 +4904,7 @@ def _list_settings(fleet: Fleet, plan: Assignment, now: Model, planned: Model) -
 
 
 def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState],
-                  unmeasured: Sequence[str]) -> Iterator[str]:
+                  unmeasured: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Yield what a recommendation does not know, and what would tell it."""
     narrow = []
     for name, state in states.items():
@@ -4901,8 +4916,13 @@ def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState],
         yield (f"The memory of {join_words(narrow)}. Without `memory_gb:` each machine gets "
                "only one model. Add it, then run `subagent-fleet recommend`.")
     if unmeasured:
-        yield (f"How well these would work: {some_of(unmeasured, 3)}. "
-               "Run `subagent-fleet bench`.")
+        own = set(map(_place_of_model, fleet.models.values()))
+        flags = ""
+        if not own.issuperset(unmeasured):  # unasked it measures what the file has
+            names = dict.fromkeys(name for _, name in unmeasured)
+            flags = "".join(f" --model {quote_shell(name)}" for name in names)
+        shown = some_of([f"{name} on {node}" for node, name in unmeasured], 3)
+        yield f"Never measured: {shown}. Run `subagent-fleet bench{flags}`."
 
 
 def _plan_ties(measured: Iterable[Measurement]) -> Iterator[str]:
@@ -5125,12 +5145,6 @@ def plan_verdict(findings: Sequence[Finding], step: str = ALL_LOADED, ready: str
     if step.startswith("Ready"):  # but for its gateway
         return ", with ".join(["Ready", *counts]) + step[len("Ready"):]
     return f"{', with '.join([ready, *counts])}. {step}"
-
-
-def quote_shell(text: str) -> str:
-    """Return text as one word of every shell; of fish only without quotes and backslashes."""
-    is_bare = re.fullmatch("(?a)[\\w./:-]+", text)
-    return text if is_bare else "'" + text.replace("'", "'\\''") + "'"
 
 
 def _locate(fleet: Fleet, *path: str) -> str:
@@ -25092,8 +25106,8 @@ EXAM_WORDS = (
 
 
 @command("bench", "measure what each model can do: speed, tool calls, context", CONFIG, OUT,
-         Flag("--model", "only this model; may be repeated", "MODEL", REPEAT,
-              offers=("models",)),
+         Flag("--model", "only this one, of the file or of a machine; may be repeated", "MODEL",
+              REPEAT, offers=("models",)),
          Flag("--quick", "ask fewer questions, none longer than a model reads in 5 seconds"),
          Flag("--exam", "let each model redo fixes from this repository's history"),
          *EXAM_WORDS, TRUST, JSON,
@@ -25101,7 +25115,6 @@ EXAM_WORDS = (
                                "bench --exam --questions 20"), excludes=("exam quick",))
 def cmd_bench(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
-    check_names("model", options.model, fleet.models, fleet.name)
     idle = [flag.name for flag in EXAM_WORDS if getattr(options, name_of(flag))]
     if idle and not options.exam:
         raise FleetError("usage", f"bench: {some_of(idle)}: for the exam only",
@@ -25192,9 +25205,21 @@ def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
 def find_chosen(fleet: Fleet, options: Namespace, world: World
                 ) -> Iterator[tuple[Model, NodeState, NodeModel]]:
     """Yield the models to ask, with what their nodes say; who costs money only if named."""
+    if options.exam:  # for which a model needs a route
+        check_names("model", options.model, fleet.models, fleet.name)
     states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
-    for model in fleet.models.values():
-        if model.name in options.model if options.model else not model.cloud:
+    models = list(fleet.models.values())
+    if options.model and not options.exam:
+        models += [model for state in states.values() for model in plan_unlisted(fleet, state)]
+        places = {full_model_name(model.ollama_model): model.ollama_model for model in models}
+        check_names("model", [name for name in options.model
+                              if full_model_name(name) not in places],
+                    [*fleet.models, *places.values()], fleet.name)
+    full_names = set(map(full_model_name, options.model))
+    for model in models:
+        is_named = (model.name in options.model
+                    or full_model_name(model.ollama_model) in full_names)
+        if is_named or not (options.model or model.cloud):
             state = states[model.node]
             held = next(iter(find_models(state.models, model.ollama_model)), NodeModel(""))
             yield model, state, held

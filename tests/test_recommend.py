@@ -137,7 +137,7 @@ def test_what_is_not_known_is_said(house, capsys):
     assert found["unknown"] == [
         "The memory of mini. Without `memory_gb:` each machine gets only one model. Add it, then "
         "run `subagent-fleet recommend`.",
-        "How well these would work: qwen3:8b on laptop, qwen3-coder:30b on mini. "
+        "Never measured: qwen3:8b on laptop, qwen3-coder:30b on mini. "
         "Run `subagent-fleet bench`."]
 
 
@@ -174,6 +174,22 @@ EDITS = {
     "tiers": lambda text: text.replace("  # claude: {haiku: heavy-coder}  #",
                                        "  claude: {haiku: small-coder, main: heavy-coder}  #"),
 }
+
+
+def test_what_was_never_measured_is_measured_by_what_is_advised(house, tmp_path, capsys):
+    house["laptop"].models["devstral:24b"] = {"parameters": "23.6B"}
+    sentence, = [each for each in report(capsys)[1]["unknown"] if each.startswith("Never measured")]
+    # qwen3:8b is in the file, but would be removed.
+    assert sentence == ("Never measured: devstral:24b on laptop, qwen3-coder:30b on mini. Run "
+                        "`subagent-fleet bench --model devstral:24b --model qwen3-coder:30b`.")
+    words = re.search("subagent-fleet (bench .*)`", sentence)[1].split()
+    sf.main([*words, "--quick"])
+    measured = {known.model for known in sf.parse_measurements(
+        (tmp_path / ".subagent-fleet/bench.json").read_bytes())}
+    assert measured == {"devstral:24b", "qwen3-coder:30b"}
+    # These called no tool, so others are planned: what was measured is named no more.
+    unknown = " ".join(report(capsys)[1]["unknown"])
+    assert "devstral:24b" not in unknown and "qwen3-coder:30b" not in unknown
 
 
 @pytest.mark.parametrize("edit", EDITS)

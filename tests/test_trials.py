@@ -632,6 +632,21 @@ agents: {planner: {model: m, description: d}}
     assert done.returncode == 3 and "you have not agreed to that" in done.stderr
 
 
+@pytest.mark.parametrize("word", ["spare:3b", "SPARE:3b"])
+def test_bench_measures_what_a_machine_has_beside_the_file(benched, quick, tmp_path, word):
+    coder, _ = benched()
+    coder.node.models["spare:3b"] = {}
+    coder.node.models["far:cloud"] = {}
+    assert list(results(quick("bench", "--quick", "--json", "--model", word))) == ["spare:3b"]
+    assert kept(tmp_path)["spare:3b"].node == "mini"
+    assert set(results(quick("bench", "--quick", "--json"))) == {"coder:30b", "small:8b"}
+    assert set(results(quick("bench", "--quick", "--json", "--model", "coder:30b"))) == {"coder:30b"}
+    done = quick("bench", "--model", "far:cloud")  # it would leave the house
+    assert done.returncode == 2 and "unknown model `far:cloud`" in done.stderr
+    done = quick("bench", "--exam", "--model", "spare:3b")  # which needs a route
+    assert done.returncode == 2 and "unknown model" in done.stderr or "repository" in done.stderr
+
+
 def test_bench_of_an_unknown_model_is_refused(benched, quick):
     benched()
     done = quick("bench", "--model", "codr")
