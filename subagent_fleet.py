@@ -20775,7 +20775,8 @@ def find_config(world: World, typed: str | None) -> str:
     path = search_config(world, world.directory, shown="")
     if not path:
         raise FleetError("no-config", "no fleet.yaml in this directory or its parents (up to "
-                         "the git root)", fix="subagent-fleet init")
+                         "the git root)",
+                         fix="subagent-fleet init; or cd to the project that has one")
     return path
 
 
@@ -26245,9 +26246,29 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
         ask_trust(fleet, options, world)
         backing = replace(backing, key=need_key(workspace_of(fleet, options, world), fleet))
         backing.serve()
-    elif any(task.talks for task in tasks.values()) and folder.is_news("no fleet"):
+        return backing
+    refuse_keyless_aider(tasks, folder)
+    if any(task.talks for task in tasks.values()) and folder.is_news("no fleet"):
         tell(world, "No fleet.yaml here: agents use their own login and model.\n")
     return backing
+
+
+AIDER_FILES = (".aider.conf.yml", ".env")  # in which aider looks for a model or a key
+
+
+def refuse_keyless_aider(tasks: Mapping[str, TaskSpec], folder: Folder) -> None:
+    """Refuse aider where it would wait five minutes for a login in a browser (0.86.2)."""
+    world = folder.world
+    names = [name for name, task in tasks.items() if task.coder == "aider" and not task.model]
+    if not names or any(word.endswith("_API_KEY") for word in world.environ):
+        return
+    if any(world.kind_of(world.path(place, name)) == "file"
+           for place in (world.home, folder.repository.main) for name in AIDER_FILES):
+        return
+    raise FleetError("coder-login", f"{some_of(names, 3)}: aider has no model and no key, and "
+                     "would wait for a login in a browser", status=EXIT_REFUSED,
+                     fix="export OPENAI_API_KEY=… (or another provider's); or subagent-fleet "
+                         "init, for models of your own")
 
 
 def tell_dirty(folder: Folder) -> None:
@@ -26388,6 +26409,33 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
     return sum_up_run([job], stops, world)
 
 
+def tell_starts(job: RunJob) -> None:
+    """Say how many tasks start now, why the others do not, and how to use other machines."""
+    sight = see_tasks(job.folder, job.backing)
+    tasks = {name: state for name, state in sight.tasks.items()
+             if state.state != "waiting" or not job.only or name in job.only}
+    starts = plan_starts(tasks, sight.limits, sight.now)
+    held = [state for name, state in tasks.items() if state.state == "waiting"
+            and name not in starts and not blockers_of(state, tasks)]
+    if not held:
+        return
+    begun = {**tasks, **{name: replace(tasks[name], state="running") for name in starts}}
+    why = explain_wait(held[0], begun, sight.limits, sight.now)
+    start = "starts" if len(starts) == 1 else "start"
+    wait = "waits" if len(held) == 1 else "wait"
+    text = f"{count_of(starts, 'task')} {start} now; {len(held)} {wait} {why}."
+    fleet = job.backing.fleet
+    aliases = {sight.limits.aliases.get(state.name, "") for state in held}
+    if fleet and len(aliases) == 1 and not any(state.task.agent for state in held):
+        used = {model.node for model in fleet.models.values() if model.alias in aliases}
+        others = [f"`--agent {name}` ({fleet.models[agent.model].node})"
+                  for name, agent in fleet.agents.items()
+                  if fleet.models[agent.model].node not in used]
+        if others:
+            text += f" To use other machines: {some_of(others, 3)}."
+    tell(job.folder.world, f"{text}\n")
+
+
 def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: World) -> int:
     """Let the supervisors work to the end, or until a signal; say what it came to."""
     stops: list[str] = []
@@ -26397,6 +26445,7 @@ def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: Worl
     try:
         for job in jobs:
             job.begin(changed)
+            tell_starts(job)
         while not stops:
             did = False
             for job in list(jobs):
@@ -26501,6 +26550,7 @@ def mark_task(state: str, look: Look) -> Cell:
 
 
 TASK_NOW_WIDTH = 44
+TIDIED_LIMIT = 4  # so many in a list are more than its reader looks for
 
 
 def format_tasks(rows: Sequence[TaskRow], look: Look = PLAIN) -> str:
@@ -26582,8 +26632,18 @@ def show_sight(sight: TaskSight, world: World) -> None:
     if sight.unreadable:
         world.err(f"{count_of(sight.unreadable, 'state file')} could not be read.\n")
     world.out(format_tasks(rows, look) if rows else f"No tasks. Start one: {ADD_A_TASK}\n")
-    advice = [suggest_retry(sight.tasks), "" if sight.holder else suggest_run(sight.tasks)]
+    advice = [suggest_retry(sight.tasks), "" if sight.holder else suggest_run(sight.tasks),
+              suggest_forget(sight.tasks)]
     world.err(wrap_text("".join(f"{line}\n" for line in advice if line), look))
+
+
+def suggest_forget(tasks: Mapping[str, TaskState]) -> str:
+    """Return what shortens a list of many tasks that are done and tidied away; or nothing."""
+    names = [name for name, state in tasks.items()
+             if state.state == "done" and not state.git and not state.forgotten]
+    if len(names) < TIDIED_LIMIT:
+        return ""
+    return f"Shorten this list: subagent-fleet task forget {' '.join(names)}"
 
 
 def see_folder(folder: Folder, options: Namespace) -> TaskSight:
@@ -27186,7 +27246,7 @@ def format_agent_line(line: bytes) -> list[str]:
         "result": f"result     {event.get('subtype')}: "
                   f"{event.get('result') or event.get('errors')}",
         "init": f"begins     session {event.get('session_id')}, model {event.get('model')}",
-        "api_retry": f"retry      {event.get('error_status')} {event.get('error')}",
+        "api_retry": f"retry      {describe_api_retry(event)}",
         "permission_denied": f"denied     {event.get('tool_name')}: {event.get('message')}"}
     lines = [known.get(str(event.get("subtype") if kind == "system" else kind), "")]
     if kind == "control_request":
@@ -27197,6 +27257,13 @@ def format_agent_line(line: bytes) -> list[str]:
                  for block in (content if isinstance(content, list) else ())
                  if kind == "assistant" or block.get("type") == "tool_result"]
     return [" ".join(line.split("\n")) for line in lines if line]
+
+
+def describe_api_retry(event: Mapping[str, Any]) -> str:
+    """Return why Claude Code asks again; of a server that is gone it knows nothing (2.1.327)."""
+    words = [str(event[word]) for word in ("error_status", "error")
+             if event.get(word) not in (None, "unknown")]
+    return " ".join(words) or "no answer from the server"
 
 
 def _format_block(block: Mapping[str, Any]) -> str:
@@ -27414,8 +27481,10 @@ def cmd_skills_list(options: Namespace, world: World) -> int:
                 for name, skill in skills.items()]
         print_report(world, "skills list", {"out": workspace.out, "skills": rows})
     else:
-        world.out(format_changes(f"Below {workspace.out}:", [*states.items()], look_of(world))
-                  + "`subagent-fleet skills install` writes the absent ones.\n")
+        text = format_changes(f"Below {workspace.out}:", [*states.items()], look_of(world))
+        if "absent" in states.values():
+            text += "`subagent-fleet skills install` writes the absent ones.\n"
+        world.out(text)
     return EXIT_OK
 
 

@@ -298,7 +298,7 @@ def test_doctor_without_a_config_checks_the_machine(run_here, tmp_path):
     assert done.returncode == 1
     assert "Claude Code is not on the PATH" in done.stdout
     assert done.stdout.splitlines()[-1] == \
-        "Not ready: 1 error, 1 warning. First: subagent-fleet init"
+        "Not ready: 1 error, 1 warning. First: subagent-fleet init; or cd to the project that has one"
 
 
 def test_doctor_with_an_invalid_config_shows_the_line(doctor):

@@ -37,7 +37,7 @@ SAYS = {
     "skills install": (0, r"subagent-fleet-setup/SKILL.md +created"),
     "status": (0, ROUTE), "status --check": (1, ROUTE), "task answer": (1, "parser"),
     "task diff": (1, "parser|jwt-a"), "task log": (0, "run/tasks/parser"),
-    "task retry": (0, r"parser +waiting"), "task say": (0, r"parser .*Leave the docs alone"),
+    "task retry": (1, r"parser +waiting"), "task say": (0, r"parser .*Leave the docs alone"),
     "task stop": (0, r"parser +stopped"), "task tidy": (0, "(?i)tidy"),
     "tasks": (0, r"jwt-a +waiting"), "tasks parser --json": (0, '"state": "waiting"'),
     "trace": (0, "session"), "trace --audit": (1, "session"),

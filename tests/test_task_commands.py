@@ -434,6 +434,45 @@ def test_all_takes_no_new_tasks_and_stdin_is_read_once(typist):
     assert "--check" in typist.run("completion", "--", "run", "", cwd=typist.rig.place).split()
 
 
+@pytest.mark.slow
+def test_a_run_says_how_many_start_and_how_other_machines_work(typist):
+    path = typist.rig.repo / "fleet.yaml"
+    path.write_text(path.read_text().replace("max_parallel: 4", "max_parallel: 1").replace(
+        "agents: {", 'agents: {scout: {model: small, description: Looks.}, ').replace(
+        "nodes: {", 'nodes: {gpu: {endpoint: "http://127.0.0.2:9"}, ').replace(
+        "models: {", "models: {small: {node: gpu, ollama_model: \"qwen3:8b\", "
+        "litellm_alias: small-local, context: 65536}, "))
+    typist.run("generate")
+    typist.run("run", "a:@write x y", "b:@write x y", "c:@write x y", "--check", "true")
+    told = " ".join(typist.err.split())
+    assert ("1 task starts now; 2 wait for a slot of big-local (1 of 1 in use). "
+            "To use other machines: `--agent scout` (gpu).") in told
+    typist.run("run", "d:@write x y", "--check", "true")
+    assert "starts now" not in typist.err
+    typist.run("run", "e:@write x y", "f:@write x y", "--agent", "implementer", "--check", "true")
+    assert "1 task starts now; 1 waits for" in typist.err and "--agent" not in typist.err
+    typist.run("tasks")
+    assert "task forget" not in typist.err  # nothing is tidied yet
+    typist.run("task", "tidy")
+    typist.run("tasks")
+    assert "Shorten this list: " in typist.err and "task forget a b c d e f\n" in typist.err
+    typist.run("task", "forget", *"abcdef")
+    assert typist.run("tasks").startswith("No tasks.") and typist.err == ""
+
+
+@pytest.mark.slow
+def test_aider_without_a_key_does_not_wait_for_a_browser(rig):
+    typist = Typist(rig, fleet=False)
+    rig.program("aider", 'echo "$OPENAI_API_KEY" > key')
+    typist.run("run", "a:x", "--coder", "aider", status=3)  # slug "coder-login"
+    assert "wait for a login in a browser" in typist.err and typist.rig.tasks() == {}
+    typist.run("run", "a:x", "--coder", "aider", env={"OPENAI_API_KEY": "sk-1"})
+    typist.run("run", "b:x", "--coder", "aider", "--model", "ollama_chat/qwen3")
+    (rig.home / ".aider.conf.yml").write_text("model: x\n")
+    typist.run("run", "c:x", "--coder", "aider")
+    assert set(rig.states().values()) == {"review"}
+
+
 # -- an outcome is what happened --
 
 @pytest.mark.slow
