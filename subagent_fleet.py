@@ -27566,6 +27566,9 @@ import sys; sys.path[0] = {}; import subagent_fleet; subagent_fleet.main_and_end
 """
 
 
+SHORT_NAME = "flt"  # the same command, where no other program has this name
+
+
 # Where a line counts for new terminals, by the shell.
 START_FILES = {"zsh": "~/.zshrc", "bash": "~/.bashrc", "fish": "~/.config/fish/config.fish"}
 
@@ -27587,14 +27590,23 @@ def cmd_install(options: Namespace, world: World) -> int:
                          f"{command} already exists, and `install` did not write it",
                          status=EXIT_REFUSED, fix=f"mv {quote_shell(command)} "
                                                   f"{quote_shell(command + '.old')}")
+    commands = [command]
+    short = world.path(world.parent(command), SHORT_NAME)
+    kind = world.kind_of(short, follow=False)
+    if kind == "file" and world.read_bytes(short) == launcher:
+        commands.append(short)
     if options.remove:
-        return remove_install(world, command)
+        return remove_install(world, commands)
 
     source = read_own_source(world, "install")
     copy = world.path(place, "subagent_fleet.py")
-    world.replace_files([(copy, source, 0o644), (command, launcher, 0o755)])
+    if kind == "absent" and not world.which(SHORT_NAME):  # else another program has it
+        commands.append(short)
+    world.replace_files([(copy, source, 0o644),
+                         *((path, launcher, 0o755) for path in commands)])
     world.keep_bytecode(copy)
-    world.out(f"Installed: {command} ({__version__})\n")
+    shorter = f"; `{SHORT_NAME}` is short for it" if short in commands else ""
+    world.out(f"Installed: {command} ({__version__}){shorter}\n")
     if world.which("subagent-fleet") != command:
         _, shell = world.split(world.environ.get("SHELL", ""))
         name = START_FILES.get(shell, "your shell's start file")
@@ -27623,7 +27635,7 @@ USER_FILES = {
 USER_DIRECTORIES = ("bytecode", "__pycache__", "exam", "worktrees/*", "worktrees", "")
 
 
-def remove_install(world: World, command: str) -> int:
+def remove_install(world: World, commands: Sequence[str]) -> int:
     """Remove all that this program wrote outside of projects, but no worktree of a task."""
     home = Workspace(world, world.home)
     taught = home.compare(None, tuple(target.name for target in TAUGHT))
@@ -27636,8 +27648,9 @@ def remove_install(world: World, command: str) -> int:
     kinds = ["cache"]
     if not worktrees:  # else the command stays, too: `task tidy` is still to be typed
         kinds += ["data", "state"]
-        count += world.kind_of(command, follow=False) == "file"
-        world.remove(command)
+        for command in commands:
+            count += world.kind_of(command, follow=False) == "file"
+            world.remove(command)
     count += sum(remove_user_files(world, kind) for kind in kinds)
     world.out(f"Removed {count_of(count, 'file')}.\n")
 
@@ -27707,7 +27720,7 @@ _subagent_fleet() {
   local IFS=$'\\n'
   COMPREPLY=($("$1" completion -- "${COMP_WORDS[@]:1:$COMP_CWORD}" 2>/dev/null))
 }
-complete -o default -F _subagent_fleet subagent-fleet
+complete -o default -F _subagent_fleet subagent-fleet flt
 """
 COMPLETIONS = {
     "bash": _BASH_COMPLETION,
@@ -27716,7 +27729,7 @@ whence compdef >/dev/null || { autoload -U compinit && compinit; }
 autoload -U +X bashcompinit && bashcompinit
 """ + _BASH_COMPLETION,
     # Fish leaves out what the last word does not begin.
-    "fish": "complete -c subagent-fleet "
+    "fish": "complete -c subagent-fleet -c flt "
             "-a '(subagent-fleet completion -- (commandline -opc)[2..-1] "
             "\"\" 2>/dev/null)'\n"}
 

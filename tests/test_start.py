@@ -179,7 +179,9 @@ def test_installed_it_is_a_command_and_removed_nothing_is_left(install, tmp_path
     (tmp_path / "marshal.py").write_text("open('ran', 'w')\n")
     done = subprocess.run(["subagent-fleet", "validate"], cwd=str(tmp_path), env=env,
                           capture_output=True)
-    assert done.returncode == 1 and done.stderr.endswith(b"\n  fix: subagent-fleet init\n")
+    assert done.returncode == 1 and b"\n  fix: subagent-fleet init; or cd" in done.stderr
+    short = subprocess.run(["flt", "nonsense"], cwd=str(tmp_path), env=env, capture_output=True)
+    assert short.returncode == 2 and short.stderr.endswith(b"\n  fix: flt --help\n")
     assert not (tmp_path / "ran").exists()
 
     assert install(path=str(command.parent)).stdout.count("\n") == 1  # again; now it is found
@@ -275,6 +277,24 @@ def test_remove_takes_nothing_that_this_program_did_not_write(install, tmp_path)
 def test_words_for_taking_away_lead_to_what_does(run_cli, word, fix):
     done = run_cli(word, "mini")
     assert done.returncode == 2 and f"\n  fix: {fix}" in done.stderr.replace("subagent-fleet ", "")
+
+
+def test_the_short_name_is_left_to_who_has_it(install, tmp_path):
+    theirs = tmp_path / "home/.local/bin/flt"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("a filter\n")
+    assert "flt" not in install().stdout and theirs.read_text() == "a filter\n"
+    install("--remove")
+    assert theirs.read_text() == "a filter\n"
+    elsewhere = tmp_path / "bin/flt"
+    elsewhere.parent.mkdir()
+    theirs.replace(elsewhere)
+    elsewhere.chmod(0o755)
+    assert "flt" not in install(path=str(elsewhere.parent)).stdout and not theirs.exists()
+    assert "`flt` is short for it" in install().stdout and theirs.exists()
+    assert "`flt` is short for it" in install(path=str(theirs.parent)).stdout  # again
+    install("--remove")
+    assert not theirs.exists()
 
 
 def test_install_replaces_nothing_of_anybody_else(install, tmp_path):

@@ -784,6 +784,15 @@ def test_events_and_tidying_look_so(golden, columns):
     assert not columns or max(map(sf.width_of, text.splitlines())) <= columns
 
 
+@pytest.mark.parametrize("said, shown", [
+    ({"error_status": None, "error": "unknown"}, "no answer from the server"), ({}, "no answer from the server"),
+    ({"error_status": 529, "error": "unknown"}, "529"),
+    ({"error_status": 429, "error": "rate_limit"}, "429 rate_limit")])
+def test_a_request_that_is_sent_again_says_why_as_far_as_is_known(said, shown):
+    line = json.dumps({"type": "system", "subtype": "api_retry", **said}).encode()
+    assert sf.format_agent_line(line) == [f"retry      {shown}"]
+
+
 def test_times_are_short():
     spans = {None: "-", 0.01: "0.0 s", 0.7: "0.7 s", 4: "4 s", 22.14: "22.1 s", 59.99: "1m00s", 130: "2m10s",
              720: "12m00s", 7260: "2h01m", 260000: "3d"}
