@@ -771,6 +771,8 @@ _ODD_BLANKS = ("\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008
 _BLANKS = _Pattern(r"[ \n]*")
 _GAP = _Pattern(r"(?:[ \n]+|#[^\n]*)*")  # blanks and comments
 _MARKER = _Pattern(r"(?m)^(?:---|\.\.\.)(?=[ \t\n]|\Z)")
+# What git leaves in a file that two people changed. Only inside quotes it may be text.
+_CONFLICT = _Pattern(r"(?m)^(?:<{7}|\|{7}|>{7})(?: .*)?$|^={7}$")
 _DASH = _Pattern(r"-(?=[ \t\n]|\Z)")
 _COLON = _Pattern(r" *:(?=[ \t\n]|\Z)")
 # How plain text begins, and what ends it, in block style and between brackets.
@@ -912,7 +914,12 @@ class Document:
              slug: str = "syntax") -> NoReturn:
         """Refuse what is at a place, by default because it cannot be there."""
         at = self.at if at is None else at
-        if not what:
+        conflict = _CONFLICT.search(self.text)
+        if conflict:
+            at, size, slug = conflict.start(), len(conflict[0]), "conflict"
+            what = "this is a git conflict"
+            fix = "choose a side: keep one version, and remove the lines of git's marks"
+        elif not what:
             char = self.text[at:at + 1]
             usual = ("syntax", f"`{_visible(char)}` cannot be here",
                      "remove it, or quote the text")
