@@ -6994,7 +6994,7 @@ class Turn(Record):
 
 
 class Parts(dict):  # type: ignore[type-arg]
-    """What was said: lists by the field of a Turn that they belong to, or `found`."""
+    """What was said: lists by the field of a Turn that they belong to, `found` or `unshown`."""
 
     def __missing__(self, kind: str) -> list[Any]:
         self[kind] = []
@@ -7030,6 +7030,8 @@ class Talk(Record):
     is_stream: bool = False
     thread: str = ""  # what the client calls the conversation, where its body says so
     came: int = 0  # when, in seconds: some answers say it
+    wants_usage: bool = False  # in a last event of its own, which not every client expects
+    unshown: str = ""  # why only a cloud that is asked as it came can be shown all of it
     original: Mapping[str, Any] | None = None  # the Messages request that it was read from
 
     def images(self) -> list[str]:
@@ -7202,7 +7204,7 @@ _TOO_LONG = tuple(map(_Pattern, (
     r"maximum (?:context|model) length (?:is|of) (?P<most>\d{1,9})(?: tokens)?"
     r"(?:\D{1,99}(?P<n>\d{1,9}))?")))
 _NO_IMAGES = _Pattern(r"does not support (?:vision|image)|image input|not a multimodal model")
-_NOT_THERE = _Pattern(r"model '[^']{1,256}' not found|does not exist")
+_NOT_THERE = _Pattern(r"(?i)\bmodel ([`'\"])[^`'\"]{1,256}\1 (?:not found|does not exist)")
 _NOT_ABLE = _Pattern(r"does not support|image input")
 
 
@@ -7221,6 +7223,7 @@ class Backend(ABC):
     version_field = ""  # on its version page; "": it says none
     list_field, list_key = "data", "id"  # where its list is, and a model's name in an entry
     takes_formats = True  # it can be asked for JSON, or for what a schema says
+    takes_messages = False  # it gets a Messages request as it came
     reads: type[Reader]
 
     @property
@@ -7245,15 +7248,17 @@ class Backend(ABC):
         return Ask(path, extract, payload)
 
     def _entries(self, value: Any, path: str) -> list[dict[str, Any]]:
-        """Return the entries of a model list, each with its name; null is an empty list."""
+        """Return the entries of a model list that have a name; null is an empty list."""
         entries = value.get(self.list_field, "") if isinstance(value, dict) else ""
         entries = [] if entries is None else entries
         key = self.list_key
-        if (not isinstance(entries, list)
-                or not all(read_field(entry, key) for entry in entries)):
+        named = []
+        if isinstance(entries, list):
+            named = [entry for entry in entries if read_field(entry, key)]
+        if not named and entries != []:
             raise NodeFailure("bad answer", f"{path} holds no list of models")
         # Ollama's own order changes by ask.
-        return sorted(entries, key=lambda entry: entry[key])
+        return sorted(named, key=lambda entry: entry[key])
 
     def _list(self, path: str, make: Callable[[dict[str, Any]], Any]) -> Ask:
         """Ask for a list of models; `make` makes something of each entry."""
@@ -8242,6 +8247,7 @@ class Anthropic(ChatServer):
 
     name = "anthropic"
     takes_formats = False  # it would ignore them without a word
+    takes_messages = True
 
     def key_headers(self, key: str) -> dict[str, str]:
         return {"x-api-key": key}
@@ -8265,8 +8271,7 @@ class Anthropic(ChatServer):
     def chat(self, talk: Talk, model: Model) -> Ask:
         if talk.original is None:
             return super().chat(talk, model)
-        payload = {**talk.original, "model": model.ollama_model, "max_tokens": min(
-            talk.max_tokens or model.max_output, model.max_output)}
+        payload = {"max_tokens": model.max_output, **talk.original, "model": model.ollama_model}
         return Ask("/v1/messages", error_words, payload, {"anthropic-version": "2023-06-01"})
 
     def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
@@ -8483,7 +8488,12 @@ class _History:
 
     def turns(self) -> tuple[Turn, ...]:
         return tuple(Turn(role, **{kind: tuple(values) for kind, values in parts.items()
-                                   if kind != "found"}) for role, parts in self._turns)
+                                   if kind not in ("found", "unshown")})
+                     for role, parts in self._turns)
+
+    def unshown(self) -> str:
+        """Return why a local model cannot be shown all of it, "" if it can."""
+        return next((why for _, parts in self._turns for why in parts["unshown"]), "")
 
 
 def _block_text(block: dict[str, Any], name: str, where: str) -> str:
@@ -8523,8 +8533,9 @@ def _read_text(block: dict[str, Any], where: str, parts: Parts) -> None:
 def _read_image(block: dict[str, Any], where: str, parts: Parts) -> None:
     source = read_field(block, "source", dict)
     if source.get("type") != "base64":
-        raise Refusal(400, f"{where}: a local model can only be shown base64 "
-                      "images, not URLs")
+        parts["unshown"].append(f"{where}: a local model can only be shown base64 "
+                                "images, not URLs")
+        return
     _read_pixels(_block_text(source, "data", where), where, parts)
 
 
@@ -8594,6 +8605,7 @@ def _read_result(call_id: str, content: object, where: str, parts: Parts, *,
         text = f"Error: {text}"
     parts["results"].append(Result(call_id, text, tuple(inside["images"])))
     parts["found"] += inside["found"]
+    parts["unshown"] += inside["unshown"]
     return parts
 
 
@@ -8890,7 +8902,8 @@ class Messages(Dialect):
             sampling=_read_sampling(request),
             stops=_read_stops(request.get("stop_sequences"), "stop_sequences"),
             is_stream=request.get("stream") is True,
-            original=request)
+            original=request,
+            unshown=history.unshown())
 
 
 # -- what Chat Completions and Responses share --
@@ -8932,6 +8945,8 @@ class _OpenTools:
         name = own_name
         if name in self._by_name:
             name = f"{namespace}__{own_name}"
+        while name in self._by_name:  # which may be the name of another tool
+            name += "_"
         is_custom = kind == "custom"
         schema = _custom_schema(words) if is_custom else read_field(words, "parameters", dict)
         self._names[namespace, own_name] = name
@@ -9025,7 +9040,8 @@ class OpenDialect(Dialect):
             stops=_read_stops(request.get("stop"), "stop"),
             answer_format=_read_format(form),
             is_stream=request.get("stream") is True,
-            thread=read_field(request, "prompt_cache_key"))
+            thread=read_field(request, "prompt_cache_key"),
+            wants_usage=first_field(request, ("stream_options.include_usage",), bool))
 
     @abstractmethod
     def _said(self, request: dict[str, Any],
@@ -9145,7 +9161,9 @@ class ChatWriter(Writer):
 
     def ending(self, end: End) -> bytes:
         last = self._chunk({}, _CHAT_REASONS.get(end.reason, "stop"))
-        return last + self._event(choices=[], usage=_chat_usage(end)) + b"data: [DONE]\n\n"
+        if self._talk.wants_usage:
+            last += self._event(choices=[], usage=_chat_usage(end))
+        return last + b"data: [DONE]\n\n"
 
     def whole(self, end: End) -> dict[str, Any]:
         said = {kind: "".join(block.text for block in self._blocks if block.kind == kind)
@@ -12925,6 +12943,7 @@ class Translation(Record):
     weight: int
     estimate: int  # of its tokens
     fields: tuple[str, ...]  # of its payload
+    max_output: int  # tokens
 
     def send(self, world: World, headers: Mapping[str, str] | None = None
              ) -> tuple[Exchange, Reader]:
@@ -12941,6 +12960,8 @@ def translate(node: Node, talk: Talk, model: Model, known: Learned) -> Translati
     """Return a talk as a model is asked it, as far as is known what the model takes."""
     if not known.takes_images:
         talk = talk.without_images()
+    if talk.unshown and not (talk.original and backend_of(node).takes_messages):
+        raise Refusal(400, talk.unshown)
     try:
         ask = backend_of(node).chat(talk, model)
         payload: Any = ask.payload
@@ -12951,7 +12972,7 @@ def translate(node: Node, talk: Talk, model: Model, known: Learned) -> Translati
         raise Refusal(400, "body: nested too deeply") from None
     weight = weigh(body, talk)
     return Translation(node, model, talk, ask, body, weight, round(weight / known.ratio),
-                       tuple(payload))
+                       tuple(payload), max(model.max_output, payload.get("max_tokens") or 0))
 
 
 def relay(exchange: Exchange, reader: Reader, translation: Translation,
@@ -12971,7 +12992,7 @@ def relay(exchange: Exchange, reader: Reader, translation: Translation,
         if deltas and deltas[-1].end:
             return
         size += len(line)
-        if size > ANSWER_BYTES + ANSWER_BYTES_A_TOKEN * model.max_output:
+        if size > ANSWER_BYTES + ANSWER_BYTES_A_TOKEN * translation.max_output:
             raise NodeFailure("bad answer", "it does not end")
         if reader.has_begun:  # until then the prompt is read, for which one time must do
             exchange.deadline = clock() + model.timeout
@@ -13858,7 +13879,9 @@ class Service:
         """Answer the request; the receipt is filed however it ends."""
         scheduler, receipt = self._server.scheduler, self._receipt
         candidates = scheduler.candidates[self._talk.alias]
-        first = self._translate(candidates[0][0])  # refused before it waits
+        models = [model for group in candidates for model in group]
+        shown = [model for model in models if self._server.can_show(model, self._talk)]
+        first = self._translate((shown or models)[0])  # refused before it waits
         candidates, self._passed = pass_over(
             candidates, lambda model: self._server.lacks(model, self._talk, first.weight))
         self._step("wait")
@@ -14663,12 +14686,16 @@ class Server(Reception):
         finally:
             self._held.pop(visitor, None)
 
+    def can_show(self, model: Model, talk: Talk) -> bool:
+        """Tell whether a model can be shown all that a request holds, were it by URL."""
+        return not talk.unshown or backend_of(self.fleet.nodes[model.node]).takes_messages
+
     def lacks(self, model: Model, talk: Talk, weight: int) -> str:
         """Return what a request needs that a model cannot do, as far as is known."""
         known = self.learned[model.name]
         abilities = known.abilities
         sees = known.takes_images and (abilities is None or "vision" in abilities)
-        if not sees and talk.images():
+        if (not sees and talk.images()) or not self.can_show(model, talk):
             return "images"
         if weight / known.ratio > model.context:
             return "context"

@@ -603,6 +603,9 @@ def test_every_servers_words_for_too_long_are_known(words, tokens, maximum):
 
 @pytest.mark.parametrize("status, words, http", [
     (400, "model 'nope' not found", 404), (404, "The model `x` does not exist.", 404),
+    (400, "the model `x:y` does not exist or you do not have access to it", 404),
+    (500, "CUDA error: file /x/y does not exist", 500), (500, "the model file /m does not exist", 500),
+    (400, "tool `x` does not exist", 400),
     (400, "roles must alternate", 400), (422, "bad", 400), (429, "slow down", 529), (503, "busy", 529),
     (500, "The model produced output that does not match the expected peg-native format", 500)])
 def test_refusals_are_said_in_kinds_that_clients_act_on(status, words, http):

@@ -357,6 +357,19 @@ def calls_of(path, request, *calls):
     return answer["output"] if path == RESPONSES else answer["choices"][0]["message"]["tool_calls"]
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
+def test_a_tool_of_a_namespace_takes_the_place_of_no_other(order):
+    tools = [{"type": "function", "name": "T"}, {"type": "function", "name": "n__T"},
+             {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "T"}]}]
+    tools = [tools[index] for index in order]
+    talk = respond({"role": "user", "content": "hi"}, tools=tools)
+    shown = [tool["function"]["name"] for tool in asked(talk)["tools"]]
+    assert len(shown) == len(set(shown)) == 3
+    called = [calls_of(RESPONSES, {"tools": tools}, sf.Call("c", name, {}))[0] for name in shown]
+    assert {(item["name"], item.get("namespace", "")) for item in called} \
+        == {("T", ""), ("n__T", ""), ("T", "n")}
+
+
 def test_a_tool_of_a_namespace_is_called_flat_and_given_back_within_it():
     twin = {"type": "namespace", "name": "other", "tools": [
         {"type": "function", "name": "spawn_agent"}]}
@@ -411,7 +424,8 @@ ANSWER = [sf.Delta("thinking", "I "), sf.Delta("thinking", "think"), sf.Delta("t
 
 def written(path, deltas=ANSWER, end=END, **more):
     """The bytes of a streamed answer, and the whole answer that says the same."""
-    talk = parse(path, {"model": "x", "messages": [], "input": [], **more})
+    talk = parse(path, {"model": "x", "messages": [], "input": [],
+                        "stream_options": {"include_usage": True}, **more})
     stream = sf.DIALECTS[path].writes(sf.replace(talk, is_stream=True), "0")
     whole = sf.DIALECTS[path].writes(talk, "0")
     sent = stream.begin()
@@ -636,7 +650,7 @@ def test_a_whole_answer_and_a_stream_say_the_same(rig, path):
     status, headers, body = post(served, path)
     assert status == 200 and headers["content-type"] == "application/json"
     whole = json.loads(body)
-    status, headers, body = post(served, path, stream=True)
+    status, headers, body = post(served, path, stream=True, stream_options={"include_usage": True})
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     if path == CHAT:
         assert whole["choices"][0]["message"]["content"] == "PONG"
@@ -651,6 +665,15 @@ def test_a_whole_answer_and_a_stream_say_the_same(rig, path):
         assert events[-1]["response"]["usage"] == whole["usage"]
         assert whole["usage"]["total_tokens"] == 15
     assert [receipt["outcome"] for receipt in served.receipts(2)] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": 1}, "all"])
+def test_a_client_that_reads_choices_of_each_chunk_gets_no_chunk_without(rig, options):
+    """As OpenAI: a last chunk with the usage and no choices is for who asks for it."""
+    served = rig(says("PO", "NG"))
+    chunks = chunks_of(post(served, CHAT, stream=True, stream_options=options)[2])
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "PONG"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 def test_codex_gets_its_namespace_back_through_a_gateway(rig):

@@ -537,3 +537,14 @@ def test_what_a_cloud_says_is_for_its_client_and_kept_nowhere(hybrid, status, sh
     assert "cloud: " in kept
     for secret in (LOGIN, "secret", "prompt:", "bad key", "made_up"):
         assert secret not in kept, kept
+
+
+def test_limits_of_a_client_are_the_clouds_to_judge(hybrid):
+    """Cut, they would be less than the thinking that the client asks for, which Anthropic refuses."""
+    served = hybrid(max_output=8192)
+    thinking = {"type": "enabled", "budget_tokens": 31_999}
+    assert ask(served, {**REQUEST, "thinking": thinking})[0] == 200
+    sent = served.cloud.requests[-1]
+    assert (sent["max_tokens"], sent["thinking"]) == (32_000, thinking)
+    assert ask(served, {name: value for name, value in REQUEST.items() if name != "max_tokens"})[0] == 200
+    assert served.cloud.requests[-1]["max_tokens"] == 8192

@@ -266,7 +266,24 @@ def test_most_tokens(serve, backend, dialect, stream):
     assert answer.text == "cut" and answer.tokens == (12, 50)
     assert answer.reason in (reason_in(dialect, "max_tokens"), "completed", "incomplete")
     request = served.nodes[0].requests[0]
-    assert request.get("max_tokens", request.get("options", {}).get("num_predict")) == 4000
+    passes = backend == "anthropic" and dialect == "messages"  # the request as it came
+    assert request.get("max_tokens", request.get("options", {}).get("num_predict")) == (5000 if passes else 4000)
+
+
+def test_an_image_by_url_is_refused_unless_the_request_goes_on_as_it_came(serve, backend, dialect):
+    if dialect != "messages":
+        pytest.skip("only Messages go on as they came")
+    image = {"type": "image", "source": {"type": "url", "url": "https://example.org/x.png"}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [image]}
+    for block in (image, result):
+        served = serve(plays(backend, dialect, ("text", "A dot."), END))
+        request = {"model": "x", "max_tokens": 9, "stream": True,
+                   "messages": [{"role": "user", "content": [{"type": "text", "text": "see:"}, block]}]}
+        status, _, body = served.raw(served.post(request))
+        if backend == "anthropic":
+            assert served.nodes[0].requests[0]["messages"] == request["messages"] and b"A dot." in body
+        else:
+            assert status == 400 and b"not URLs" in body and not served.nodes[0].requests
 
 
 @STREAMS

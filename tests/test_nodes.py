@@ -104,6 +104,21 @@ def test_probe_wrong_answer_has_its_class(fake_node, path, answer, reason):
     assert (state.reason, state.models) == (reason, ())
 
 
+@pytest.mark.parametrize("entry", [{}, {"name": ""}, {"name": 3}, "tiny", None])
+def test_an_entry_without_a_name_is_absent_and_the_machine_is_well(fake_node, entry):
+    node = fake_node({"tiny": {}})
+    node.answers["/api/tags"] = 200, {"models": [{"name": "tiny:latest", "size": 9}, entry]}
+    state = probe(node)
+    assert (state.reason, [model.name for model in state.models]) == ("", ["tiny:latest"])
+
+
+@pytest.mark.parametrize("entries", [[{}], [None, 3], ["tiny"]])
+def test_a_list_without_any_name_is_no_list_of_models(fake_node, entries):
+    node = fake_node({"tiny": {}})
+    node.answers["/api/tags"] = 200, {"models": entries}
+    assert probe(node).reason == "bad answer"
+
+
 def test_probe_without_ps_is_still_online(fake_node):
     node = fake_node({"tiny": {}})
     node.answers["/api/ps"] = 404, {}

@@ -305,8 +305,6 @@ def test_images_travel_beside_the_text():
     ([user("hi")], {"tools": {}}, "tools"),
     ([user("hi")], {"model": None}, "model"),
     ([{"role": "user", "content": [{"type": "image", "source": {
-        "type": "url", "url": "https://example.org/x.png"}}]}], {}, "not URLs"),
-    ([{"role": "user", "content": [{"type": "image", "source": {
         "type": "base64", "data": "%%%"}}]}], {}, "not valid base64"),
 ])
 def test_what_cannot_be_mended_is_refused(messages, more, words):
