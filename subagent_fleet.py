@@ -21482,6 +21482,7 @@ class Command(Record):
     passes: str  # what may follow `--` and goes to another program
     # Pairs of flags of which only one counts, such as `watch json`.
     excludes: tuple[str, ...] = ()
+    passes_note: str = "passed on unchanged"
 
 
 COMMANDS: list[Command] = []
@@ -21493,7 +21494,7 @@ WORK = "Work"
 
 
 def command(name: str, summary: str, *flags: Flag, group: str, examples: tuple[str, ...],
-            passes: str = "", **rules: tuple[str, ...]) -> Callable[..., Any]:
+            passes: str = "", **rules: Any) -> Callable[..., Any]:
     """Make a function a command: its row stands above it."""
     def register(run: Callable[[Namespace, World], int]) -> Callable[[Namespace, World], int]:
         COMMANDS.append(Command(name, group, run, summary, flags, examples, passes, **rules))
@@ -21626,6 +21627,7 @@ REPEAT = {"action": "append", "default": []}
 TARGET_WORD = {"action": "append_const", "dest": "target"}
 CONFIG = Flag("--config", "the fleet file, `-` for stdin; default: the nearest fleet.yaml",
               "FILE")
+CONFIG_FILE = replace(CONFIG, note="the fleet file; default: the nearest fleet.yaml")
 OUT = Flag("--out", "where generated files are; default: beside fleet.yaml", "DIR")
 JSON = Flag("--json", "print one JSON object")
 FORCE = Flag("--force", "overwrite what is there")
@@ -22047,7 +22049,7 @@ def format_served(before: Mapping[str, Mapping[str, Any]],
     return f"\n{paint('Served:', 'bold', look)}\n{table}"
 
 
-@command("up", "do everything: find models, load and serve them, run Claude Code", CONFIG,
+@command("up", "do everything: find models, load and serve them, run Claude Code", CONFIG_FILE,
          OUT, TRUST,
          Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),
          Flag("--ui", "show the dashboard, too"),
@@ -22757,7 +22759,7 @@ def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> 
 
 @command("add", "add a machine and its models to fleet.yaml",
          Flag("machine", "the machine: a name, and where its Ollama answers", "NAME=URL"),
-         CONFIG,
+         CONFIG_FILE,
          Flag("--model", "only this model of the machine; may be repeated",
               "MODEL", REPEAT),
          Flag("--dry-run", "write nothing; show what would change"),
@@ -27772,7 +27774,8 @@ autoload -U +X bashcompinit && bashcompinit
          # argparse would check a default that is a text against the choices
          Flag("shell", "your shell", "SHELL", {"nargs": "?", "default": None,
                                                "choices": tuple(COMPLETIONS)}),
-         group=MORE, examples=('eval "$(subagent-fleet completion zsh)"',), passes="WORDS")
+         group=MORE, examples=('eval "$(subagent-fleet completion zsh)"',), passes="WORDS",
+         passes_note="print what may follow these words, as your shell asks")
 def cmd_completion(options: Namespace, world: World) -> int:
     """Print the script or, as it asks, what may follow the words that were typed."""
     if options.passed:
@@ -27851,13 +27854,15 @@ def format_overview(look: Look) -> str:
     text += format_words(["`subagent-fleet help NAME` explains a command or a topic;",
                           "`subagent-fleet help commands` lists every command."], look)
     return text + format_words(["Exit codes: 0 done, 1 a problem was found, 2 usage, 3 "
-                                "refused (--force overrides), 130 interrupted."], look)
+                                "refused, 130 interrupted."], look)
 
 
 def format_page(page: str, look: Look) -> str:
     """Return a page as text: paragraphs wrapped, tables aligned, commands whole."""
     text = ""
     for part in re.split(r"(?ms)^(```\w*\n.*?^```\n|(?:\|[^\n]*\n)+)", page):
+        if text and re.match(r"\n(- |\d\. )", part):
+            text += "\n"
         if part.startswith("```"):
             text += "".join(f"  {line}\n" for line in part.splitlines()[1:-1])
         elif part.startswith("|"):
@@ -28010,7 +28015,7 @@ def show_usage(row: Command, look: Look) -> str:
         text += f"  {name}{example}\n"
     rows = [(show_flag(flag), flag.note) for flag in row.flags]
     if row.passes:
-        rows.append((f"-- {row.passes}", "passed on unchanged"))
+        rows.append((f"-- {row.passes}", row.passes_note))
     return f"{text}\nOptions:\n{format_pairs(rows, look)}" if rows else text
 
 
@@ -28343,7 +28348,7 @@ class Tour:
 
 @command("demo", "see it all on simulated machines: takes 30 seconds, installs nothing",
          Flag("--seconds", f"about how long; else {WATCHED_SECONDS:.0f} on a "
-              "terminal, 4 off it", "S", {**SECONDS, "default": 0.0}),
+              "terminal, a few off it", "S", {**SECONDS, "default": 0.0}),
          Flag("--ui", "with the dashboard, one session after the other, until Ctrl-C"),
          group=START, examples=("demo", "demo --ui", "demo --seconds 60"))
 def cmd_demo(options: Namespace, world: World) -> int:
@@ -29380,7 +29385,7 @@ harmless: it has not heard of your alias.
 MACHINES_PAGE = """\
 # More machines
 
-On each other machine, get the file as above and ask it what to do:
+On each other machine, download `subagent_fleet.py`, too, and ask it what to do:
 
 ```sh
 python3 subagent_fleet.py worker
@@ -29450,7 +29455,7 @@ reason for each, and write it above each model into `fleet.yaml`:
 3. The strongest has the most parameters; a coder stands before a general model of its size,
    one that thinks after it.
 4. The main session and the implementer get the strongest; the reviewer the strongest on
-   *another* machine, of another family where there is one; the planner the fastest of at
+   another machine, of another family where there is one; the planner the fastest of at
    least 7 B; the summarizer the fastest on another machine. No machine idles while a role
    could move to it at less than half its strength lost.
 5. Each model falls back on the strongest of the other machines; one model on two machines has
@@ -29776,10 +29781,11 @@ request, and where one is no the exit code is 1:
 | House | something was answered beyond your machines and networks, allowed or not |
 | Context | a prompt was refused as too long, or a node counted far less of it than was sent |
 
-*Not known* is no *no*: a file that was edited since proves nothing, and receipts are kept for
-some 60,000 requests. LiteLLM does not say which machine answered: where an alias has one
-machine and no fallback, the file says it. That an agent finished without using any tool, or
-did not finish, is told beside: an agent that only answers a question is right.
+"Not known" does not count as a failure: a file that was edited since proves nothing, and
+receipts are kept for some 60,000 requests. LiteLLM does not say which machine answered: where
+an alias has one machine and no fallback, the file says it. That an agent finished without
+using any tool, or did not finish, is told beside: an agent that only answers a question is
+right.
 
 ## The dashboard
 
@@ -29824,12 +29830,12 @@ TASKS_PAGE = """\
 subagent-fleet run 'login:Fix the login' 'tests:Add tests for dates' 'docs:Describe the API'
 ```
 
-That's all: three agents start, each in its own git worktree and on its own branch, and `run`
-follows them until they end. With a `fleet.yaml` they work on your machines; without one, on
-your own Claude login. With `--check 'python3 -m pytest -q'` nothing counts as done because an
-agent says so: the check must pass on exactly what is on the branch. Without a check you look
-yourself (`task diff`, then `task accept`, or merge it). `--coder codex` (or opencode, aider,
-qwen) lets another program do the work.
+That's all: each task gets an agent in its own git worktree and on its own branch, as many at
+once as your machines have slots, and `run` follows them until they end. With a `fleet.yaml`
+they work on your machines; without one, on your own Claude login. With `--check 'python3 -m
+pytest -q'` nothing counts as done because an agent says so: the check must pass on exactly
+what is on the branch. Without a check you look yourself (`task diff`, then `task accept`, or
+merge it). `--coder codex` (or opencode, aider, qwen) lets another program do the work.
 
 For more, write the tasks into a file:
 
@@ -29904,11 +29910,12 @@ subagent-fleet task tidy
   large to do twice.
 - **Scope**: edits outside `touch` are refused, and the agent is told why; what a command
   changed anyway (`python3 -c`, `make`) is found afterwards and parks the task. Commands are
-  *not* confined unless Claude Code's sandbox is on (`sandbox: required`).
+  **not** confined unless Claude Code's sandbox is on (`sandbox: required`).
 - **Nothing of yours is written**: not the checkout, the index, hooks, settings, the stash, or
   another branch. Each try's end is kept as `refs/subagent-fleet/NAME/TRY`. To see and delete
   old ones: `git for-each-ref refs/subagent-fleet` and `git update-ref -d REF`.
-- Edit tasks.yaml while `run` works: new tasks start, waiting ones take their new words.
+- Edit tasks.yaml while `run` works: new tasks start, waiting ones take their new words (where
+  `run` was given tasks, only those). `run --max N` in another terminal changes how many work.
 - `times: 3` makes `NAME-a`, `NAME-b`, `NAME-c` of one prompt, to choose from: `tasks` lists
   finished and small ones first.
 - `coder:` names another program: `codex`, `opencode`, `aider` or `qwen`, or any command as a
@@ -29950,7 +29957,7 @@ SECURITY_PAGE = """\
 - Model names ending in `:cloud` or `-cloud` leave your house through Ollama; they are an
   error unless the model says `cloud: true`.
 - The file has no dependencies; everything it does to disk, network and processes is in its
-  sections 12 and 13. `doctor` looks for known holes in Ollama and LiteLLM, weak keys, and
+  section 13. `doctor` looks for known holes in Ollama and LiteLLM, weak keys, and
   files others can read.
 - What is promised, what is not, and how to report a hole: .github/SECURITY.md in the
   repository.
@@ -30066,15 +30073,15 @@ run there, `digest`) and `loaded` (`name`, `context`, `gpu_percent`, `size`, `ex
 Ollama's own time).
 """
 EXIT_CODES_PAGE = """
-Warnings stop nothing unless `--strict` says so. Every command that reads has `--json` (`env`:
-`--shell json`), and each says with its exit code how it went:
+Warnings stop nothing unless `--strict` says so. Where a command has `--json` (`env`: `--shell
+json`), programs should read that. Every command says with its exit code how it went:
 
 | Exit code | Meaning |
 |---|---|
 | 0 | done |
-| 1 | a problem was found: an invalid file, a failed warm-up, an error of `doctor`, a difference |
+| 1 | a problem was found: an invalid file, a failed warm-up, task or check, a difference |
 | 2 | usage |
-| 3 | refused to overwrite, or to do something unsafe; the message names what overrides it |
+| 3 | refused, because it would overwrite something or be unsafe; the message says what to do |
 | 130 | interrupted |
 """
 
@@ -30114,7 +30121,7 @@ subagent-fleet status                            # what is where, what is ready
 ```
 
 `subagent-fleet` is the installed command; with the single file it is `python3
-subagent_fleet.py`. Every command has `--help`; those that read have `--json`, which you read
+subagent_fleet.py`. Every command has `--help`; most that read have `--json`, which you read
 more easily than tables.
 
 ## Ask the person first
@@ -30222,17 +30229,17 @@ first: it ends with the one thing to type next.
   machine.
 - **cold**: not loaded. `subagent-fleet warmup` loads it with the very context its requests
   will have.
-- **another context than configured**: some other program asked the same Ollama, which
+- **loaded with context N, not M**: some other program asked the same Ollama, which
   reloaded the model. `subagent-fleet warmup` puts it right; requests through the gateway do
   not cause it.
-- **does not fit**: the model spills from the GPU or pushes another out. `subagent-fleet
-  recommend` shows a placement that fits.
+- **needs about N GB**, or **evict each other**: the models need more memory than the machine
+  has. `subagent-fleet recommend` shows a placement that fits.
 - **edited**: a generated file was changed by hand. Move the change into `fleet.yaml`
   (`prompt:` of the agent), then `subagent-fleet generate`.
 - **no fallback**: when that machine sleeps, its agents fail. Add `fallback: [OTHER]` to the
   model.
-- **audit: fabrication**: an agent reported work without one tool call. Tell the person; do
-  not repeat its claims.
+- **finished without using any tool**: an agent reported work without one tool call. Tell the
+  person; do not repeat its claims.
 
 ## Fix, then look again
 
@@ -30254,7 +30261,7 @@ subagent-fleet logs -f                 # a line a request, as it ends
 ## Never
 
 - Never print the gateway's key, read `.env.subagent-fleet` aloud, or put the page's address
-  with its token anywhere but before the person.
+  with its code anywhere but before the person.
 - Never `--force`, `--trust`, `clean` or `warmup --unload` unasked.
 - Never stop a model server or kill a process because it is slow: others may be using it.
 - Never say which machine served an agent from memory or from `fleet.yaml`: the receipts know,

@@ -462,6 +462,27 @@ def test_words_behind_a_flag_count(run_cli):
         assert "unknown argument" in caught.value.what
 
 
+@pytest.mark.parametrize("command, takes_stdin", [("add", False), ("up", False), ("validate", True)])
+def test_help_offers_stdin_where_it_is_read(run_cli, command, takes_stdin):
+    words = ["add", "mini=10.0.0.5"] if command == "add" else [command]
+    done = run_cli(*words, "--config", "-", input=EXAMPLE.encode())
+    assert (done.returncode != 2) == takes_stdin
+    assert ("for stdin" in run_cli(command, "--help").stdout) == takes_stdin
+
+
+def test_no_page_prints_its_own_markup_or_a_refusal_that_force_does_not_lift(run_cli):
+    assert "--force overrides" not in run_cli("--help").stdout
+    assert "passed on unchanged" not in run_cli("completion", "--help").stdout
+    for topic in sf.TOPICS:
+        page = run_cli("help", topic).stdout
+        assert not re.search(r"(?<![\w/*`'.-])\*[\w ]+\*(?![\w/*`'.-])", page), topic
+
+
+def test_a_list_below_code_stands_apart_from_it(run_cli):
+    page = sf.format_page("# A\n\n```sh\nls\n```\n\n- one\n- two\n", sf.PLAIN)
+    assert page == "A\n\n  ls\n\n- one\n- two\n", page
+
+
 def test_no_words_is_usage(run_cli):
     done = run_cli()
     assert done.returncode == 2 and "Commands:" in done.stdout
@@ -537,7 +558,7 @@ def test_json_of_an_error_is_one_object(run_cli, command):
     if command == "doctor":  # whose findings such an error is one of
         assert "unreadable" in [finding["id"] for finding in found["findings"]]
         return
-    takes_config = sf.CONFIG in sf.find_command(command).flags
+    takes_config = "--config" in [flag.name for flag in sf.find_command(command).flags]
     assert found["error"]["id"] == ("unreadable" if takes_config else "usage")
     assert set(found["error"]) == {"id", "level", "what", "where", "fix"} and not found["findings"]
     assert found["error"]["what"] in done.stderr and found["error"]["fix"] in done.stderr
