@@ -1495,6 +1495,20 @@ def clean_line(text: str) -> str:
     return text.replace("\n", "\\n").replace("\t", " ")
 
 
+# What this program itself draws with: colors, a line drawn again, a screen drawn again.
+_DRAWN = _Pattern(r"(\x1b\[[0-9;]*m|\r\x1b\[K|\x1b\[H\x1b\[2J)")
+
+
+def guard_terminal(text: str) -> str:
+    """Return text in which nothing steers a terminal but what this program draws with.
+
+    What comes from outside is cleaned where it is put into words; this is for what was not.
+    """
+    parts = _DRAWN.split(text)
+    parts[::2] = map(clean_text, parts[::2])
+    return "".join(parts)
+
+
 class Look(Record):
     """How text may look where it is read; the default is a pipe, a file or a program."""
 
@@ -10547,6 +10561,22 @@ class Tail:
                 return
 
 
+def lines_backwards(world: World, path: str, limit: int) -> Iterator[bytes]:
+    """Yield the whole lines in the last `limit` bytes of a file, the last one first."""
+    end = world.size_of(path)
+    least = max(0, end - limit)
+    rest = b""
+    while end > least:
+        begin = max(least, end - PART_BYTES)
+        rest, *lines = (world.read_part(path, begin, end - begin) + rest).split(b"\n")
+        if len(rest) > LINE_LIMIT_BYTES:
+            rest = b"..."
+        yield from reversed(lines)
+        end = begin
+    if not least:
+        yield rest
+
+
 class Destination(Record):
     """Where a request goes, as its address says."""
 
@@ -10649,7 +10679,7 @@ class World:
 
     def out(self, text: str) -> None:
         """Say what was asked for, its commands named as they were typed."""
-        self.write(as_typed(text, self.typing))
+        self.write(guard_terminal(as_typed(text, self.typing)))
 
     def write(self, text: str) -> None:
         """Write data, as it is; a full disk is an error, a reader that has gone is not."""
@@ -10666,7 +10696,7 @@ class World:
     def err(self, text: str) -> None:
         """Write talk: errors, hints, progress."""
         if sys.stderr is not None:
-            sys.stderr.write(as_typed(text, self.typing))
+            sys.stderr.write(guard_terminal(as_typed(text, self.typing)))
             sys.stderr.flush()
 
     def is_terminal(self, stream: str = "stdout") -> bool:
@@ -21041,6 +21071,8 @@ def read_measurements(workspace: Workspace) -> tuple[Measurement, ...]:
 
 LISTED_SESSIONS = 20
 RECEIPTS_FILE = f"{STATE_DIRECTORY}/requests.jsonl"
+# A gateway lets no file of them grow beyond that; a longer one is somebody else's.
+RECEIPTS_READ_BYTES = RECEIPTS_LIMIT_BYTES + PART_BYTES
 
 
 class ReceiptsReader:
@@ -21053,6 +21085,14 @@ class ReceiptsReader:
     def read(self) -> list[Receipt]:
         """Return the receipts that have come, oldest first."""
         return parse_receipts(self._tail.lines())
+
+
+def latest_receipts(workspace: Workspace) -> Iterator[Receipt]:
+    """Yield the receipts that are kept, the latest first."""
+    # The file, then the one that it turned over to.
+    for name in (RECEIPTS_FILE, f"{RECEIPTS_FILE}.1"):
+        for line in lines_backwards(workspace.world, workspace.enter(name), RECEIPTS_READ_BYTES):
+            yield from parse_receipts([line])
 
 
 def parse_receipts(lines: Iterable[bytes]) -> list[Receipt]:
@@ -21120,9 +21160,7 @@ def read_receipts(workspace: Workspace, session: str = "") -> list[Receipt]:
     receipts = {}
     # The file before the one that it turned over to: a line is then read twice, not never.
     for name in (RECEIPTS_FILE, f"{RECEIPTS_FILE}.1"):
-        # A gateway lets none grow beyond that; a longer one is somebody else's.
-        tail = Tail(world, workspace.enter(name),
-                    last_bytes=RECEIPTS_LIMIT_BYTES + PART_BYTES)
+        tail = Tail(world, workspace.enter(name), last_bytes=RECEIPTS_READ_BYTES)
         wanted = (line for line in tail.lines()
                   if session.encode() in line)  # no other is parsed
         for receipt in parse_receipts(wanted):
@@ -24383,22 +24421,16 @@ def _describe_request(request: Mapping[str, Any]) -> str:
          excludes=("follow json",))
 def cmd_logs(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
-    reader = ReceiptsReader(workspace)
+    coming = Tail(world, workspace.enter(RECEIPTS_FILE), last_bytes=1)  # from now on
     names = AgentNames(world, known_agents(options, world))
-    read = reader.read()
-    receipts = (choose_failed(read) if options.failed else read)[-options.lines:]
+    receipts, count = find_latest(workspace, options.lines, is_failed=options.failed)
     requests = report_requests(receipts, names, options)
 
     if options.json:
         print_report(world, "logs", {"requests": requests})
         return EXIT_OK
-    if not requests:
-        path = clean_line(workspace.path(RECEIPTS_FILE))
-        said = ("No requests yet. `subagent-fleet up` and `subagent-fleet serve` record them "
-                f"in {path}.\n")
-        if read:  # none was chosen
-            said = f"None of {count_of(read, 'request')} in {path} failed.\n"
-        tell(world, said)
+    if len(requests) < options.lines:
+        tell_all_read(workspace, receipts, count)
 
     look = look_of(world)
     table = LogTable(requests, look, world.now(), "whole" if options.failed else "short")
@@ -24413,8 +24445,37 @@ def cmd_logs(options: Namespace, world: World) -> int:
             tell_node_logs(receipts, options, world)
             return EXIT_OK
         world.sleep(TICK_SECONDS)
-        receipts = choose_failed(reader.read()) if options.failed else reader.read()
+        receipts = parse_receipts(coming.lines())
+        if options.failed:
+            receipts = choose_failed(receipts)
         requests = report_requests(receipts, names, options)
+
+
+def find_latest(workspace: Workspace, most: int, *, is_failed: bool
+                ) -> tuple[list[Receipt], int]:
+    """Return the latest receipts, or of those that failed; and how many were read for it."""
+    count = 0
+    found: list[Receipt] = []
+    for receipt in latest_receipts(workspace):
+        count += 1
+        found += choose_failed([receipt]) if is_failed else [receipt]
+        if len(found) == most:
+            break
+    return found[::-1], count
+
+
+def tell_all_read(workspace: Workspace, receipts: Sequence[Receipt], count: int) -> None:
+    """Say that none was chosen of all that were read, and what was not read."""
+    world = workspace.world
+    path = clean_line(workspace.path(RECEIPTS_FILE))
+    if not count:
+        tell(world, "No requests yet. `subagent-fleet up` and `subagent-fleet serve` record "
+             f"them in {path}.\n")
+    elif not receipts:
+        tell(world, f"None of {count_of(count, 'request')} in {path} failed.\n")
+    unread = world.size_of(workspace.enter(RECEIPTS_FILE)) - RECEIPTS_READ_BYTES
+    if unread > 0:
+        tell(world, f"The first {unread / 1e6:.1f} MB of {path} were not read.\n")
 
 
 def tell_node_logs(receipts: Iterable[Receipt], options: Namespace, world: World) -> None:
@@ -27225,9 +27286,10 @@ def cmd_task_log(options: Namespace, world: World) -> int:
     log = Tail(world, path)
     most = options.lines
     while True:
-        lines = [clean_line(text) for line in log.lines() for text in show(line)]
+        came = [*log.lines()]
         if log.rest and not options.follow:
-            lines += show(log.rest)
+            came.append(log.rest)
+        lines = [clean_line(text) for line in came for text in show(line)]
         world.out("".join(f"{line}\n" for line in lines[-most:]))
         most = 0
         if not options.follow:
@@ -27267,11 +27329,13 @@ def format_run_event(line: bytes) -> list[str]:
     event = parse_object(line)
     if not event:
         return []
-    at = event.get("at")
-    when = datetime.datetime.fromtimestamp(at if isinstance(at, (int, float)) else 0)
+    when = "?"
+    with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):
+        moment = datetime.datetime.fromtimestamp(event.get("at", 0))
+        when = f"{moment:%m-%d %H:%M:%S}"
     name, word, text = (str(event.get(word, "")) for word in ("task", "event", "text"))
     shown = format_task_event(name, word, text, 8).rstrip().split("\n")
-    return [f"{when:%m-%d %H:%M:%S}  {shown[0]}", *shown[1:]]
+    return [f"{when:14}  {shown[0]}", *shown[1:]]
 
 
 def format_agent_line(line: bytes) -> list[str]:
@@ -27286,12 +27350,11 @@ def format_agent_line(line: bytes) -> list[str]:
         "permission_denied": f"denied     {event.get('tool_name')}: {event.get('message')}"}
     lines = [known.get(str(event.get("subtype") if kind == "system" else kind), "")]
     if kind == "control_request":
-        lines = [f"asks       {question_of(event.get('request') or {})}"]
+        lines = [f"asks       {question_of(read_field(event, 'request', dict))}"]
     if kind in ("assistant", "user"):
-        content = (event.get("message") or {}).get("content")
-        lines = [_format_block(block)
-                 for block in (content if isinstance(content, list) else ())
-                 if kind == "assistant" or block.get("type") == "tool_result"]
+        content = read_field(read_field(event, "message", dict), "content", list)
+        lines = [_format_block(block) for block in content if kind == "assistant"
+                 or read_field(block, "type") == "tool_result"]
     return [" ".join(line.split("\n")) for line in lines if line]
 
 
@@ -27302,18 +27365,18 @@ def describe_api_retry(event: Mapping[str, Any]) -> str:
     return " ".join(words) or "no answer from the server"
 
 
-def _format_block(block: Mapping[str, Any]) -> str:
+def _format_block(block: object) -> str:
     """Return one line for a part of what an agent, or a tool, has said."""
-    if block.get("type") == "text":
-        return f"says       {block.get('text')}"
-    if block.get("type") == "tool_use":
-        given = (block.get("input") or {}).values()
-        words = ([question for question, _ in questions_in(block)]
-                 or [str(one) for one in given])
-        return f"{str(block.get('name')):10} {' '.join(words)[:400]}"
-    if block.get("type") != "tool_result":
+    kind = read_field(block, "type")
+    if not isinstance(block, dict) or kind not in ("text", "tool_use", "tool_result"):
         return ""
-    said = block.get("content")
+    if kind == "text":
+        return f"says       {read_field(block, 'text')}"
+    if kind == "tool_use":
+        words = ([question for question, _ in questions_in(block)]
+                 or [str(one) for one in read_field(block, "input", dict).values()])
+        return f"{read_field(block, 'name'):10} {' '.join(words)[:400]}"
+    said = block.get("content") or ""
     if isinstance(said, list):
         said = " ".join(str(part.get("text", "")) for part in said if isinstance(part, dict))
     return f"{'error' if block.get('is_error') else 'result':10} {str(said)[:200]}"

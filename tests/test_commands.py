@@ -1150,6 +1150,32 @@ def test_logs_without_a_failure_say_so(fleet, quick):
         "None of 2 requests in ./.subagent-fleet/requests.jsonl failed.\n"
 
 
+def test_logs_read_as_far_back_as_they_are_asked(fleet, quick, limits):
+    limits(part=1000)  # three receipts
+    failed = {**TWO, "id": "req_old", "time": -90}
+    write_receipts(fleet, *[{**ONE, "id": f"req_{number}", "time": -80} for number in range(40)])
+    kept = fleet / ".subagent-fleet/requests.jsonl"
+    kept.rename(f"{kept}.1")  # the gateway has turned it over
+    write_receipts(fleet, failed, *[{**ONE, "id": f"req_{number}"} for number in range(40, 80)])
+    found = [one["id"] for one in json.loads(quick("logs", "-n", "60", "--json").stdout)["requests"]]
+    assert found == [*(f"req_{number}" for number in range(21, 40)), "req_old",
+                     *(f"req_{number}" for number in range(40, 80))]
+    assert len(lines_of(quick("logs", "-n", "90"))) == 82 and quick("logs", "-n", "90").stderr == ""
+    last = lines_of(quick("logs", "--failed"))[1:]
+    assert len(last) == 1 and last[0].startswith("implementer?")
+    limits(part=1)
+    assert len(lines_of(quick("logs", "-n", "90"))) == 82
+
+
+def test_logs_say_what_they_did_not_read(fleet, quick, limits):
+    limits(receipts_read=4000)
+    write_receipts(fleet, TWO, *[ONE] * 40)
+    said = quick("logs", "--failed").stderr
+    assert re.fullmatch(r"None of 1\d requests in \./\.subagent-fleet/requests\.jsonl failed\.\n"
+                        r"The first 0\.\d MB of \./\.subagent-fleet/requests\.jsonl were not read\.\n", said)
+    assert quick("logs", "-n", "3").stderr == ""
+
+
 @pytest.mark.parametrize("words", [("-n", "0"), ("-n", "x"), ("-n", "10000")])
 def test_logs_want_a_number_of_lines(fleet, quick, words):
     assert quick("logs", *words).returncode == 2

@@ -573,6 +573,35 @@ def test_logs_are_by_name_and_the_supervisors_own_without(shop):
     assert own.code == 0 and re.search(r"\bt\b.*failed", own.out), own
 
 
+# The clipboard, the title, an empty screen; eight bits wide, from right to left, over itself.
+STEERS = r"printf '\033]52;c;eA==\007\033]0;title\007\033[2J\302\2335m\342\200\256\rspoken'"
+
+
+def on_a_terminal(shop, *words):
+    """What a command writes on a terminal."""
+    child, master = pty.fork()
+    if child == 0:
+        os.chdir(shop.repo)
+        os.execve(sys.executable, [sys.executable, "-I", "-S", PROGRAM, *words],
+                  {**shop.environ, "TERM": "xterm", "NO_COLOR": "1"})
+    said = b""
+    with contextlib.suppress(OSError):
+        for part in iter(lambda: os.read(master, 65536), b""):
+            said += part
+    os.close(master)
+    os.waitpid(child, 0)
+    return said.decode("utf-8", "replace").replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("kind", [None, "setup", "check", "stderr", "raw"])
+def test_no_log_of_a_task_steers_the_terminal(shop, kind):
+    shop.work(coder=shell(STEERS, f"{STEERS} >&2", EDIT), setup=[STEERS],
+              check=f"{STEERS}; exit 1")
+    said = on_a_terminal(shop, "task", "log", "t", *filter(None, [kind]))
+    assert "spoken" in said, said
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", said), ascii(said)
+
+
 # -- nothing of another's --
 
 def test_a_copy_of_a_repository_takes_nothing_of_the_original_over(shop):
@@ -677,22 +706,9 @@ def test_names_out_of_scope_write_nothing_on_a_terminal(shop):
     coder = [sys.executable, "-c", f"open({name!r}, 'w').write('x'); open('a.txt', 'w').write('two')"]
     assert shop.work(coder=coder, check="true", touch=["a.txt"]) == "parked"
     for words in (("tasks", "t"), ("tasks",), ("task", "log", "t")):
-        child, master = pty.fork()
-        if child == 0:
-            os.chdir(shop.repo)
-            os.execve(sys.executable, [sys.executable, "-I", "-S", PROGRAM, *words],
-                      {**shop.environ, "TERM": "xterm", "NO_COLOR": "1"})
-        said = b""
-        with contextlib.suppress(OSError):
-            while True:
-                part = os.read(master, 65536)
-                if not part:
-                    break
-                said += part
-        os.close(master)
-        os.waitpid(child, 0)
-        assert said and b"owned" in said or words != ("tasks", "t")
-        assert b"\x1b]" not in said and b"\x07" not in said, words
+        said = on_a_terminal(shop, *words)
+        assert said and "owned" in said or words != ("tasks", "t")
+        assert "\x1b]" not in said and "\x07" not in said, words
 
 
 # -- many at once --

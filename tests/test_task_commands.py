@@ -66,6 +66,32 @@ def wait_for(condition, seconds=20.0):
         time.sleep(0.05)
 
 
+# -- logs --
+
+ODD_LINES = [
+    '{"type": "assistant", "message": "x"}', '{"content": ["x"], "type": "assistant"}',
+    '{"type": "assistant", "message": {"content": ["x", {"type": "tool_use", "input": ["y"]}]}}',
+    '{"type": "user", "message": {"content": [null, {"type": "tool_result", "content": [1]}]}}',
+    '{"type": "control_request", "request": "x"}', '{"type": ["x"]}', '{"type": {}, "subtype": 1}',
+    '{"type": "control_request", "request": {"input": {"questions": [{"question": 1, "options": 5}]}}}',
+    '{"at": 1e300}', '{"at": "x", "event": {}}', '{"at": NaN, "event": "started"}', "[]", "\x00", "{"]
+
+
+def test_no_line_of_a_log_ends_task_log_with_a_bug(typist):
+    rig = typist.rig
+    rig.add("a", "@write x y", check="true")
+    rig.work()
+    run = rig.repo / ".git/subagent-fleet/run"
+    for path, words in ((run / "events.jsonl", ()), (run / "tasks/a/1/out.jsonl", ("a",))):
+        text = path.read_text()
+        path.write_text("\n".join([*ODD_LINES, text]))
+        said = typist.run("task", "log", *words)
+        assert ("started" in said or "success" in said) and "result     None" not in said, said
+        for line in ODD_LINES[::4]:  # the last one has no end
+            path.write_text(f"{text}{line}")
+            typist.run("task", "log", *words)
+
+
 # -- the whole story, as README tells it --
 
 STORY = """\

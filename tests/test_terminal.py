@@ -514,7 +514,7 @@ def hostile_outputs(rng, look):
               "open": True}] * 2, "findings": [finding], "setup": "", "fleet": {},
               "servers": []}
     yield "worker", sf.format_worker(report, look)
-    did = sf.Served(pick(), rng.choice(["laptop", pick()]), rng.choice([
+    did = sf.Served(pick(), pick(), rng.choice(["laptop", pick()]), rng.choice([
         "yes", "fallback", "no", "left", "unknown"]), pick(), 1.0, 2, 0.5, 70.0, 12.0, 999999, 7)
     transcript = sf.Transcript(pick())
     transcript.prompt, transcript.torn = pick() + "\n" + pick(), [3]

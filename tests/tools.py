@@ -280,6 +280,7 @@ LIMITS = {
     "init": "INIT_TIMEOUT_SECONDS", "connections": "CONNECTION_LIMIT", "idle": "IDLE_LIMIT",
     "bodies": "BODIES_LIMIT_BYTES", "answer": "ANSWER_LIMIT_BYTES",
     "receipts": "RECEIPTS_LIMIT_BYTES", "aside": "ASIDE_LIMIT", "lost": "LOST_LIMIT",
+    "part": "PART_BYTES", "receipts_read": "RECEIPTS_READ_BYTES",
     "warmths": "SHOWN_WARMTHS_LIMIT", "measurements": "MEASUREMENTS_LIMIT"}
 
 
