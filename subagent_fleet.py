@@ -10997,13 +10997,15 @@ class World:
                     hold: Hold | None = None) -> Ran:
         """Run a program and return what it says; 127: it is not there, 124: it took too long.
 
+        It says it in English, with a point in its numbers: what it says is read by us.
         It may hold a lock with us, so that who comes after us can wait for its end.
         """
         program = self.which(words[0])
         if not program:
             return Ran(127, b"", f"{words[0]} is not on the PATH")
         try:
-            done = subprocess.run([program, *words[1:]], env=environ or self.environ,
+            done = subprocess.run([program, *words[1:]],
+                                  env={**(environ or self.environ), "LC_ALL": "C"},
                                   input=given, timeout=max(0.1, seconds), capture_output=True,
                                   pass_fds=[hold.fileno()] if hold else ())
         except subprocess.TimeoutExpired:
@@ -11280,7 +11282,7 @@ class World:
         words = ["ps", "-axwwE"]
         for column in ("pid", "ppid", "stat", "rss", "pcpu", "lstart", "command"):
             words += ["-o", f"{column}="]
-        ran = self.run_program(words, environ={**self.environ, "LC_ALL": "C"}, seconds=10.0)
+        ran = self.run_program(words, seconds=10.0)
         rows = [*re.finditer(PS_ROW, ran.text)]
         ends = [*(row.start() for row in rows[1:]), len(ran.text)]
         for row, end in zip(rows, ends):

@@ -147,6 +147,18 @@ def test_one_dead_family_does_not_matter(world, monkeypatch, dead):
         one.close()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="a program is a script")
+@pytest.mark.parametrize("variables", [{"LC_ALL": "de_DE.UTF-8"}, {"LC_NUMERIC": "de_DE"}, {"LANG": "fr_FR"}])
+def test_programs_that_are_read_speak_as_they_do_everywhere(world, tmp_path, monkeypatch, variables):
+    program = tmp_path / "ps"
+    program.write_text('#!/bin/sh\necho "$LC_ALL"; echo "$LC_ALL" >&2\n')
+    program.chmod(0o755)
+    world.environ = {**world.environ, "PATH": f"{tmp_path}:/usr/bin:/bin", **variables}
+    assert world.read_program(["ps"], world.clock() + 20) == "C\n"
+    ran = world.run_program(["ps"], environ={**variables, "PATH": "/usr/bin:/bin"})
+    assert (ran.text, ran.talk) == ("C", "C")
+
+
 # -- a name that only its letters make private --
 
 @pytest.mark.parametrize("host", ["ai", "ai.lan", "mini.local", "AI.Home.ARPA", "gpu.internal."])
