@@ -10483,6 +10483,18 @@ def find_marks(environ: str) -> frozenset[str]:
         rf"(?<![^\s\0])(?:{TASK_MARK}|{CHECK_MARK})=[^\s\0]+", environ))
 
 
+LOOKERS_LIMIT = 1000  # who look at a lock while somebody wants it
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    """Take the lock of an open file; False where somebody has it who lets nobody else in."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 class Pipe:
     """What is said to a program that reads a named pipe: it never waits for the reader."""
 
@@ -11097,22 +11109,28 @@ class World:
         """Return the lock of a file, None where somebody else holds it."""
         with trying("lock", path), Directory(path) as directory:
             descriptor = directory.open(directory.name, os.O_RDWR | os.O_CREAT)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                return None
-        return Hold(descriptor)
+            hold = Hold(descriptor)
+            for _ in range(LOOKERS_LIMIT):
+                if _lock(descriptor, fcntl.LOCK_EX):
+                    return hold
+                # Somebody may only look whether it is held, which takes the lock as well.
+                if not _lock(descriptor, fcntl.LOCK_SH):
+                    break
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                self.sleep(0.001)
+            hold.release()
+        return None
 
     def is_held(self, path: str) -> bool:
-        """Tell whether somebody holds the lock of a file."""
+        """Tell whether somebody holds the lock of a file; `hold` knows who only looks."""
         if self.kind_of(path) != "file":
             return False
-        hold = self.hold(path)
-        if hold is None:
-            return True
-        hold.release()
-        return False
+        with trying("lock", path), Directory(path) as directory:
+            looking = Hold(directory.open(directory.name, os.O_RDWR))
+            try:
+                return not _lock(looking.fileno(), fcntl.LOCK_SH)
+            finally:
+                looking.release()
 
     @_with(lambda: contextlib.contextmanager)
     def hold_soon(self, path: str, seconds: float) -> Iterator[None]:

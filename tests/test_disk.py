@@ -1,6 +1,7 @@
 """Section 13's disk: no write leaves its root, nothing blocks, reads are bounded."""
 import contextlib
 import errno
+import fcntl
 import os
 import pathlib
 import re
@@ -323,3 +324,44 @@ def test_a_pipe_put_in_the_place_of_a_file_blocks_no_reader(tmp_path, world, mon
     with pytest.raises(sf.FleetError) as caught:
         world.read_bytes(str(tmp_path / "pipe"))
     assert caught.value.slug == "unreadable"
+
+
+# -- locks --
+
+def test_who_wants_a_lock_is_not_kept_off_by_who_only_looks(world, tmp_path, monkeypatch):
+    path = str(tmp_path / "lock")
+    world.hold(path).release()
+    looks, tried, real = threading.Event(), threading.Event(), fcntl.flock
+    looker = threading.Thread(target=world.is_held, args=(path,))
+
+    def flock(descriptor, how):
+        try:
+            real(descriptor, how)
+        finally:
+            if threading.current_thread() is not looker:
+                tried.set()
+        if threading.current_thread() is looker:
+            looks.set()
+            tried.wait(20)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    looker.start()
+    assert looks.wait(20)
+    hold = world.hold(path)
+    looker.join()
+    assert hold and world.is_held(path) and world.hold(path) is None
+    hold.release()
+    assert not world.is_held(path) and not world.is_held(str(tmp_path / "absent"))
+
+
+def test_two_who_look_do_not_see_each_other(world, tmp_path, monkeypatch):
+    path = str(tmp_path / "lock")
+    world.hold(path).release()
+    seen, real = [], fcntl.flock
+
+    def flock(descriptor, how):
+        real(descriptor, how)
+        if not seen:
+            seen.append(None)
+            seen[0] = world.is_held(path)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert not world.is_held(path) and seen == [False]
