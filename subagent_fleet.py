@@ -4215,14 +4215,20 @@ class Seating:
         return sorted(set(self.nodes) - {node for node, _ in self.contexts})
 
 
+def _rank(candidates: Sequence[Candidate], why: str) -> Iterator[tuple[list[Candidate], str]]:
+    """Yield each candidate with its own reason: only of the first it may be said plainly."""
+    for candidate in candidates:
+        reason = why
+        if candidate is not candidates[0]:
+            reason = f"{why} that fits, as {candidates[0].model.name} does not"
+        yield [candidate], reason
+
+
 def _assign_strongest(seating: Seating) -> None:
     """The main session and the implementer get the strongest model that fits its machine."""
     for job in (MAIN_JOB, "implementer"):
-        able = seating.able[job]
-        reasons = ["the strongest", *(f"the strongest that fits, as {one.model.name} does not"
-                                      for one in able)]
         seating.take(job, [([one], f"{why}: {_show_strength(one)}")
-                           for one, why in zip(able, reasons)])
+                           for (one,), why in _rank(seating.able[job], "the strongest")])
 
 
 def _assign_reviewer(seating: Seating) -> None:
@@ -4242,10 +4248,10 @@ def _assign_reviewer(seating: Seating) -> None:
         nobody = "the other models here are of the same family"
     # Another machine before another maker: one that waits for the main session is no help.
     seating.take("reviewer", [
-        ([one for one in away if one in others],
-         "the strongest on another machine, of another family"),
+        *_rank([one for one in away if one in others],
+               "the strongest on another machine, of another family"),
         (twins, "the same model on another machine"),
-        (away, "the strongest on another machine"),
+        *_rank(away, "the strongest on another machine"),
         (others, "of another family than the main session's, beside it"),
         ([main], nobody)])
 
@@ -4258,10 +4264,10 @@ def _assign_fastest(seating: Seating) -> None:
     main = seating.doing[MAIN_JOB]
     busy = {candidate.node for candidate in seating.doing.values()}
     seating.take("planner", [
-        (grown(seating.fastest("planner")),
-         f"the fastest of at least {PLANNING_BILLIONS:g} B"),
-        ([one for one in seating.able["planner"] if one.node not in busy],
-         "the strongest left"),
+        *_rank(grown(seating.fastest("planner")),
+               f"the fastest with {PLANNING_BILLIONS:g} B parameters or more"),
+        *_rank([one for one in seating.able["planner"] if one.node not in busy],
+               "the strongest left"),
         ([main], "nothing else fits")])
 
     # On another machine than the main session's where there is one; a small model only where
@@ -4269,9 +4275,9 @@ def _assign_fastest(seating: Seating) -> None:
     fastest = seating.fastest("summarizer")
     away = [candidate for candidate in fastest if candidate.node != main.node]
     seating.take("summarizer", [
-        (grown(away), "the fastest on another machine"),
-        (away, "the fastest on another machine, though small"),
-        (fastest, "the fastest"), ([main], "nothing else fits")])
+        *_rank(grown(away), "the fastest off the main session's machine"),
+        *_rank(away, "the fastest off the main session's machine, though small"),
+        *_rank(fastest, "the fastest"), ([main], "nothing else fits")])
 
 
 def _employ_idle(seating: Seating) -> None:
@@ -23177,7 +23183,7 @@ def format_recommendation(advised: Recommendation, look: Look = PLAIN) -> str:
     own = advised.fleet.models.values()
     proposed = [load.model for load in plan.placements]
     for advice in advised.advices:
-        now, planned = Cell("not used"), Cell("removed")
+        now, planned = Cell("not used"), Cell("taken out of the file")
         if advice.now:
             now = Cell(f"{advice.now.ollama_model} on {show_machines(advice.now, own)}")
         if advice.planned:
@@ -23187,7 +23193,7 @@ def format_recommendation(advised: Recommendation, look: Look = PLAIN) -> str:
             planned = Cell("the same", "dim")
             if advice.settings:
                 planned = Cell(f"the same, with {advice.settings}")
-        rows.append((advice.job or "none", now, planned, advice.why))
+        rows.append((advice.job or "-", now, planned, advice.why))
     text = format_table(("Role", "Now", "Planned", "Why"), rows, look=look)
     idle = [f"{node} idles: {why}." for node, why in plan.idle.items()]
     for sentence in (*plan.counted, *idle):
@@ -29538,9 +29544,9 @@ reason for each, and write it above each model into `fleet.yaml`:
 3. The strongest has the most parameters; a coder stands before a general model of its size,
    one that thinks after it.
 4. The main session and the implementer get the strongest; the reviewer the strongest on
-   another machine, of another family where there is one; the planner the fastest of at
-   least 7 B; the summarizer the fastest on another machine. No machine idles while a role
-   could move to it at less than half its strength lost.
+   another machine, of another family where there is one; the planner the fastest with
+   7 B parameters or more; the summarizer the fastest off the main session's machine. No
+   machine idles while a role could move to it at less than half its strength lost.
 5. Each model falls back on the strongest of the other machines; one model on two machines has
    one alias, and they share its work: tables name both (`mini or studio (shared)`).
 

@@ -36,7 +36,7 @@ THREE = (node("laptop", QWEN, GEMMA), node("mini", CODER, OSS, LIAR), node("gpu"
 WEAK = tuple(node(f"weak{number}", SMALL) for number in range(1, 5))
 NOBODY = "no other model is strong enough"
 ALONE = {"main session": "the strongest: 8 B", "reviewer": "the only model that can do it",
-         "planner": "the fastest of at least 7 B", "summarizer": "the fastest"}
+         "planner": "the fastest with 7 B parameters or more", "summarizer": "the fastest"}
 
 # (what, nodes, their GB, {job: (model, node)}, {who else runs: where}, {job: why})
 FLEETS = [
@@ -53,12 +53,12 @@ FLEETS = [
       "reviewer": ("devstral:24b", "gpu"), "planner": ("qwen3:8b", "laptop"),
       "summarizer": ("qwen3:8b", "laptop")}, [],
      {"reviewer": "the strongest on another machine, of another family",
-      "planner": "the fastest of at least 7 B", "summarizer": "the fastest on another machine"}),
+      "planner": "the fastest with 7 B parameters or more", "summarizer": "the fastest off the main session's machine"}),
     ("a strong and four weak", (node("strong", CODER), *WEAK), {},
      {**dict.fromkeys(sf.JOBS, ("qwen3-coder:30b", "strong")),
       "summarizer": ("llama3.2:3b", "weak1")},
      [("llama3.2:3b", f"weak{number}") for number in (2, 3, 4)],
-     {"reviewer": NOBODY, "summarizer": "the fastest on another machine, though small"}),
+     {"reviewer": NOBODY, "summarizer": "the fastest off the main session's machine, though small"}),
     ("only embeddings", (node("a", EMBED), node("b", EMBED)), {}, {}, [], {}),
     ("a model that prints tool calls", (node("a", LIAR, QWEN),), {},
      dict.fromkeys(sf.JOBS, ("qwen3:8b", "a")), [], ALONE),
@@ -69,7 +69,7 @@ FLEETS = [
      dict.fromkeys(sf.JOBS, ("llama3.2:3b", "gpu")), [], {"planner": "nothing else fits"}),
     ("a GPU box with 3B models beside a laptop", (node("gpu", SMALL), node("laptop", QWEN)), {},
      {**dict.fromkeys(sf.JOBS, ("qwen3:8b", "laptop")), "summarizer": ("llama3.2:3b", "gpu")}, [],
-     {"summarizer": "the fastest on another machine, though small"}),
+     {"summarizer": "the fastest off the main session's machine, though small"}),
     ("cloud stubs", (node("a", STUB, SMALL), node("b", STUB)), {},
      dict.fromkeys(sf.JOBS, ("llama3.2:3b", "a")), [], {}),
     ("one machine with everything", (node("studio", CODER, DEVSTRAL, OSS, QWEN, SMALL, EMBED),),
@@ -218,6 +218,31 @@ def test_the_fastest_is_the_one_that_was_measured_fastest():
     assert sf.plan_assignment(states, rates[:2]).model("planner").ollama_model == "qwen3:8b"
 
 
+def test_only_the_fastest_is_said_to_be_the_fastest():
+    rates = [measured("mac", "qwen3-coder:30b", rate=20.0, tools=sf.Score(5, 5)),
+             measured("mac", "qwen3:8b", rate=75.0, tools=sf.Score(5, 5))]
+    plan = sf.plan_assignment([node("mac", CODER, QWEN)], rates)  # no memory_gb: one model
+    assert {plan.model(job).ollama_model for job in plan.jobs} == {"qwen3-coder:30b"}
+    assert plan.why["planner"] == ("the fastest with 7 B parameters or more that fits, as qwen3:8b does not")
+    assert plan.why["summarizer"] == "the fastest that fits, as qwen3:8b does not"
+    notes = sf.plan_starter([node("mac", CODER, QWEN)], rates).notes
+    assert "the fastest." not in notes["heavy-coder"]
+    both = sf.plan_assignment([node("mac", CODER, QWEN)], rates, {"mac": 64})
+    assert both.model("summarizer").ollama_model == "qwen3:8b"
+    assert both.why["summarizer"] == "the fastest"
+
+
+def test_only_the_strongest_is_said_to_be_the_strongest():
+    big = model("devstral:24b", 14)
+    states = [node("mini", CODER), node("gpu", big, QWEN)]
+    plan = sf.plan_assignment(states, (), {"gpu": 10})
+    assert plan.model("reviewer").ollama_model == "qwen3-coder:30b"  # 8 B are too few beside 30
+    states = [node("mini", model("qwen3:14b", 9)), node("gpu", model("gemma9:14b", 9), QWEN)]
+    plan = sf.plan_assignment(states, (), {"gpu": 10})
+    assert plan.model("reviewer").ollama_model == "qwen3:8b"
+    assert plan.why["reviewer"] == "the strongest on another machine that fits, as gemma9:14b does not"
+
+
 def test_a_mixture_is_as_fast_as_what_is_at_work_in_it():
     states = (node("a", model("big:70b")), node("b", model("mix:30b-a3b"), QWEN))
     assert sf.plan_assignment(states).model("planner").ollama_model == "mix:30b-a3b"
@@ -345,8 +370,8 @@ Role          Model            Machine  Why
 main session  qwen3-coder:30b  mini     the strongest: 30.5 B, a coder
 implementer   qwen3-coder:30b  mini     the strongest: 30.5 B, a coder
 reviewer      devstral:24b     gpu      the strongest on another machine, of another family
-planner       qwen3:8b         laptop   the fastest of at least 7 B
-summarizer    qwen3:8b         laptop   the fastest on another machine
+planner       qwen3:8b         laptop   the fastest with 7 B parameters or more
+summarizer    qwen3:8b         laptop   the fastest off the main session's machine
 If a machine doesn't answer, another takes over: mini → gpu, laptop; gpu → mini, laptop; \
 laptop → mini, gpu.
 box idles: none of its models can chat there.

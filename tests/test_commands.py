@@ -85,7 +85,7 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     for node, lines in (
-            (nothing, ["planner       qwen3:14b  n        the fastest of at least 7 B",
+            (nothing, ["planner       qwen3:14b  n        the fastest with 7 B parameters or more",
                        "summarizer    qwen3:14b  n        the fastest",
                        "n: without `memory_gb:` a machine gets only one model. Add it, then run "
                        "`subagent-fleet recommend --config o/f.yaml`."]),

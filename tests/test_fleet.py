@@ -610,7 +610,7 @@ def test_starter_is_what_was_assigned_and_says_why():
     fleet, findings = check(text)
     assert found and findings == [] and flaw == "" and "laceholder" not in text
     assert "  # For main session and implementer: the strongest: 30 B. For reviewer: no other" in text
-    assert "  # For planner: the fastest of at least 7 B. For summarizer: the fastest" in text
+    assert "  # For planner: the fastest with 7 B parameters or more. For summarizer: the fastest" in text
     read = sf.parse_yaml(text)
     assert {key: read[key] for key in tree} == tree
     rows = [(m.name, m.node, m.ollama_model, m.alias, m.context, m.timeout, m.fallback)
