@@ -28319,7 +28319,14 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         world.discard_output()  # `| head` has read enough
-        return EXIT_OK
+        name = "".join(name_command(words)[:1])
+        if name not in LONG_LIVED:
+            return EXIT_OK
+        what = f"{name}: nothing reads its output any more, so it has ended"
+        if name == "run":
+            what += "; agents keep running, but nothing checks them"
+        tell_error(FleetError("output", what, fix=f"subagent-fleet {name} > FILE"), world)
+        return EXIT_PROBLEM
     except Exception:
         world.err(f"subagent-fleet {__version__}, Python {sys.version.split()[0]}: this is a "
                   f"bug; please report it with these lines at {HOME_URL}/issues\n"

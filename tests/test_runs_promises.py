@@ -1689,3 +1689,18 @@ def test_a_forgotten_task_is_in_no_advice(shop):
     shop.work(coder=shell(EDIT), check="true")
     shop.type("task", "forget", "*")
     assert shop.type("task", "tidy").err == ""
+
+
+def test_run_whose_reader_has_gone_says_so_and_is_no_success(shop):
+    go = shop.place / "go"
+    wait = f"while test ! -e {go}; do sleep 0.1; done"
+    shop.tasks({"a": {"prompt": "x"}, "b": {"prompt": "x"}}, defaults={"coder": shell(wait), "check": "true"})
+    child = shop.begin("run")
+    assert child.stdout.readline()
+    child.stdout.close()
+    go.write_text("")  # what is said from now on has no reader
+    told = child.stderr.read().decode()
+    assert child.wait(60) == 1, told
+    assert "run: nothing reads its output any more" in told and "Traceback" not in told
+    child.stderr.close()
+    assert shop.run().code == 1  # they changed nothing; and it works again
