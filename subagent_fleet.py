@@ -3830,14 +3830,17 @@ def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dic
         if variable.is_unset:
             merged.pop(name, None)
         elif variable.holds_key:
-            merged[name] = variable.value + key
-            if variable.value and environ.get(name):  # a person's own headers, a line each
-                merged[name] = f"{environ[name]}\n{merged[name]}"
+            # A person's own headers, a line each; ours may be there of an older environment.
+            theirs = environ.get(name, "").splitlines() if variable.value else []
+            own = variable.value.strip().lower()
+            lines = [line for line in theirs if not line.lower().startswith(own)]
+            merged[name] = "\n".join([*lines, variable.value + key])
             if variable.value and merged.get("ANTHROPIC_AUTH_TOKEN") == key:
                 # Of a shell that knows the fleet as it was.
                 del merged["ANTHROPIC_AUTH_TOKEN"]
-        elif variable.is_added and environ.get(name):
-            merged[name] = f"{environ[name]},{variable.value}"
+        elif variable.is_added:
+            words = [*environ.get(name, "").split(","), *variable.value.split(",")]
+            merged[name] = ",".join(dict.fromkeys(filter(None, words)))
         else:
             merged[name] = variable.value
     return merged

@@ -393,6 +393,9 @@ def test_claude_code_keeps_its_login_and_shows_the_key_beside_it():
     merged = sf.merge_environment(environ, fleet, KEY)
     assert merged["ANTHROPIC_AUTH_TOKEN"] == "mine"
     assert merged["ANTHROPIC_CUSTOM_HEADERS"] == f"x-mine: 1\nx-fleet-key: {KEY}"
+    assert sf.merge_environment(merged, fleet, KEY) == merged, "the key stands there once"
+    older = {**environ, "ANTHROPIC_CUSTOM_HEADERS": "X-Fleet-Key: old\nx-mine: 1\n"}
+    assert sf.merge_environment(older, fleet, KEY) == merged
     settings = sf.plan_settings(fleet, merged, {})
     assert settings["env"]["ANTHROPIC_CUSTOM_HEADERS"].endswith(KEY)
     assert "ANTHROPIC_AUTH_TOKEN" not in settings["env"]
