@@ -605,6 +605,28 @@ def show_value(value: object) -> str:
     return f"`{text[:60]}…`" if len(text) > 60 else f"`{text}`"
 
 
+# -- columns of a terminal --
+#
+# Most text is ASCII and never asks for the tables of Unicode, which take a while to load.
+
+def width_of(text: str) -> int:
+    """Return how many columns a terminal gives to a text; in doubt, the most it may."""
+    if text.isascii():
+        return len(text)
+    return sum(_width_of_char(char) for char in text)
+
+
+def _width_of_char(char: str) -> int:
+    # What western text is made of, and the soft hyphen, which may be shown.
+    if char < "\u0300":
+        return 1
+    if unicodedata.east_asian_width(char) in "WF":
+        return 2
+    if char == "\ufe0f":  # which may make the sign before it wide
+        return 1
+    return 0 if unicodedata.category(char) in ("Mn", "Me", "Cf") else 1
+
+
 # -- addresses: this machine's own, at home, elsewhere --
 
 LOOPBACK = _Pattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
@@ -869,7 +891,7 @@ class Document:
         before = "…" * (left > line_start) + _visible(self.text[left:start])
         token = _visible(self.text[start:end])
         after = _visible(self.text[end:right]) + "…" * (right < line_end)
-        caret = " " * len(before) + "^" * max(1, len(token))
+        caret = " " * width_of(before) + "^" * max(1, width_of(token))
         line = self.line_of(start)
         return (f"{self.source}:{line}:{start - line_start + 1}",
                 f"{line:>5} | {before}{token}{after}\n{'':>5} | {caret}")
@@ -1595,28 +1617,6 @@ def mark(word: str, role: str, look: Look) -> Cell:
     if look.marks and role in MARKS:
         word = f"{MARKS[role]} {word}"
     return Cell(word, role)
-
-
-# -- measuring --
-#
-# Most text is ASCII and never asks for the tables of Unicode, which take a while to load.
-
-def width_of(text: str) -> int:
-    """Return how many columns a terminal gives to a text; in doubt, the most it may."""
-    if text.isascii():
-        return len(text)
-    return sum(_width_of_char(char) for char in text)
-
-
-def _width_of_char(char: str) -> int:
-    # What western text is made of, and the soft hyphen, which may be shown.
-    if char < "\u0300":
-        return 1
-    if unicodedata.east_asian_width(char) in "WF":
-        return 2
-    if char == "\ufe0f":  # which may make the sign before it wide
-        return 1
-    return 0 if unicodedata.category(char) in ("Mn", "Me", "Cf") else 1
 
 
 def crop(text: str, width: int) -> str:

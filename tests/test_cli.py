@@ -322,6 +322,14 @@ def test_unreadable_config_is_named(run_cli, fleet_file):
     assert done.returncode == 1 and "Permission denied" in done.stderr
 
 
+@pytest.mark.parametrize("key, columns", [("abcd", 4), ("\u540d\u524d", 4), ("e\u0301a\u0308", 2)])
+def test_the_caret_stands_below_what_it_means_in_columns(run_cli, tmp_path, key, columns):
+    (tmp_path / "fleet.yaml").write_text(f"{key}: &x\n", encoding="utf-8")
+    lines = run_cli("validate").stderr.splitlines()
+    line, caret = (row.partition(" | ") for row in lines if " | " in row)
+    assert (line[2], caret[2]) == (f"{key}: &x", f"{' ' * (columns + 2)}^"), lines
+
+
 def test_control_characters_never_reach_the_terminal(run_cli, tmp_path):
     name = "a\x1b[31m\u202eb.yaml"
     (tmp_path / name).write_text(EXAMPLE.replace("  mini:", '  "m\\e[2J\\u202Ei":'),
