@@ -10098,9 +10098,11 @@ def _ready(things: Sequence[Any], seconds: float, *, reads: bool = True,
 # GIT_NO_LAZY_FETCH; of every version GIT_ALLOW_PROTOCOL lets none reach another repository,
 # not even one on the disk.
 GIT_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null",
-                "safe.bareRepository=explicit")
+                "safe.bareRepository=explicit", "submodule.recurse=false",
+                "log.showSignature=false")
 GIT_ENVIRONMENT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1",
-                   "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+                   "GIT_NO_REPLACE_OBJECTS": "1", "GIT_OPTIONAL_LOCKS": "0",
+                   "GIT_TERMINAL_PROMPT": "0"}
 TREE_FILES_LIMIT = 2000
 TREE_FILE_LIMIT_BYTES = 256 * 1024
 PART_BYTES = 1024 * 1024  # of a file that grows, at once: some 3,000 receipts
@@ -10167,10 +10169,13 @@ def trying(verb: str, path: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         slugs = {"read": "unreadable", "enter": "unreadable", "run": "cannot-run"}
+        code = getattr(error, "errno", None)
+        slug = slugs.get(verb, "unwritable")
+        if code in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
+            slug = "disk-full"
         reason = getattr(error, "strerror", None) or error
-        raise FleetError(slugs.get(verb, "unwritable"),
-                         f"cannot {verb} {path or repr(path)}: {reason}",
-                         fix=_mend_refusal(path, getattr(error, "errno", None))) from None
+        raise FleetError(slug, f"cannot {verb} {path or repr(path)}: {reason}",
+                         fix=_mend_refusal(path, code)) from None
 
 
 def _mend_refusal(path: str, code: int | None) -> str:
@@ -10330,6 +10335,10 @@ class Directory:
         for more in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
             flags |= getattr(os, more, 0)
         return os.open(self._reach(name), flags, mode, dir_fd=self._descriptor)
+
+    def link(self, leads: str) -> None:
+        """Make a symbolic link of the path."""
+        os.symlink(leads, self._reach(self.name), dir_fd=self._descriptor)
 
     def open_to_append(self) -> int:
         """Return a descriptor of a regular file that only its owner can read, at its end."""
@@ -11258,7 +11267,11 @@ class World:
         return first
 
     def copy_file(self, source: str, target: str) -> None:
-        """Copy a regular file with its mode; no link is followed out of the target's root."""
+        """Copy a file with its mode, or a link; none is followed out of the target's root."""
+        if os.path.islink(source):
+            with trying("copy", source), Directory(target, makes=True) as directory:
+                directory.link(os.readlink(source))
+            return
         with trying("copy", source), _open_to_read(source) as stream, \
                 Directory(target, makes=True) as directory:
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
@@ -17359,8 +17372,11 @@ def find_repository(world: World, directory: str) -> Repository:
             fix = "clone it, and run this in the clone"
         raise FleetError(slug, f"{directory} {what}", fix=fix)
 
-    top, git, common = (world.real_path(world.path(directory, one))
-                        for one in seen.text.split("\n"))
+    lines = seen.text.split("\n")
+    if len(lines) != 3:
+        raise FleetError("odd-path", "the path of this repository contains a line break",
+                         fix="rename the directory, or clone it into another one")
+    top, git, common = (world.real_path(world.path(directory, line)) for line in lines)
     main = top
     if git != common:
         listed = world.run_git(["worktree", "list", "--porcelain"], directory)
@@ -17480,6 +17496,13 @@ class Folder:
     def ask(self, order: Mapping[str, Any]) -> str:
         """Hand an order to whoever supervises now or next; return its name."""
         self.make()
+        try:
+            if order.get("do") != "gone":  # which names a path
+                json.dumps(order, ensure_ascii=False, default=list).encode("utf-8")
+        except UnicodeEncodeError:
+            raise FleetError("not-utf8", "what you typed is not UTF-8 text", status=EXIT_USAGE,
+                             fix="use a UTF-8 terminal: `locale` shows what this one is"
+                             ) from None
         if len(json.dumps(order)) > ORDER_LIMIT_BYTES:
             raise FleetError("too-large", "that is more than 1 MiB of text",
                              fix="write it into a file in the repository, and name the file")
@@ -17777,9 +17800,36 @@ def holds_key(path: str) -> bool:
 
 
 NET_FILES, NET_BYTES = 2000, 64 * 1024 * 1024  # ignored files that a snapshot keeps as well
-CACHES = frozenset(
-    "__pycache__ node_modules target .venv venv .tox .mypy_cache .pytest_cache .ruff_cache "
-    ".gradle .cache .next .nuxt .turbo .parcel-cache .subagent-fleet".split())
+# What a tool can make again: by name, where a file of that tool lies beside or inside.
+CACHES = {"__pycache__": "", ".mypy_cache": "", ".pytest_cache": "", ".ruff_cache": "",
+          ".tox": "", ".gradle": "", ".turbo": "", ".parcel-cache": "", ".subagent-fleet": "",
+          "node_modules": "package.json", "target": "Cargo.toml pom.xml build.sbt",
+          ".venv": ".venv/pyvenv.cfg", "venv": "venv/pyvenv.cfg",
+          ".next": "next.config.js next.config.mjs next.config.ts",
+          ".nuxt": "nuxt.config.js nuxt.config.ts"}
+
+
+def drop_caches(world: World, tree: str, paths: Iterable[str]) -> list[str]:
+    """Return the paths that lie in no cache of a tool."""
+    known: dict[str, bool] = {}
+
+    def is_cache(path: str) -> bool:
+        above, name = world.split(path)
+        files = CACHES[name].split()
+        return not files or any(
+            world.kind_of(world.path(tree, above, file)) == "file" for file in files)
+
+    kept = []
+    for path in paths:
+        steps = path.split("/")[:-1]
+        places = ["/".join(steps[:end]) for end in range(1, len(steps) + 1)
+                  if steps[end - 1] in CACHES]
+        for place in places:
+            if place not in known:
+                known[place] = is_cache(place)
+        if not any(known[place] for place in places):
+            kept.append(path)
+    return kept
 
 
 class Stored(Record):
@@ -17830,8 +17880,9 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
         # and the gateway's key, wherever an agent has fetched it from.
         new = git.names("diff-tree", "-r", "--name-only", "--no-renames", "--diff-filter=A",
                         "-z", old_tree, tree) if tree != old_tree else []
+        asked = [path for path in new if _is_within(main, path)]
         ignored = main.names("check-ignore", "-z", "--stdin", "--no-index", known=1,
-                             given=_join_names(new)) if new else []
+                             given=_join_names(asked)) if asked else []
         drop = {*ignored, *copies, *filter(holds_key, new)}
         if drop:
             own.out("update-index", "-z", "--force-remove", "--stdin",
@@ -17839,13 +17890,18 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
             tree = own.out("write-tree")
 
         listed = git.names("ls-files", "-z", "-oi", "--exclude-standard")
-        now = world.stamps_of(git.tree, [*ignored, *(
-            path for path in listed if not CACHES.intersection(path.split("/")))])
+        now = world.stamps_of(git.tree, [*ignored, *drop_caches(world, git.tree, listed)])
         fresh = [path for path in now if known is not None and known.get(path) != now[path]]
         return Stored(head, old_tree, tree, _store_fresh(own, tree, copies, fresh), now,
                       tuple(fresh), hidden)
     finally:
         world.remove(index)
+
+
+def _is_within(git: Git, path: str) -> bool:
+    """Tell whether no link lies on the way to a path: git says nothing of what is behind."""
+    place = git.world.parent(git.world.path(git.tree, path))
+    return git.world.real_path(place) == place
 
 
 def _store_fresh(own: Git, tree: str, copies: Collection[str], fresh: Iterable[str]) -> str:
@@ -17941,8 +17997,34 @@ def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
     return WorkDone(ref, commit, stored.head, tip), stored
 
 
-def look_at_work(main: Git, state: TaskState, work: WorkDone) -> WorkDone:
-    """Return what differs from where the task began, and what of it is outside its scope."""
+def blob_of(world: World, path: str, like: str) -> str:
+    """Return the name that a file's content has in git, whose names are like another."""
+    content = world.read_bytes(path, limit=world.size_of(path))
+    kind = "sha256" if len(like) == 64 else "sha1"
+    return hashlib.new(kind, b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def find_leak(main: Git, state: TaskState, commit: str, copied: Collection[str]) -> str:
+    """Return where a copy is in what a branch would reach: by its path, or by its content.
+
+    However the history looks: merged in, left behind, under another name.
+    """
+    if not state.copies:
+        return ""
+    for entry in main.out("rev-list", "--objects", "--end-of-options",
+                          f"{state.base}..{commit}").split("\n"):
+        blob, _, path = entry.partition(" ")
+        if path in state.copies or blob in copied:
+            return path
+    return ""
+
+
+def look_at_work(main: Git, state: TaskState, work: WorkDone,
+                 copied: Collection[str] = ()) -> WorkDone:
+    """Return what differs from where the task began, and what of it is outside its scope.
+
+    `copied` are the blobs of the files that were copied into its worktree.
+    """
     def compare(begin: str) -> list[tuple[str, int, int]]:
         files = []
         for entry in main.names("diff-tree", "-r", "--numstat", "-z", "--no-renames",
@@ -17957,12 +18039,11 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone) -> WorkDone:
     changed = tuple(path for path, _, _ in begun)
     commits = int(main.out("rev-list", "--count", "--end-of-options",
                            f"{state.base}..{work.commit}"))
-    leaked = state.copies and commits and main.names(
-        "log", "-z", "--format=", "--name-only", "--end-of-options",
-        f"{state.base}..{work.head}", "--", *(f":(literal){path}" for path in state.copies))
+    leaked = find_leak(main, state, work.commit, copied)
     if leaked:
         raise FleetError("copy-committed", "the agent has committed "
-                         f"{clean_line(leaked[0])}, a file that was copied and is ignored",
+                         f"{clean_line(leaked)}, the content of a file that was copied and "
+                         "is ignored",
                          fix=f"subagent-fleet task retry {state.name} --fresh")
     outside = tuple(path for path in changed if not is_in_scope(state.task, path))
     return replace(work, files=tuple(files), changed=changed, outside=outside,
@@ -17970,14 +18051,19 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone) -> WorkDone:
 
 
 def settle_branch(git: Git | None, main: Git, branch: str, commit: str, seen: str) -> bool:
-    """Put a branch at a commit if it still is where it was seen; tell whether it is there.
+    """Put a branch at a commit; False: it is no longer where it was seen.
 
     No hook runs. The worktree's own index follows, so that its status is clean.
     """
     ref = f"refs/heads/{branch}"
-    if main.run("update-ref", "-m", "subagent-fleet: done", ref, commit,
-                seen or "0" * 40).code:
-        return False
+    moved = main.run("update-ref", "-m", "subagent-fleet: done", ref, commit,
+                     seen or "0" * len(commit))
+    if moved.code:
+        if main.commit_of(ref) != seen:
+            return False
+        raise FleetError("branch-locked", f"the branch {branch} could not be moved: "
+                         f"{clean_line(moved.talk.split(chr(10))[0])}",
+                         fix="if no git is running, remove the lock it names")
     if git and commit != seen and git.run("symbolic-ref", "--quiet", "HEAD").text == ref:
         git.run("-c", "core.sparseCheckout=false", "read-tree", commit)
     return True
@@ -18161,15 +18247,23 @@ def _droppable_tip(main: Git, state: TaskState) -> str:
 def look_outside(main: Git) -> list[str]:
     """Return what no task has any business with: other refs, and the main checkout."""
     refs = main.out("for-each-ref", "--format=%(refname) %(objectname)").split("\n")
+    world = main.world
+    settings = ["config", "config.worktree"]
+    for directory in ("info", "hooks"):
+        settings += [f"{directory}/{name}"
+                     for name in world.names_in(world.path(main.git, directory))]
+    stamps = world.stamps_of(main.git, settings)
     return [*(line for line in refs
               if not line.startswith(("refs/heads/run/", f"{SNAPSHOT_REFS}/"))),
+            *(f".git/{name} {stamp}" for name, stamp in stamps.items()),
             *main.names("status", "--porcelain=v1", "-z", "--no-renames")]
 
 
 def note_surroundings(main: Git, before: object, branches: Collection[str]) -> tuple[str, ...]:
     """Return what has changed around a task meanwhile; a person may have done it."""
     changed = set(before) ^ set(look_outside(main)) if isinstance(before, list) else set()
-    names = {line.split(" ")[0] if line.startswith("refs/") else line[3:] for line in changed}
+    names = {line.split(" ")[0] if line.startswith(("refs/", ".git/")) else line[3:]
+             for line in changed}
     names -= {"", *(f"refs/heads/{branch}" for branch in branches)}
     if not names:
         return ()
@@ -18279,9 +18373,13 @@ def plan_claude(task: TaskSpec, fleet: Fleet | None) -> list[str]:
     return [*words, "--model", model] if model else words
 
 
+# Who a person is to git, and where that is written.
+GIT_PERSON = re.compile("(?!GIT_)|GIT_(AUTHOR|COMMITTER)_|GIT_CONFIG_(GLOBAL|(NO)?SYSTEM)$")
+
+
 def plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without what would lead git to another repository."""
-    return {name: value for name, value in environ.items() if not name.startswith("GIT_")}
+    return {name: value for name, value in environ.items() if GIT_PERSON.match(name)}
 
 
 def shell_words(world: World, *words: str) -> list[str]:
@@ -18574,6 +18672,20 @@ def tree_of(folder: Folder, name: str, variable: str) -> ProcessTree:
                        inherited=folder.of_task(name, inherited))
 
 
+def slug_of(error: Exception) -> str:
+    """Return the cause that an error is to programs."""
+    return error.slug if isinstance(error, FleetError) else "bug"
+
+
+def describe_error(error: Exception) -> str:
+    """Return in one line what went wrong with a task, and what to type."""
+    if isinstance(error, FleetError):
+        return f"{error.what}; {error.fix}" if error.fix else error.what
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return (f"{type(error).__name__} in {place.name}, line {place.lineno}; this is a bug, "
+            f"please report it at {HOME_URL}/issues")
+
+
 class Wanted(Exception):
     """A person wants something else of a task than what its thread is doing."""
 
@@ -18625,23 +18737,17 @@ class TaskWork:
     # -- the way --
 
     def run(self) -> None:
-        """Run the task until it waits, sleeps or is over; what the world refuses parks it."""
+        """Run the task until it waits, sleeps or is over; whatever goes wrong parks it."""
         try:
             try:
                 self._go()
             except Wanted:
                 self._give_up()
-            except FleetError as error:
-                if error.slug == "unwritable":
-                    raise  # not even that could be written down
-                fix = f"; {error.fix}" if error.fix else ""
-                self._close(Ruling("parked", f"{error.what}{fix}", cause=error.slug),
-                            "refused")
         except Asleep:
             pass
         except Exception as error:
-            # The disk is full, or this is a bug: the main thread says it.
-            self._supervisor.failures.append(error)
+            with contextlib.suppress(Asleep):
+                self._park(error)
         finally:
             self._is_closing = True
             if self._preparing:
@@ -18651,6 +18757,30 @@ class TaskWork:
             if self._hold:
                 self._hold.release()
             self._supervisor.leave_task(self.name)
+
+    def _park(self, error: Exception) -> None:
+        """Park the task; a full disk, where nothing can be written down, ends the run."""
+        ruling = Ruling("parked", describe_error(error), cause=slug_of(error))
+        try:
+            if ruling.cause == "disk-full":
+                self._write()
+            self._close(ruling, "refused")
+        except FleetError as worse:
+            if worse.slug == "disk-full":
+                self._supervisor.failures.append(worse)
+            else:
+                self._park_at_once(worse)
+        except Exception as worse:
+            self._park_at_once(worse)
+
+    def _park_at_once(self, error: Exception) -> None:
+        """Park a task that cannot even be closed; its state's file may be refused, too."""
+        changes = {"reason": describe_error(error), "cause": slug_of(error), "wanted": ""}
+        try:
+            self._write("parked", **changes)
+        except FleetError:
+            self._remember(state="parked", **changes)
+        self._tell("parked", changes["reason"])
 
     def _go(self) -> None:
         """Do what comes next for the task; enter a state that an earlier supervisor left."""
@@ -18744,12 +18874,23 @@ class TaskWork:
 
     def _make_worktree(self, state: TaskState) -> None:
         """Make the agent's worktree, fill it, note what is there before the agent comes."""
+        above = self._world.parent(state.worktree)
+        if f"{above}/".startswith(f"{self._folder.repository.main}/"):
+            # The whole home is a repository: its status shall not list worktrees.
+            self._world.make_directory(above, is_private=True)
+            self._world.replace_files([(self._world.path(above, ".gitignore"), b"*\n", 0o600)])
         with self._supervisor.adding:
             self._drop_half_made(state)
             git = add_worktree(self._main, state)
         # Written at once: after a kill it tells what is ours from what is in the way.
         state = self._write(git=git, prepared=False)
         copies = self._fill(state.worktree, self._file("setup.log"), TASK_MARK)
+        copied = []
+        for path in copies:
+            source = self._world.path(self._folder.repository.main, path)
+            is_file = self._world.kind_of(source, follow=False) == "file"
+            if is_file and self._world.size_of(source):  # that is empty tells nothing
+                copied.append(blob_of(self._world, source, state.base))
 
         # Where a task was worked on already, what was made then still counts. Where nothing
         # was set up, all tasks of a base begin with the same.
@@ -18768,8 +18909,8 @@ class TaskWork:
             starts[state.base] = start
         # It has a name, so that no `git gc` takes away what the verdict is compared with.
         self._main.out("update-ref", f"{SNAPSHOT_REFS}/{self.name}/start", start)
-        self._folder.write({"ignored": ignored, "around": look_outside(self._main)}, "tasks",
-                           self.name, baseline_of(state))
+        self._folder.write({"ignored": ignored, "around": look_outside(self._main),
+                            "copied": copied}, "tasks", self.name, baseline_of(state))
         self._write(start=start, prepared=True, copies=tuple(copies))
 
     def _drop_half_made(self, state: TaskState) -> None:
@@ -19197,7 +19338,8 @@ class TaskWork:
         """Keep the worktree in a ref, and look at what was done in it."""
         work, _ = take_snapshot(self._git(), self._main, state, str(state.tried), known)
         self._remember(kept=work.commit, tip=work.tip)
-        work = look_at_work(self._main, state, work)
+        copied = read_surroundings(self._folder, state).get("copied") or ()
+        work = look_at_work(self._main, state, work, copied)
         self._remember(diff=work.sums)
         return work
 
@@ -19239,15 +19381,38 @@ class TaskWork:
 
     def _put_check(self, commit: str) -> str:
         """Put the check's worktree to a commit; return where it is."""
+        try:
+            self._reset_check(commit)
+        except FleetError:  # an earlier check has spoiled its own place
+            self._remake_check()
+            self._reset_check(commit)
+        return f"{self.state.worktree}.check"
+
+    def _reset_check(self, commit: str) -> None:
+        """Make the check's worktree the same as a commit."""
         state = self.state
-        tree = f"{state.worktree}.check"
-        git = git_in(self._folder, tree, state.check_git, self._hold)
+        git = git_in(self._folder, f"{state.worktree}.check", state.check_git, self._hold)
+        # Nothing of an index that a check had counts, nor what it has locked.
+        for name in ("index", "index.lock", "HEAD.lock", "info/sparse-checkout"):
+            self._world.remove(self._world.path(git.git, name))
+        git.run("read-tree", "HEAD")  # what is there; without it no file would be removed
         git.out("-c", "core.sparseCheckout=false", "checkout", "--quiet", "--force",
                 "--detach", commit)
-        # What an earlier check has left goes; caches that are ignored may stay.
+        # What an earlier check has left goes, repositories too; ignored caches may stay.
         keep = [word for path in state.copies for word in ("-e", f"/{path}")]
-        git.out("clean", "-q", "-f", "-d", *keep)
-        return tree
+        git.out("clean", "-q", "-ffd", *keep)
+
+    def _remake_check(self) -> None:
+        """Make the check's worktree anew."""
+        state = self.state
+        path = f"{state.worktree}.check"
+        with self._supervisor.adding:
+            known = list_worktrees(self._main).get(path, {})
+            if known.get("locked") == lock_of(state):
+                drop_worktree(self._main, path)
+            git = add_worktree(self._main, state, for_check=True)
+        self._fill(path, self._file("setup-check.log"), CHECK_MARK)
+        self._remember(check_git=git)
 
     def _go_on(self, ruling: Ruling, work: WorkDone) -> None:
         """Ask a person what the agent asks in prose, or tell the agent what is wrong."""
@@ -19304,7 +19469,7 @@ class TaskWork:
         elif ended_now.left:
             self._tell("note", f"still running: {ended_now.left}")
         if ended == "result":
-            branches = [other.branch for other in self._supervisor.tasks.values()]
+            branches = [other.branch for other in list(self._supervisor.tasks.values())]
             work = replace(work, notes=note_surroundings(
                 self._main, read_surroundings(self._folder, state).get("around"), branches))
 
@@ -19621,7 +19786,7 @@ class Supervisor:
         """Whether a task waits for nothing but its time, or for a machine that rests."""
         return self._takes_new and any(
             state.state == "waiting" and self._may_begin(state.name)
-            and not blockers_of(state, self.tasks) for state in self.tasks.values())
+            and not blockers_of(state, self.tasks) for state in list(self.tasks.values()))
 
     def _is_due(self, what: str, seconds: float) -> bool:
         """Tell whether it is time to look at something again."""
@@ -19708,11 +19873,18 @@ class Supervisor:
                 self.backing = replace(self.backing, most=most)
             elif self._only is not None and (do != "add" or order.get("handed")):
                 self._only.add(name)
-            if do == "add":
-                self.accept(order.get("spec"), str(order.get("base", "")),
-                            str(order.get("origin", "typed")))
-            elif name in self.tasks:
-                self._obey(name, identity, order)
+            try:
+                if do == "add":
+                    self.accept(order.get("spec"), str(order.get("base", "")),
+                                str(order.get("origin", "typed")))
+                elif name in self.tasks:
+                    self._obey(name, identity, order)
+            except Asleep:
+                raise
+            except Exception as error:  # it holds up no other order
+                if slug_of(error) in ("disk-full", "unwritable"):
+                    raise  # it is carried out once it can be written down
+                self.tell(name, "not read", describe_error(error))
             self._world.remove(self.folder.place("inbox", identity))
         return did
 
@@ -19824,7 +19996,13 @@ class Supervisor:
         git = None
         with contextlib.suppress(FleetError):
             git = git_in(self.folder, state.worktree, state.git)
-        if settle_branch(git, git_of(self.folder), state.branch, state.kept, state.tip):
+        try:
+            is_there = settle_branch(git, git_of(self.folder), state.branch, state.kept,
+                                     state.tip)
+        except FleetError as error:
+            self.write(state.name, reason=describe_error(error), cause=error.slug)
+            return
+        if is_there:
             self.write(state.name, "done", reason="accepted")
             self.tell(state.name, "done", "accepted")
         else:
@@ -19846,12 +20024,15 @@ def base_of(task: TaskSpec, folder: Folder, where: str = "") -> str:
 
 
 def find_merged(folder: Folder, tasks: Mapping[str, TaskState]) -> list[str]:
-    """Return tasks in review whose branches a person merged into what is checked out."""
+    """Return tasks in review whose branches a person merged into the branch they are on."""
     git = git_of(folder)
-    return [name for name, state in list(tasks.items())
-            if state.state == "review" and state.kept
-            and state.kept != state.base and git.commit_of(state.kept)
-            and git.is_ancestor(state.kept, "HEAD")]
+    reviews = [state for state in list(tasks.values())
+               if state.state == "review" and state.kept not in ("", state.base)]
+    # Who has only gone to a commit, or to a task's branch, looks at it.
+    home = git.run("symbolic-ref", "--quiet", "HEAD").text if reviews else ""
+    return [state.name for state in reviews
+            if home not in ("", f"refs/heads/{state.branch}") and git.commit_of(home)
+            and git.commit_of(state.kept) and git.is_ancestor(state.kept, home)]
 
 
 # -- what can be seen without the lock --
@@ -26656,8 +26837,11 @@ def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
     if not done:
         return ""
     more = f" (then {some_of([state.branch for state in done[1:]], 3)})" if done[1:] else ""
+    branch = done[0].branch
+    if git_of(folder).commit_of(f"refs/tags/{branch}"):  # git would take the tag
+        branch = f"refs/heads/{branch}"
     return f"Look at what is done: subagent-fleet task diff {done[0].name}\n" \
-           f"Merge: git merge {done[0].branch}{more}"
+           f"Merge: git merge {branch}{more}"
 
 
 # -- what is shown --

@@ -163,10 +163,20 @@ def test_a_copy_that_its_agent_has_changed_is_not_removed(shop):
 def test_caches_by_name_keep_no_worktree(shop):
     shop.commit(_gitignore="__pycache__/\nnode_modules/\n.venv/\ntarget/\n")
     coder = shell(EDIT, *(f"mkdir -p {name}; echo x > {name}/x" for name in (
-        "__pycache__", "node_modules", ".venv", "target")))
+        "__pycache__", "node_modules", ".venv", "target")),
+        "touch package.json Cargo.toml .venv/pyvenv.cfg")
     assert shop.work(coder=coder, check="true") == "done"
     assert shop.type("task", "tidy").code == 0
     assert shop.worktree("t") is None and shop.git("show", "run/t:a.txt") == "two"
+
+
+@pytest.mark.parametrize("name", ["target", ".cache", ".next", "node_modules", "a/target"])
+def test_results_in_a_directory_that_is_named_like_a_cache_are_kept(shop, name):
+    shop.commit(_gitignore="target/\n.cache/\n.next/\nnode_modules/\n")
+    results = shell(EDIT, f"mkdir -p {name}; echo results > {name}/x")
+    assert shop.work(coder=results, check="true") == "done"
+    assert "ignored file" in shop.type("task", "tidy").out
+    assert (shop.worktree("t") / name / "x").read_text() == "results\n"
 
 
 def test_a_sparse_checkout_is_kept_as_it_is(shop):
@@ -1458,11 +1468,11 @@ def test_a_persons_branch_of_a_tasks_name_is_not_taken(shop, has_commit):
 
 
 def test_names_of_which_only_the_letters_case_differs_are_one(shop):
-    done = shop.run("--coder", "true", "A:x", "a:y")
+    done = shop.run("--coder", "codex", "A:x", "a:y")
     assert done.code and "two of these tasks are named `A`" in done.err and not shop.rows(), done
     shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT), "check": "true"}})
     assert shop.run().code == 0
-    done = shop.run("--coder", "true", "T:x")
+    done = shop.run("--coder", "codex", "T:x")
     assert done.code and "already a task `t`" in done.err and set(shop.rows()) == {"t"}, done
     shop.tasks({"u": {"prompt": "x"}, "U": {"prompt": "y"}})
     assert "differ only in case" in shop.run().err
@@ -1528,13 +1538,238 @@ def test_a_state_that_cannot_be_read_is_a_task_that_is_left_alone(shop, content)
     assert shop.rows()["t-2"]["state"] == "unreadable" and shop.rows()["t"]["state"] == "done"
     done = shop.type("tasks")
     assert "1 state file could not be read." in done.err and "unreadable" in done.out
-    assert shop.run("--coder", "true", "t-2:other work").code != 0
+    assert shop.run("--coder", "codex", "t-2:other work").code != 0
     for words in (("retry", "t-2"), ("retry", "t-2", "--fresh"), ("say", "t-2", "go"),
                   ("forget", "t-2"), ("tidy", "--all")):
         shop.type("task", *words)
     shop.run()
     assert place.read_text() == content and mine.read_text() == "hours"
     assert shop.git("rev-parse", "refs/subagent-fleet/t-2/1") == kept
+
+
+# -- copies are in no history --
+
+IN = "git add -f .env; git commit -qm w; git rm -q --cached .env; git commit -qm o"
+LEAKS = {
+    "merged side": f"git checkout -qb s; {IN}; git checkout -q run/t; echo m > m; git add m;"
+                   "git commit -qm m; git merge -q --no-ff -m x s",
+    "left branch": f"{IN}; git checkout -q -b clean HEAD~2; echo m > m",
+    "renamed": "cp .env conf.txt; git add conf.txt; git commit -qm w",
+    "renamed, not committed": "cp .env conf.txt",
+    "renamed and removed": "cp .env conf.txt; git add conf.txt; git commit -qm w; git rm -q conf.txt;"
+                           "git commit -qm o; echo m > m",
+    "changed": "echo more >> .env; git add -f .env; git commit -qm w",
+    "side of a side": f"git checkout -qb s; git checkout -qb r; {IN}; git checkout -q s;"
+                      "git merge -q --no-ff -m y r; git checkout -q run/t; git merge -q --no-ff -m x s"}
+
+
+@pytest.mark.parametrize("how", LEAKS)
+def test_a_copy_is_found_whatever_the_history_looks_like(shop, how):
+    shop.commit(_gitignore=".env\n")
+    shop.write(".env", "secret\n")
+    assert shop.work(coder=shell(EDIT, LEAKS[how]), copy=[".env"], check="true") == "parked"
+    assert "content of a file that was copied" in shop.said.out
+
+
+def test_an_empty_copy_and_a_link_are_no_secret(shop):
+    shop.commit(_gitignore=".env\nlocal\n")
+    shop.write(".env", "")
+    (shop.repo / "local").symlink_to("a.txt")
+    coder = shell(EDIT, "touch empty.py", "cp -P local other")
+    assert shop.work(coder=coder, copy=[".env", "local"], check="true") == "done"
+
+
+def test_links_are_copied_as_links(shop):
+    shop.commit(_gitignore="node_modules/\n")
+    shop.write("node_modules/pkg/cli.js", "cli\n")
+    (shop.repo / "node_modules/.bin").mkdir()
+    for name, leads in (("tool", "../pkg/cli.js"), ("gone", "../nothing"), ("all", "../pkg")):
+        (shop.repo / "node_modules/.bin" / name).symlink_to(leads)
+    shop.tasks({"u": {"prompt": "x", "copy": ["node_modules/**"], "check": "test -L node_modules/.bin/all",
+                      "coder": shell("test -f node_modules/.bin/tool && " + EDIT)},
+                "good": {"prompt": "x", "coder": shell(EDIT), "check": "true"}})
+    assert shop.run().code == 0, shop.row("u")["reason"]
+    links = {path.name: os.readlink(path) for path in (shop.worktree("u") / "node_modules/.bin").iterdir()}
+    assert links == {"tool": "../pkg/cli.js", "gone": "../nothing", "all": "../pkg"}
+
+
+# -- one task's trouble is one task's --
+
+@pytest.mark.parametrize("words", [
+    ("say", "t", "caf\udce9"), ("retry", "t", "--say", "caf\udce9"), ("add", "u:caf\udce9"),
+    ("answer", "t", "caf\udce9")])
+def test_words_that_are_not_utf8_are_refused(shop, words):
+    assert shop.work(coder=shell(EDIT), check="true") == "done"
+    done = shop.type("task", *words)
+    assert done.code != 0 and re.search("UTF-8|surrogate|no open question", done.err), done
+    assert shop.run().code == 0 and not list((shop.repo / ".git/subagent-fleet/run/inbox").iterdir())
+
+
+def test_words_that_were_kept_and_cannot_be_written_park_one_task(shop):
+    """As an older version took them."""
+    shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT), "check": "true", "tries": 1},
+                "u": {"prompt": "x", "coder": shell(EDIT), "check": "true", "tries": 1}})
+    assert shop.run("t").code == 0
+    place = shop.repo / ".git/subagent-fleet/run/tasks/t/state.json"
+    state = json.loads(place.read_text())
+    place.write_text(json.dumps({**state, "state": "waiting", "says": ["caf\udce9"]}))
+    assert shop.run().code == 1
+    assert {name: row["state"] for name, row in shop.rows().items()} == {"t": "parked", "u": "done"}
+    assert "bug" in shop.row("t")["reason"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read everything")
+def test_a_copy_that_cannot_be_read_parks_one_task(shop):
+    shop.commit(_gitignore=".env\n")
+    shop.write(".env", "secret").chmod(0)
+    shop.tasks({"t": {"prompt": "x", "copy": [".env"], "coder": shell(EDIT), "check": "true"},
+                "u": {"prompt": "x", "coder": shell(EDIT), "check": "true"}})
+    shop.run()
+    assert {name: row["state"] for name, row in shop.rows().items()} == {"t": "parked", "u": "done"}
+
+
+def test_a_file_in_the_way_of_one_tasks_files_parks_that_task(shop):
+    shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT), "check": "true"},
+                "u": {"prompt": "x", "coder": shell(EDIT), "check": "true"}})
+    assert shop.type("task", "add").code or True
+    (shop.repo / ".git/subagent-fleet/run/tasks/t").mkdir(parents=True)
+    (shop.repo / ".git/subagent-fleet/run/tasks/t/1").write_text("in the way")
+    shop.run()
+    assert {name: row["state"] for name, row in shop.rows().items()} == {"t": "parked", "u": "done"}
+
+
+# -- what is checked is what is kept, whatever git was told --
+
+BAD_BUT = {
+    "replaced": "echo bad > code; git replace $(echo bad | git hash-object -w --stdin)"
+                " $(echo good | git hash-object -w --stdin)"}
+
+
+@pytest.mark.parametrize("how", BAD_BUT)
+def test_what_git_is_told_to_show_instead_does_not_pass(shop, how):
+    assert shop.work(coder=shell(BAD_BUT[how]), check="grep -q good code", rounds=0) == "failed"
+
+
+def test_what_a_check_has_hidden_from_its_index_does_not_pass(shop):
+    """In the first try the check is made to hide a file of its own place from git."""
+    shop.commit(code="bad\n")
+    hides = "echo good > code; git update-index --skip-worktree code; exit 1"
+    coder = shell("if test -e test.sh; then echo true > test.sh; else echo '" + hides + "' > test.sh; fi",
+                  "echo more >> a.txt")
+    assert shop.work(coder=coder, check="sh test.sh && grep -q good code", tries=2) == "failed"
+
+
+def test_a_repository_that_a_check_makes_is_gone_before_the_next(shop):
+    assert shop.work(coder=shell(EDIT), check="test ! -e scratch && git init -q scratch") == "done"
+
+
+@pytest.mark.parametrize("spoils", ["rm .git", "rm -rf .git *", "touch $(git rev-parse --git-dir)/index.lock",
+                                    "touch $(git rev-parse --git-dir)/HEAD.lock",
+                                    "echo x > $(git rev-parse --git-dir)/index"])
+def test_a_check_that_spoils_its_place_is_run_in_a_new_one(shop, spoils):
+    coder = shell("echo x >> a.txt")
+    check = f"grep -c x a.txt | grep -q 2 && exit; {spoils}; exit 1"
+    assert shop.work(coder=coder, check=check, tries=2) == "done", shop.row("t")["reason"]
+
+
+def test_a_file_that_is_gone_and_ignored_is_gone_for_the_check(shop):
+    shop.commit(code="x\n")
+    coder = shell("git rm -q --cached code; rm code; echo code > .gitignore")
+    assert shop.work(coder=coder, check="test ! -e code") == "done"
+
+
+# -- git's no --
+
+@pytest.mark.parametrize("how", ["detached", "on its branch"])
+def test_who_only_looks_has_not_merged(shop, how):
+    shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT)},
+                "later": {"prompt": "x", "after": ["t"], "coder": shell("echo x > new.txt")}})
+    shop.run()
+    assert shop.state("t") == "review"
+    if how == "detached":
+        shop.git("checkout", "-q", "--detach", "run/t")
+    else:
+        shop.git("symbolic-ref", "HEAD", "refs/heads/run/t")
+    shop.run()
+    assert shop.state("t") == "review" and shop.state("later") == "waiting"
+    shop.git("checkout", "-q", "-f", "main")
+    shop.git("merge", "-q", "run/t")
+    shop.run()
+    assert shop.state("t") == "done" and shop.state("later") == "review"
+
+
+def test_a_lock_that_was_left_is_named_and_nothing_has_moved(shop):
+    coder = shell(EDIT, "touch \"$(git rev-parse --git-common-dir)/refs/heads/run/t.lock\"")
+    assert shop.work(coder=coder, check="true") == "parked"
+    assert "t.lock" in shop.row("t")["reason"] and "moved since" not in shop.row("t")["reason"]
+
+
+def test_a_repository_of_sha256_has_its_branch_made_anew(shop, tmp_path):
+    if subprocess.run(["git", "init", "-q", "--object-format=sha256", str(tmp_path / "x")],
+                      capture_output=True).returncode:
+        pytest.skip("this git has no SHA-256")
+    shutil.rmtree(shop.repo / ".git")
+    shop.git("init", "-q", "-b", "main", "--object-format=sha256")
+    shop.commit(b_txt="x")
+    coder = shell(EDIT, "git checkout -q --detach", "git branch -D run/t")
+    assert shop.work(coder=coder, check="true") == "done", shop.said
+    assert shop.git("show", "run/t:a.txt") == "two"
+
+
+def test_a_submodule_that_git_would_follow_is_in_nobodys_way(shop):
+    shop.add_submodule()
+    shop.git("config", "--global", "submodule.recurse", "true")
+    shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT), "check": "true"},
+                "u": {"prompt": "x", "coder": shell(EDIT), "check": "true",
+                      "setup": ["git -c protocol.file.allow=always submodule update -q --init"]}})
+    assert shop.run().code == 0
+
+
+def test_a_file_behind_a_link_of_the_main_checkout_is_kept(shop):
+    (shop.place / "elsewhere").mkdir()
+    (shop.repo / "data").symlink_to(shop.place / "elsewhere")
+    assert shop.work(coder=shell("mkdir data; echo new > data/new.txt"), check="true") == "done"
+    assert shop.git("show", "run/t:data/new.txt") == "new"
+
+
+def test_advice_names_the_branch_where_a_tag_is_called_the_same(shop):
+    shop.git("tag", "run/t")
+    assert shop.work(coder=shell(EDIT), check="true") == "done"
+    assert "git merge refs/heads/run/t" in shop.said.out + shop.said.err
+
+
+def test_who_a_person_is_to_git_reaches_agents_and_checks(shop):
+    (shop.home / ".gitconfig").unlink()
+    shop.write("config", "[user]\nname = from config\n", shop.place)
+    shop.tasks({"t": {"prompt": "x", "check": "git var GIT_COMMITTER_IDENT",
+                      "coder": shell(EDIT, "git add .", "git commit -qm mine")}})
+    done = shop.run(GIT_CONFIG_GLOBAL=shop.place / "config", GIT_AUTHOR_EMAIL="me@here",
+                    GIT_COMMITTER_EMAIL="me@here", GIT_DIR="/nowhere")
+    assert done.code == 0, done
+    assert shop.git("log", "-1", "--format=%an %ae", "run/t") == "from config me@here"
+
+
+def test_a_repository_whose_path_has_a_line_break_is_one_sentence(tmp_path):
+    place = tmp_path / "a\nb"
+    place.mkdir()
+    done = Shop(place).run("t:x")
+    assert done.code and "line break" in done.err, done
+
+
+@pytest.mark.parametrize("what", ["config", "info/attributes", "hooks/pre-commit"])
+def test_what_an_agent_changes_of_git_itself_is_told(shop, what):
+    coder = shell(EDIT, f"d=$(git rev-parse --git-common-dir); mkdir -p $d/info $d/hooks; echo '#' >> $d/{what}")
+    assert shop.work(coder=coder, check="true") == "done"
+    assert f".git/{what}" in shop.said.out
+
+
+def test_worktrees_in_a_home_that_is_a_repository_are_not_in_its_status(shop):
+    for path in (shop.repo / ".git", shop.repo / "a.txt"):
+        path.rename(shop.home / path.name)
+    shop.repo = shop.home
+    shop.commit(_gitignore="state/subagent-fleet/*.json\nstate/subagent-fleet/*.lock\nsessions/\n")
+    assert shop.work(coder=shell(EDIT), check="true") == "done" and shop.worktree("t")
+    assert "worktrees" not in shop.git("status", "--porcelain", "-uall")
 
 
 # -- what it costs: a busy machine's clock says little, so calls and processors are counted --
