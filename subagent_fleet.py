@@ -15357,14 +15357,22 @@ QUESTIONS = {
 def audit_agent(agent: AgentTrace, judged: Sequence[Judged], session: SessionTrace,
                 facts: TraceFacts) -> Iterator[Verdict]:
     """Answer the questions about a subagent, in their order."""
-    if judged:
-        yield _audit_model(agent, session, facts)
-        yield _audit_machine(agent, judged)
-        yield _audit_house(agent, judged)
-    else:
+    if not judged:
         for question in ("Model", "Machine", "House"):
             yield Verdict(question, "unknown", "none of its requests was recorded")
-    yield _audit_context(agent, judged)
+        yield _audit_context(agent, judged)
+        return
+
+    verdicts = (_audit_model(agent, session, facts), _audit_machine(agent, judged),
+                _audit_house(agent, judged), _audit_context(agent, judged))
+    was_answered = any(one.receipt.outcome == "ok" or one.receipt.first_byte is not None
+                       for one in judged)
+    for verdict in verdicts:
+        if verdict.answer == "yes" and not was_answered:
+            last = judged[-1].receipt
+            verdict = Verdict(verdict.question, "unknown", f"nobody answered: {last.outcome}",
+                              _evidence(agent, last.id))
+        yield verdict
 
 
 def _evidence(agent: AgentTrace, request: str) -> tuple[str, ...]:
@@ -15936,7 +15944,11 @@ def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
             "memory": node.memory_gb * 1e9 if node.memory_gb else None}
 
 
-_SECRET = _Pattern(r"sk-[\w-]{4,}|(?i:bearer) \S+")
+# What a key is called, and keys that begin as some servers make them.
+_SECRET = _Pattern(
+    r"(?i:(?:api[_-]?key|token|secret|password|authorization)[\"']?\s*[=:]\s*"
+    r"(?:(?:basic|bearer) )?[\"']?[^\s\"',;)]{4,})|(?i:bearer) \S+"
+    r"|\b(?:sk|pk|rk|gsk|xai|hf|ghp|github_pat|AIza|AKIA|glpat)[-_]?[\w-]{8,}")
 _SEVERITIES = _Pattern(r"(ERROR|CRITICAL|Traceback|Exception|Error:)|(WARN)")
 
 
@@ -24808,7 +24820,7 @@ _PLANNED_WORDS = {"yes": ("yes", "ok"), "fallback": ("fallback", "warn"), "no": 
 _TRACE_HEADERS = ("Agent", "Model", "Machine", "Requests", "Waited", "First token", "tok/s",
                   "In", "Out", "As planned")
 # What a narrow terminal does without, the first to go first.
-_TRACE_SPARES = ("First token", "In", "Waited", "Out", "Requests", "tok/s")
+_TRACE_SPARES = ("First token", "Waited", "tok/s", "Out", "Requests", "In")
 
 
 def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = False) -> str:
@@ -24986,18 +24998,20 @@ def cmd_trace(options: Namespace, world: World) -> int:
         since = world.now() - options.since
         sessions = [session for session in sessions if session.at >= since]
     is_meant = options.session or options.audit or options.prompts or options.requests
-    if not is_meant and len(sessions) != 1:
+    if not is_meant and (options.json or len(sessions) != 1):
         return list_sessions(sessions, options, world)
 
     texts = []
     shown = []
+    tasks = name_task_sessions(options, world) if options.json else {}
     status = EXIT_OK
     for found in choose_sessions(sessions, options, world):
         report = read_session(workspace, found, facts, audits=options.audit)
         requests = list_requests(report, world) if options.requests else []
         if options.json:
-            more = {"requests": requests} if options.requests else {}
-            shown.append({**show_session(report, prompts=options.prompts), **more})
+            more = {"log": requests} if options.requests else {}
+            shown.append({**list_session(found, tasks, world), **more,
+                          **show_session(report, prompts=options.prompts)})
         else:
             texts.append(tell_trace(report, requests, options, look_of(world)))
         if any(verdict.answer == "no" for told in report.agents for verdict in told.verdicts):
@@ -25040,14 +25054,18 @@ def choose_sessions(sessions: Sequence[SessionFile], options: Namespace, world: 
     wanted = options.session
     if options.audit and options.since and sessions and not wanted:
         return sessions
-    for row in find_task_rows(world, None, options) if wanted else ():
-        if row.name == options.session:
-            wanted = row.session or wanted
+    rows = find_task_rows(world, None, options) if wanted else []
+    task = next((row for row in rows if row.name == wanted), None)
+    if task:
+        wanted = task.session or "no session yet"
     matches = [session for session in sessions if session.id.startswith(wanted)]
     if wanted in ("", "last"):
         matches = list(sessions[:1])
     if len(matches) == 1:
         return matches
+    if task:
+        raise FleetError("no-session", f"task `{task.name}` has no recorded session (it is "
+                         f"{task.state})", fix=f"subagent-fleet tasks {task.name}")
     if not sessions:
         raise FleetError("no-session", "no sessions recorded in this directory",
                          fix="type a prompt in Claude Code (`subagent-fleet up` starts it), "
@@ -25059,20 +25077,20 @@ def choose_sessions(sessions: Sequence[SessionFile], options: Namespace, world: 
                      "`subagent-fleet trace last` shows the latest")
 
 
+def list_session(session: SessionFile, tasks: Mapping[str, str], world: World
+                 ) -> dict[str, Any]:
+    """Return what `--json` says of any session; `tasks` are the names of tasks by session."""
+    prompt = first_line(read_first_prompt(world, session.path)) if session.path else ""
+    return {"session": session.id, "task": tasks.get(session.id, ""),
+            "prompt": crop(clean_line(prompt), 80), "ended": session.at,
+            "subagents": len(subagent_paths(world, session)), "requests": session.requests}
+
+
 def list_sessions(sessions: Sequence[SessionFile], options: Namespace, world: World) -> int:
     """Print the sessions there are, latest first, each with the beginning of its prompt."""
     listed = sessions[:LISTED_SESSIONS]
     tasks = name_task_sessions(options, world)
-    entries: list[dict[str, Any]] = []
-    for session in listed:
-        task = tasks.get(session.id, "")
-        prompt = first_line(read_first_prompt(world, session.path)) if session.path else ""
-        if task:
-            prompt = f"task {task}: {prompt}"
-        entries.append({"session": session.id, "task": task,
-                        "prompt": crop(clean_line(prompt), 80), "ended": session.at,
-                        "subagents": len(subagent_paths(world, session)),
-                        "requests": session.requests})
+    entries = [list_session(session, tasks, world) for session in listed]
     if options.json:
         print_report(world, "trace", {"sessions": entries})
         return EXIT_OK
@@ -25085,7 +25103,8 @@ def list_sessions(sessions: Sequence[SessionFile], options: Namespace, world: Wo
     while len({session.id[:length] for session in listed}) < len(listed):
         length += 4
     rows = [(entry["session"][:length], show_moment(entry["ended"], world.now()),
-             entry["subagents"] + 1, entry["requests"] or "-", entry["prompt"] or "-")
+             entry["subagents"] + 1, entry["requests"] or "-",
+            (entry["task"] and f"task {entry['task']}: ") + entry["prompt"] or "-")
             for entry in entries]
     world.out(format_sessions(rows, look_of(world)))
     tail = "`subagent-fleet trace last` shows the first one.\n"
@@ -30295,9 +30314,9 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   (`commit`, `check`: a digest, `repository`, `model`, `outcome`: passed, check, diff, asked,
   deadline, stalled or context, `number`, `digest`, `code`, `seconds`, `turns`, `input`,
   `output`, `date`), `not_counted`
-- `trace`: `sessions`; of those that are listed (`session`, `task`: whose it is, or empty,
-  `prompt`: its first line, `ended`, `subagents`, `requests`), of those that are shown
-  (`session`, `prompt`, `began`, `ended`, `torn`: FILE:LINE of what cannot be read, `agents`
+- `trace`: `sessions` (`session`, `task`: whose it is, or empty, `prompt`: its first line,
+  `ended`, `subagents` and `requests`: how many); of one that is named, or with `--audit`,
+  `--prompts` or `--requests`, also `began`, `torn`: FILE:LINE of what cannot be read, `agents`
   (`agent`: its id, of the main one empty, `name`, `parent`, `state`: done, at work, failed,
   cut off or empty, `began`, `ended`, `transcript`, `served` (`model`: as its machine called it
   when it answered, empty where no record says it, `route`: its name in the fleet file then,
@@ -30306,8 +30325,8 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   `output_tokens`, `read_again`: input tokens that had been read before, `read_again_why`:
   pushed out, or moved from which machine, `waited_for`: agents or sessions), `audit`
   (`question`, `answer`: yes, no or unknown, `what`, `evidence`: FILE:LINE and request ids),
-  `notes`: how it ended, where that is worth a look, `prompt` with `--prompts`), `requests`
-  with `--requests`: as `logs` has them);
+  `notes`: how it ended, where that is worth a look, `prompt` with `--prompts`), `log` with
+  `--requests`: the requests as `logs` has them;
   `began`, `ended` and `at` in seconds since 1970
 - `tasks`: `repository`, `supervisor` (its process, 0: none), `unreadable_files` (of state),
   `tasks` (`name`, `group`, `state`: waiting, preparing, starting, running, asking, checking,

@@ -290,6 +290,22 @@ def test_the_log_of_litellm_is_told_by_severity_and_holds_no_key():
     assert len(sf.parse_log([b"x"] * 1000)) == sf.LOG_LINES
 
 
+@pytest.mark.parametrize("line", [
+    "litellm.completion(api_key='AIzaSyD-0123456789abcdefghijk', model='x')",
+    'headers: {"x-api-key": "0123456789secret"}', "token=hf_ABCDEFGHIJKLMNOP0123456789secret",
+    "asked with hf_ABCDEFGHIJKLMNOPsecret", "Authorization: Basic dXNlcjpzZWNyZXQ=secret",
+    "key gsk_0123456789abcdefsecret", "AKIAIOSFODNN7EXAMPLEsecret", "password: hunter2secret"])
+def test_a_key_of_any_shape_is_left_out_of_a_log(line):
+    shown = sf.parse_log([line.encode()])[0]["line"]
+    assert "(a key)" in shown and "secret" not in shown and "0123456789" not in shown
+
+
+@pytest.mark.parametrize("line", [
+    "10,905 tokens read", "GET /v1/models 200", "skipped: task-1 asks", "tokens: 12", "hf is down"])
+def test_what_is_no_key_stays_in_a_log(line):
+    assert sf.parse_log([line.encode()])[0]["line"] == line
+
+
 def frames(stream):
     """What a stream of events holds, as it comes."""
     for told in stream:

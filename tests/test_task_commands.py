@@ -66,6 +66,14 @@ def wait_for(condition, seconds=20.0):
         time.sleep(0.05)
 
 
+def test_trace_says_of_a_task_that_nothing_of_it_can_be_traced(typist):
+    typist.rig.add("a", "x", check="true", coder=("sh", "-c", "echo y > z"))
+    typist.rig.work()
+    typist.run("trace", "a", status=1)
+    assert "task `a` has no recorded session (it is done)" in typist.err
+    assert re.search(r"fix: \S+ tasks a\n", typist.err)
+
+
 # -- logs --
 
 ODD_LINES = [

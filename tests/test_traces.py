@@ -128,6 +128,25 @@ def test_what_failed_everywhere_is_not_as_planned(recorded):
     assert "failed" in served
 
 
+@pytest.mark.parametrize("outcome, more, answer", [
+    ("overloaded_error", {"node": None, "model": None}, "unknown"), ("api_error", {}, "unknown"),
+    ("left", {}, "unknown"), ("left", {"first_byte": 1.0}, "yes")])
+def test_where_nobody_answered_nothing_is_known(newest, outcome, more, answer):
+    file_with(newest, lambda index, receipt: receipt.update(
+        {"outcome": outcome, "first_byte": None, **more}))
+    status, verdicts = newest.audit()
+    assert status == 0 and answers(verdicts) == dict.fromkeys(QUESTIONS, answer)
+    if answer == "unknown":
+        assert all(verdict["what"] == f"nobody answered: {outcome}" and verdict["evidence"]
+                   for verdict in verdicts.values())
+
+
+def test_one_answer_is_enough_to_be_judged(newest):
+    file_with(newest, lambda index, receipt: receipt.update(
+        {"outcome": "api_error", "first_byte": None} if index else {}))
+    assert answers(newest.audit()[1]) == dict.fromkeys(QUESTIONS, "yes")
+
+
 def test_another_machine_of_the_same_alias_says_after_whom(recorded):
     file_with(recorded, lambda index, receipt: receipt.update(tries=[{"node": "mini", "why": "refused"}]))
     assert re.search(r"yes: after\s+mini:\s+refused", recorded.run("last")[1])
@@ -390,7 +409,7 @@ def story(tmp_path, monkeypatch):
         time.tzset()
 
 
-@pytest.mark.parametrize("columns", [0, 60, 100, 160])
+@pytest.mark.parametrize("columns", [0, 60, 80, 100, 160])
 def test_a_session_is_told_as_a_tree(story, golden, columns):
     status, out, err = story.run("last", "--audit", columns=columns)
     assert (status, err) == (0, "")
@@ -450,6 +469,15 @@ def test_several_sessions_are_listed_with_a_line_of_their_prompts(story):
     entries = json.loads(story.run("--json")[1])["sessions"]
     assert [(entry["session"], entry["subagents"]) for entry in entries] == [(other, 0),
                                                                            (story.id, 4)]
+
+
+def test_json_has_one_shape_however_many_sessions_there_are(story):
+    alone, = json.loads(story.run("--json")[1])["sessions"]
+    second_session(story, NOW - 100)
+    listed = json.loads(story.run("--json")[1])["sessions"][1]
+    named, = json.loads(story.run(story.id, "--json")[1])["sessions"]
+    assert alone == listed and alone["requests"] == 42 and alone["subagents"] == 4
+    assert {key: named[key] for key in listed} == listed and len(named["agents"]) == 5
 
 
 def test_a_session_is_chosen_by_the_beginning_of_its_id(story):
@@ -515,8 +543,8 @@ def test_requests_are_shown_one_by_one_as_logs_has_them(story):
     assert len(lines) == 42 and re.match(r"\S+ +main +qwen3-coder:30b +mini +7 s +ok$", lines[0])
     assert re.search(r"implementer +devstral:24b +gpu .* ok after mini: refused", out)
     report, = json.loads(story.run("last", "--requests", "--json")[1])["sessions"]
-    assert len(report["requests"]) == 42 and report["requests"][0]["name"] == "main"
-    assert "requests" not in json.loads(story.run("last", "--json")[1])["sessions"][0]
+    assert len(report["log"]) == report["requests"] == 42 and report["log"][0]["name"] == "main"
+    assert "log" not in json.loads(story.run("last", "--json")[1])["sessions"][0]
     last = json.loads(story.main.read_text().splitlines()[-1])["requestId"]
     story.file([receipt for receipt in story.written if receipt["id"] != last])
     lost = story.run("last", "--requests")[1]  # it is known all the same
