@@ -17365,8 +17365,12 @@ class Repository(Record):
     main: str  # the main checkout
 
 
-def find_repository(world: World, directory: str) -> Repository:
-    """Return the repository of a directory, or say in one sentence why none can be used."""
+def find_repository(world: World, directory: str, *, begins: bool = False) -> Repository:
+    """Return the repository of a directory, or say in one sentence why none can be used.
+
+    How to make one is only told to a command that `begins` work: who looks is elsewhere
+    than where the tasks are.
+    """
     seen = world.run_git(["rev-parse", "--show-toplevel", "--git-dir", "--git-common-dir"],
                          directory)
     if seen.code == 127:
@@ -17374,7 +17378,10 @@ def find_repository(world: World, directory: str) -> Repository:
     if seen.code:
         slug, what = ("no-repository",
                       "is not a git repository, and every task needs a git worktree")
-        fix = suggest_commit(world, world.real_path(directory), ".gitignore", "git init && ")
+        fix = "cd to the repository whose tasks you mean"
+        if begins:
+            fix = suggest_commit(world, world.real_path(directory), ".gitignore",
+                                 "git init && ")
         if re.search("safe.bareRepository|must be run in a work tree", seen.talk):
             slug, what = "bare-repository", "is a bare repository: agents need a checkout"
             fix = "git clone it, and run this in the clone"
@@ -22527,16 +22534,17 @@ def offer_ignore(workspace: Workspace) -> None:
     path = workspace.enter(ENVIRONMENT_FILE)
     if not world.can_ask() or "env-unignored" not in find_leaks(world, path):
         return
-    if world.confirm(f"Add {ENVIRONMENT_FILE} (the gateway's key), {STATE_DIRECTORY}/ and "
-                     f"{LITELLM_FILE} to .gitignore?"):
-        ignore = workspace.enter(".gitignore")
-        text = b""
-        if world.kind_of(ignore) != "absent":
-            text = world.read_bytes(ignore)
+    if not world.confirm(f"Add {ENVIRONMENT_FILE} (the gateway's key), {STATE_DIRECTORY}/ and "
+                         f"{LITELLM_FILE} to .gitignore?"):
+        return
+    try:
+        text = workspace.read(".gitignore") or b""
         if text and not text.endswith(b"\n"):
             text += b"\n"
         text += f"{ENVIRONMENT_FILE}\n{STATE_DIRECTORY}/\n{LITELLM_FILE}\n".encode()
-        world.replace_files([(ignore, text, 0o644)])
+        world.replace_files([(workspace.enter(".gitignore"), text, 0o644)])
+    except FleetError as error:  # only an offer: what was asked for goes on
+        tell_findings([replace(error.finding, level="warning")], world)
 
 
 def check_key(fleet: Fleet, key: str, world: World) -> None:
@@ -26017,12 +26025,12 @@ TASK_PATTERNS = Flag("patterns", "names, or patterns with `*` and `?`", "PATTERN
 ADD_A_TASK = "subagent-fleet run 'NAME:what to do'"
 
 
-def open_folder(world: World) -> Folder:
+def open_folder(world: World, *, begins: bool = False) -> Folder:
     """Return the tasks of the repository that a person stands in, to be shown."""
     if not world.can_supervise():
         raise FleetError("no-posix", "tasks need a system with named pipes and file locks: "
                          "Linux, macOS, or WSL", status=EXIT_REFUSED, fix="run it in WSL")
-    return Folder(world, find_repository(world, world.directory))
+    return Folder(world, find_repository(world, world.directory, begins=begins))
 
 
 def open_tasks(folder: Folder, *, trust: bool = False) -> Folder:
@@ -26050,10 +26058,11 @@ def open_tasks(folder: Folder, *, trust: bool = False) -> Folder:
     return folder
 
 
-def find_folders(options: Namespace, world: World, known: set[str]) -> list[Folder]:
+def find_folders(options: Namespace, world: World, known: set[str], *,
+                 begins: bool = False) -> list[Folder]:
     """Return the folder of the repository a person is in; with `--all`, of each not known."""
     if not options.everywhere or not world.can_supervise():
-        return [open_folder(world)]
+        return [open_folder(world, begins=begins)]
     folders = []
     for path in read_repositories(world):
         if path in known:
@@ -26370,7 +26379,7 @@ def cmd_run(options: Namespace, world: World) -> int:
         raise FleetError("usage", "run: --all takes no new tasks: each would be added to "
                          "every repository", status=EXIT_USAGE, fix="leave out --all")
     known: set[str] = set()
-    folders = find_folders(options, world, known)
+    folders = find_folders(options, world, known, begins=True)
     found = prepare_runs(folders, options)
     is_whole = len(found) == len(folders)  # with --all, the others go on
     if options.dry_run:
@@ -27112,7 +27121,7 @@ def show_key(word: str, value: object) -> str:
          examples=("task add 'fix the login bug' --check 'make test'",
                    "task add 'a:try it with sqlite' 'b:try it with postgres'"))
 def cmd_task_add(options: Namespace, world: World) -> int:
-    folder = open_tasks(open_folder(world), trust=options.trust)
+    folder = open_tasks(open_folder(world, begins=True), trust=options.trust)
     tasks = plan_typed_tasks(options.texts, options, know_tasks(folder, options))
     is_live = bool(folder.holder())
     carried = carry_out(folder, [{**order_of(task, folder), "handed": is_live}

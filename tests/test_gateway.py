@@ -1534,6 +1534,19 @@ def test_up_asks_once_whether_git_shall_ignore_the_key(project, monkeypatch):
     assert "git would commit" not in said
 
 
+def test_an_offer_that_cannot_be_kept_ends_no_start(project, monkeypatch):
+    subprocess.run(["git", "init", "-q"], cwd=str(project.place), check=True)
+    (project.place / "elsewhere").write_text("mine")
+    (project.place / ".gitignore").symlink_to("elsewhere")
+    monkeypatch.setattr(sf.World, "is_terminal", lambda self, stream="stdout": stream != "stdout")
+    monkeypatch.setattr(sf.World, "confirm", lambda self, question: True)
+    done = project("up")
+    assert done.returncode == 7 and "PONG" in done.stdout, done.stderr
+    assert ".gitignore is a symlink; nothing is written there" in done.stderr
+    assert "warning:" in done.stderr and "error:" not in done.stderr
+    assert (project.place / "elsewhere").read_text() == "mine"
+
+
 def test_up_says_in_a_few_lines_what_it_did(project):
     first, second = project("up").stderr, project("up").stderr
     assert first.startswith("Wrote: litellm_config.yaml, .claude/agents/planner.md, "

@@ -625,14 +625,25 @@ def test_many_repositories_have_one_supervisor(typist, tmp_path):
 
 
 @pytest.mark.parametrize("has_git, words", [
-    (False, ["run", "a:hello"]), (False, ["tasks"]), (False, ["task", "diff", "x"]),
-    (True, ["run", "a:hello"])])
+    (False, ["run", "a:hello"]), (False, ["task", "add", "a:hello"]), (True, ["run", "a:hello"])])
 def test_nobody_is_told_to_commit_a_home(run_cli, tmp_path, words, has_git):
     if has_git:
         subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     done = run_cli(*words, env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]})
     assert done.returncode == 1 and "go into your project's directory" in done.stderr
     assert "git add" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("words", [
+    ["tasks"], ["task", "diff", "x"], ["task", "answer"], ["task", "stop", "*"], ["task", "log", "x"],
+    ["task", "tidy"], ["task", "retry", "x"], ["task", "say", "x", "y"]])
+def test_who_only_looks_is_not_told_to_make_a_repository(run_cli, tmp_path, words):
+    (tmp_path / "plain").mkdir()
+    done = run_cli(*words, cwd=tmp_path / "plain", env={"HOME": str(tmp_path / "home")})
+    assert done.returncode == 1 and "is not a git repository" in done.stderr
+    assert "git init" not in done.stderr and "git add" not in done.stderr
+    begins = run_cli("run", "a:hello", cwd=tmp_path / "plain", env={"HOME": str(tmp_path / "home")})
+    assert "git init && git add -A" in begins.stderr
 
 
 # -- what refuses --
@@ -898,7 +909,7 @@ def test_the_repository_that_is_advised_does_not_hold_the_key(tmp_path, monkeypa
         subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     with pytest.raises(sf.FleetError) as caught:
         world = sf.World()
-        sf.find_commit(world, sf.find_repository(world, world.directory), "HEAD")
+        sf.find_commit(world, sf.find_repository(world, world.directory, begins=True), "HEAD")
     assert caught.value.slug == slug
     author = {f"GIT_{who}_{what}": "a@b.example" for who in ("AUTHOR", "COMMITTER")
               for what in ("NAME", "EMAIL")}
