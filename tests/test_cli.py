@@ -657,7 +657,7 @@ def test_messages_name_the_command_as_it_was_typed(tmp_path, start, shown):
         return subprocess.run(["sh", "-c", command], cwd=str(tmp_path), env=env,
                               capture_output=True)
 
-    assert run("validate").stderr.decode().endswith(f"\n  fix: {shown} init\n")
+    assert run("validate").stderr.decode().endswith(f"\n  fix: {shown} init; or cd to the project that has one\n")
     said = run("init --offline --output x.yaml").stdout.decode()
     assert f"\n  {shown} discover --config x.yaml\n" in said
     assert f"\n  {shown} validate\n" in run("validate --help").stdout.decode()
