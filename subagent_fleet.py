@@ -487,10 +487,10 @@ def obtain_model(provider: str, model_name: str) -> str:
     return NODE_KINDS[provider].obtain.replace("{}", model_name)
 
 
-# What mends it that a node was of no use, by the class of reasons; {} stands for what it
-# runs.
+# How to fix that a node was of no use, by the class of reasons; {} stands for what it runs,
+# {where} for the machine.
 REASON_FIXES = {
-    "refused": "start {} there; `subagent-fleet worker`, typed there, shows how to open it",
+    "refused": "start {} {where}; `subagent-fleet worker`, typed there, shows how to open it",
     "timeout": "wake the machine, and check its firewall",
     "dns": "check the name, or write the address of the machine",
     "unreachable": "join its network; on a Mac see also Privacy & Security > Local Network",
@@ -500,20 +500,21 @@ REASON_FIXES = {
     "no key": "export the variable where the command runs",
     "not trusted": "`subagent-fleet trust`",
     "not private": "write its address in place of the name, then `subagent-fleet trust`",
-    "not it": "correct its endpoint or its `provider:`, or start {} there",
-    "bad answer": "check what listens there; restart {}"}
+    "not it": "correct its endpoint or its `provider:`, or start {} {where}",
+    "bad answer": "check what listens {where}; restart {}"}
 
 
-def mend_reason(reason: str, provider: str) -> str:
-    """Return what mends it that a node was of no use, or nothing where nobody knows."""
+def mend_reason(reason: str, provider: str, where: str = "there") -> str:
+    """Return how to fix that a node was of no use, or nothing where nobody knows."""
     if reason == f"not {provider}":
         reason = "not it"
     if provider == "anthropic" and reason in ("dns", "unreachable", "timeout"):
         return "check this machine's connection to the internet"
     server = _kind_server(provider)
     if reason == "refused" and server == "its server":  # which `worker` does not know
-        return "correct its endpoint, or start its server there"
-    return REASON_FIXES.get(reason, "").replace("{}", server)
+        return f"correct its endpoint, or start its server {where}"
+    fix = REASON_FIXES.get(reason, "")
+    return fix.replace("{}", server).replace("{where}", where)
 
 
 class NodeState(Record):
@@ -528,6 +529,7 @@ class NodeState(Record):
     models: tuple[NodeModel, ...] = ()
     loaded: tuple[LoadedModel, ...] = ()
     provider: str = "ollama"
+    tells_loaded: bool = True  # False: it has no page that says what is loaded
 
     @property
     def online(self) -> bool:
@@ -539,15 +541,19 @@ class NodeState(Record):
 
     @property
     def mend(self) -> str:
-        fix = mend_reason(self.reason, self.provider)
-        is_here = re.match(r"https?://(localhost|127\.|\[::1\])", self.endpoint)
-        if self.reason == "refused" and self.name == "local" and is_here:  # nothing to open
-            fix = fix.partition(" there;")[0]
-        return fix or mend_reason("bad answer", self.provider)
+        return self._fix("there")
 
     @property
     def mend_from_afar(self) -> str:
-        return self.mend.replace(" there", f" on {self.name}", 1)
+        return self._fix(f"on {self.name}")
+
+    def _fix(self, where: str) -> str:
+        is_here = re.match(r"https?://(localhost|127\.|\[::1\])", self.endpoint)
+        has_server = NODE_KINDS[self.provider].port
+        if self.reason == "refused" and self.name == "local" and is_here and has_server:
+            return f"start {kind_title(self.provider)}"  # nothing to open to others
+        fix = mend_reason(self.reason, self.provider, where)
+        return fix or mend_reason("bad answer", self.provider, where)
 
     @property
     def runs(self) -> str:
@@ -3421,7 +3427,6 @@ def plan_fallbacks(fleet: Fleet) -> dict[str, list[str]]:
     return chains
 
 
-ALL_LOADED = "Ready: all models are loaded."
 ROUTE_STATES = ("node offline", "model missing", "cold", "ready")  # the worst first
 
 
@@ -3435,7 +3440,7 @@ class RouteState(Record):
 
 def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState],
                      model: Model) -> RouteState:
-    """Return the RouteState of a model; ready means that no request will load it."""
+    """Return the RouteState of a model; ready means that no request is known to load it."""
     node = states[model.node]
     if not _can_answer(states, model):
         state = "model missing" if node.online else "node offline"
@@ -3444,7 +3449,9 @@ def plan_route_state(fleet: Fleet, states: Mapping[str, NodeState],
     resident = find_resident(node, model)
     if resident and fits_context(node.provider, resident.context, model.context):
         return RouteState("ready", resident)
-    return RouteState("ready" if model.cloud else "cold", resident)
+    if model.cloud or not node.tells_loaded:
+        return RouteState("ready")
+    return RouteState("cold", resident)
 
 
 def plan_route_states(fleet: Fleet, states: Mapping[str, NodeState]) -> dict[str, RouteState]:
@@ -3486,17 +3493,41 @@ def _plan_substitute(fleet: Fleet, states: Mapping[str, NodeState],
     return None
 
 
+class NextStep(Record):
+    """What is true of a fleet now, and the one thing to do next."""
+
+    is_ready: bool = True  # every model is
+    what: str = ""  # what to do; of a ready fleet, what is still missing
+    ready: str = "all models are loaded"
+
+    def __str__(self) -> str:
+        if not self.is_ready:
+            return self.what
+        return f"Ready, but {self.what}" if self.what else f"Ready: {self.ready}."
+
+
+ALL_LOADED = NextStep()
+
+
 def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
-                   routes: Mapping[str, RouteState], gateway: Finding) -> str:
-    """Return the sentence a person wants: ready, or the one next thing to type."""
+                   routes: Mapping[str, RouteState], gateway: Finding) -> NextStep:
+    """Return what a person wants to know: ready, or the one next thing to type."""
     def urgency(name: str) -> tuple[bool, int]:
+        # `warmup` loads no model that is missing, so that comes before a cold one, whoever
+        # stands in for it.
         route = routes[name]
-        return route.fallback is not None, ROUTE_STATES.index(route.state)
+        can_wait = route.fallback is not None and route.state != "model missing"
+        return can_wait, ROUTE_STATES.index(route.state)
 
     waiting = [name for name, route in routes.items() if route.state != "ready"]
     is_served = gateway.level == "ok"
     if not waiting:
-        return ALL_LOADED if is_served else f"Ready, but {gateway.what}: {gateway.fix}."
+        silent = [state.name for state in states.values()
+                  if state.online and not state.tells_loaded]
+        ready = ALL_LOADED.ready
+        if silent:
+            ready = f"every model is there ({join_words(silent, 'or')} can't say what is loaded)"
+        return NextStep(True, "" if is_served else f"{gateway.what}: {gateway.fix}.", ready)
 
     name = min(waiting, key=urgency)
     model = fleet.models[name]
@@ -3508,7 +3539,9 @@ def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
         step = f"Next: {node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}."
     elif routes[name].state == "model missing":
         step = f"Next: {mend_missing(fleet, model, node)}"
-    return step if is_served else f"{gateway.what[0].upper()}{gateway.what[1:]}. {step}"
+    if not is_served:
+        step = f"{gateway.what[0].upper()}{gateway.what[1:]}. {step}"
+    return NextStep(False, step)
 
 
 def _held_model(model: Model, state: NodeState) -> NodeModel:
@@ -5157,10 +5190,11 @@ def plan_doctor(fleet: Fleet | None, facts: Facts, *,
     return findings
 
 
-def plan_verdict(findings: Sequence[Finding], step: str = ALL_LOADED, ready: str = "") -> str:
+def plan_verdict(findings: Sequence[Finding], step: NextStep = ALL_LOADED,
+                 ready: str = "") -> str:
     """Return the one sentence a person wants, and what to type first.
 
-    Without an error that is the `step` of plan_next_step; `ready` counts the models.
+    `step` is what `status` says, `ready` counts the models.
     """
     levels = [finding.level for finding in findings]
     counts = [count_of(levels.count(level), level) for level in ("error", "warning")
@@ -5170,11 +5204,12 @@ def plan_verdict(findings: Sequence[Finding], step: str = ALL_LOADED, ready: str
         first = [one for one in findings if one.level == "error" and one.fix][:1]
         words += [f"First: {': '.join(filter(None, (one.where, one.fix)))}" for one in first]
         return " ".join(words)
-    if step == ALL_LOADED:
-        return f"Ready, with {counts[0]}." if counts else "Ready: everything is in order."
-    if step.startswith("Ready"):  # but for its gateway
-        return ", with ".join(["Ready", *counts]) + step[len("Ready"):]
-    return f"{', with '.join([ready, *counts])}. {step}"
+    state = ", with ".join(["Ready" if step.is_ready else ready, *counts])
+    if not step.is_ready:
+        return f"{state}. {step.what}"
+    if step.what:
+        return f"{state}, but {step.what}"
+    return f"{state}." if counts else "Ready: everything is in order."
 
 
 def _locate(fleet: Fleet, *path: str) -> str:
@@ -7320,6 +7355,10 @@ class Backend(ABC):
         extracts, if anything, is said to people.
         """
 
+    def load_by_words(self, model: Model) -> Ask | None:
+        """Ask to load a model that was refused because nothing was asked; None: no such way."""
+        return None
+
     def pull(self, model: Model) -> Ask:
         """Ask to download a model; each line of the answer is read as a PullStep."""
         def extract(reply: Reply) -> Any:
@@ -7470,11 +7509,14 @@ class Ollama(Backend):
                          {"model": model_name})
 
     def load(self, model: Model, *, unload: bool = False) -> Ask:
+        return self._load(model, 0 if unload else model.keep_alive, [])
+
+    def _load(self, model: Model, keep_alive: Any, messages: list[dict[str, str]]) -> Ask:
         # With another num_ctx than the route's, the route's first request would
         # load it again.
         return self._ask("/api/chat", self._parse_loading, {
-            "model": model.ollama_model, "messages": [], "stream": False,
-            "think": model.thinking, "keep_alive": 0 if unload else model.keep_alive,
+            "model": model.ollama_model, "messages": messages, "stream": False,
+            "think": model.thinking, "keep_alive": keep_alive,
             "options": {"num_ctx": model.context}})
 
     def pull(self, model: Model) -> Ask:
@@ -7546,6 +7588,11 @@ class Ollama(Backend):
         return LoadedModel(
             name=entry["name"], context=read_field(entry, "context_length", int),
             gpu_percent=percent, size=size, expires=read_field(entry, "expires_at"))
+
+    def load_by_words(self, model: Model) -> Ask:
+        # A server that only looks like Ollama may refuse a chat without a message.
+        wish = {"role": "user", "content": "Reply with ok."}
+        return self._load(model, model.keep_alive, [wish])
 
     def _parse_loading(self, value: Any) -> None:
         if not read_field(refuse_error(value), "done", bool):
@@ -11823,8 +11870,7 @@ def probe(world: World, node: Node, deadline: float,
     def ask(question: Ask) -> Any:
         return ask_node(world, node, question, deadline=deadline)
 
-    def ask_all(asks: Mapping[str, Ask]) -> dict[str, Any]:
-        jobs = {key: functools.partial(ask, question) for key, question in asks.items()}
+    def ask_all(jobs: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
         answers = run_together(world, jobs, threads=8, until=deadline + PROBE_GRACE_SECONDS)
         return {key: answer for key, answer in answers
                 if key is not None and not isinstance(answer, NodeFailure)}
@@ -11842,15 +11888,18 @@ def probe(world: World, node: Node, deadline: float,
 
     names = [model.name for model in models
              if not wanted or full_model_name(model.name) in wanted]
-    details = ask_all({"": backend.list_loaded(),
-                       **{name: backend.describe(name) for name in names[:SHOW_LIMIT]}})
-    more = {name: facts.pop("more") for name, facts in details.items()
-            if name and "more" in facts}
+    details = ask_all({"": lambda: _ask_loaded(world, node, deadline),
+                       **{name: functools.partial(ask, backend.describe(name))
+                          for name in names[:SHOW_LIMIT]}})
+    loaded = details.pop("", ())
+    more = {name: functools.partial(ask, facts.pop("more")) for name, facts in details.items()
+            if "more" in facts}
     for name, facts in ask_all(more).items():
         details[name].update(facts)
     described = tuple(replace(model, **details.get(model.name, {})) for model in models)
     return NodeState(node.name, node.endpoint, version=version, latency_ms=latency,
-                     models=described, loaded=details.get("", ()), provider=node.provider)
+                     models=described, loaded=loaded or (), provider=node.provider,
+                     tells_loaded=loaded is not None)
 
 
 ODD_REASONS = ("not ", "http ", "bad answer")  # of who answers, but not as it was asked
@@ -12199,6 +12248,11 @@ def _load(warmth: Warmth, world: World, how: WarmUp) -> None:
     try:
         _ask_to_load(warmth, world, how)
     except NodeFailure as failure:
+        words = backend_of(warmth.node).load_by_words(warmth.model)
+        if failure.reason == "http 400" and words and not how.unload:
+            until = world.clock() + (how.seconds or warmth.model.timeout)
+            ask_node(world, warmth.node, words, deadline=until)
+            return
         if failure.reason != "http 404":
             raise
         if how.unload:
@@ -12235,10 +12289,10 @@ def _ask_to_load(warmth: Warmth, world: World, how: WarmUp) -> None:
         raise NodeFailure("slow", f"not {verb} within {seconds:g} s", fix=fix) from None
 
 
-def _ask_loaded(world: World, node: Node) -> Any:
+def _ask_loaded(world: World, node: Node, deadline: float = 0.0) -> Any:
     """Return the models that a node holds, None where it has no page that says so."""
     backend = backend_of(node)
-    until = world.clock() + PROBE_TIMEOUT_SECONDS
+    until = deadline or world.clock() + PROBE_TIMEOUT_SECONDS
     try:
         return ask_node(world, node, backend.list_loaded(), deadline=until)
     except NodeFailure as failure:
@@ -15813,7 +15867,7 @@ def plan_sight(fleet: Fleet, states: Mapping[str, NodeState], view: GatewayView,
     """Return what machines and the gateway have said, and what follows."""
     gateway = check_gateway(fleet, view.holder)
     routes = plan_route_states(fleet, states)
-    following = plan_next_step(fleet, states, routes, gateway)
+    following = str(plan_next_step(fleet, states, routes, gateway))
     said = FleetPage(fleet.name)
     if view.page and view.holder == OUR_GATEWAY:
         said = view.page
@@ -24421,7 +24475,8 @@ def cmd_doctor(options: Namespace, world: World) -> int:
         facts = observe_files(workspace, fleet, facts)
 
     findings = plan_doctor(fleet, facts)
-    step = ready = ""
+    step = ALL_LOADED
+    ready = ""
     if fleet:  # what `status` says of it
         routes = plan_route_states(fleet, facts.states)
         step = plan_next_step(fleet, facts.states, routes, check_gateway(fleet, facts.holder))
@@ -30380,8 +30435,8 @@ ollama`, `bad answer`), `detail`, `version`, `latency_ms`, `models` (`name`, `si
 `parameters`, `quantization`, `capabilities`, `trained_context` and `token_bytes` (of memory
 for one token of context): null when not known, `window_bytes` (of memory once a slot: layers
 that see only the last tokens or keep a state), `remote`: whose model it is when it does not
-run there, `digest`) and `loaded` (`name`, `context`, `gpu_percent`, `size`, `expires`:
-Ollama's own time).
+run there, `digest`), `loaded` (`name`, `context`, `gpu_percent`, `size`, `expires`: Ollama's
+own time) and `tells_loaded` (false: it has no page that says what is loaded).
 """
 EXIT_CODES_PAGE = """
 Warnings stop nothing unless `--strict` says so. Where a command has `--json` (`env`: `--shell

@@ -34,7 +34,7 @@ def test_doctor_text_groups_and_ends_with_the_verdict(told_by_doctor):
     blocks = text.split("\n\n")
     assert [block.split("\n")[0] for block in blocks[:3]] == [
         "This machine: 3 ok", "Config: 1 ok", "Nodes: 1 error"]
-    fix = sf.mend_reason("refused", "ollama").replace(" there", " on mini", 1)
+    fix = sf.mend_reason("refused", "ollama", "on mini")
     assert fix.startswith("start Ollama on mini; ") and f"\n  fix: {fix}" in blocks[2]
     assert blocks[-1] == f"Not ready: 1 error. First: {fix}\n"
 

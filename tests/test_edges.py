@@ -71,6 +71,33 @@ def test_warmup_does_without_a_list_of_what_is_loaded(fleet, quick, fake_node):
     done = quick("warmup")
     assert done.returncode == 0 and done.stdout.count(" ok ") == 2, done.stdout
     assert len(node.asked("/api/chat")) == 2
+    said = quick("status").stdout  # it can't know better, and does not send to `warmup` for ever
+    assert "cold" not in said and "Next: `subagent-fleet warmup`" not in said
+    assert "mini can't say what is loaded" in said or "no gateway runs" in said
+
+
+def test_warmup_says_something_where_an_empty_chat_is_refused(fleet, quick, fake_node):
+    node = fake_node({"qwen3:8b": {}, "qwen3-coder:30b": {}})
+
+    def chat(payload):
+        if not payload["messages"]:
+            return 400, {"error": "messages required"}
+        return 200, {"done": True, "message": {"role": "assistant", "content": "ok"}}
+
+    node.answers["/api/chat"] = chat
+    node.answers["/api/ps"] = (404, b"404 page not found")
+    rewrite(fleet, re.sub('"http:[^"]*"', node.endpoint, FLEET))
+    done = quick("warmup")
+    assert done.returncode == 0 and done.stdout.count(" ok ") == 2, done.stdout
+    asked = node.asked("/api/chat")
+    said = [ask["messages"] for ask in asked]
+    assert said.count([{"role": "user", "content": "Reply with ok."}]) == 2 and said.count([]) == 2
+    assert {ask["options"]["num_ctx"] for ask in asked if ask["messages"]} == {
+        ask["options"]["num_ctx"] for ask in asked if not ask["messages"]}
+
+    node.answers["/api/chat"] = (400, {"error": "no, whatever you say"})
+    done = quick("warmup")
+    assert done.returncode == 1 and "no, whatever you say" in done.stdout
 
 
 # -- JSON is equal to YAML --
@@ -241,3 +268,18 @@ def ended(child):
     finally:
         child.kill()
         child.communicate()
+
+
+def test_status_names_the_cure_of_a_missing_model_before_warmup(quick, tmp_path, fake_node):
+    one, two = fake_node({"qwen3:8b": {}}), fake_node({"devstral:24b": {}})
+    (tmp_path / "fleet.yaml").write_text(f"""\
+project: {{name: x}}
+nodes: {{mini: {{endpoint: "{one.endpoint}"}}, gpu: {{endpoint: "{two.endpoint}"}}}}
+models:
+  small: {{node: mini, model: "qwen3:9b", alias: a, context: 32768, fallback: [big]}}
+  big: {{node: gpu, model: "devstral:24b", alias: b, context: 65536}}
+agents: {{planner: {{model: small, description: d}}, implementer: {{model: big, description: d}}}}
+""", encoding="utf-8")
+    said = " ".join(quick("status").stdout.split())
+    assert "Next: write `model: qwen3:8b` in models.small, which mini has" in said
+    assert "Next: `subagent-fleet warmup`" not in said

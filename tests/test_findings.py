@@ -357,7 +357,7 @@ def test_a_model_that_is_nearly_there_is_named_before_a_pull(wanted, there, near
     assert (missing.fix, missing.what.endswith("on mini")) == (fix, True)
     step = sf.plan_next_step(fleet, states, {"small": sf.RouteState("model missing")},
                              sf.check_gateway(fleet, sf.OUR_GATEWAY))
-    assert step == f"Next: {fix}"
+    assert str(step) == f"Next: {fix}"
     if near:
         assert found(model_fleet(ollama_model=near), facts_with(states=states)) == {}
 
