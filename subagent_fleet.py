@@ -10501,6 +10501,8 @@ class Hold:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        # Whether a program that holds it with us is to end: nobody waits for it any longer.
+        self.is_over: Callable[[], bool] = lambda: False
 
     def fileno(self) -> int:
         """Return the descriptor, for a child that shall inherit it."""
@@ -11075,22 +11077,53 @@ class World:
         """Run a program and return what it says; 127: it is not there, 124: it took too long.
 
         It says it in English, with a point in its numbers: what it says is read by us.
-        It may hold a lock with us, so that who comes after us can wait for its end.
+        It may hold a lock with us, so that who comes after us can wait for its end; it ends,
+        with what it has started, when the lock is over.
         """
         program = self.which(words[0])
         if not program:
             return Ran(127, b"", f"{words[0]} is not on the PATH")
+        argv = [program, *words[1:]]
+        environ = {**(environ or self.environ), "LC_ALL": "C"}
         try:
-            done = subprocess.run([program, *words[1:]],
-                                  env={**(environ or self.environ), "LC_ALL": "C"},
-                                  input=given, timeout=max(0.1, seconds), capture_output=True,
-                                  pass_fds=[hold.fileno()] if hold else ())
+            if hold:
+                return self._run_under(hold, argv, environ, given, seconds)
+            done = subprocess.run(argv, env=environ, input=given, timeout=max(0.1, seconds),
+                                  capture_output=True)
         except subprocess.TimeoutExpired:
             return Ran(124, b"", f"{words[0]} took longer than {seconds:.0f} s")
         except (OSError, ValueError) as error:
             return Ran(126, b"", str(error))
         return Ran(done.returncode, done.stdout,
                    done.stderr.decode("utf-8", "replace").strip())
+
+    def _run_under(self, hold: Hold, argv: Sequence[str], environ: Mapping[str, str],
+                   given: bytes, seconds: float) -> Ran:
+        """Run a program under a lock; end it and what it has started where that is over."""
+        until = self.clock() + seconds
+        # A session of its own: what git has started, such as a filter, is in its group.
+        with subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, pass_fds=[hold.fileno()],
+                              start_new_session=True) as process:
+            left: bytes | None = given
+            while True:
+                try:
+                    output, talk = process.communicate(left, timeout=0.1)
+                    return Ran(process.returncode, output,
+                               talk.decode("utf-8", "replace").strip())
+                except subprocess.TimeoutExpired:
+                    left = None  # it is being written
+                    if hold.is_over() or self.clock() > until:
+                        self._end_group(process)
+                        raise
+
+    def _end_group(self, process: subprocess.Popen[bytes]) -> None:
+        """End a program and what is in its group; git removes its locks on TERM."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
 
     def read_program(self, words: Sequence[str], until: float) -> str | None:
         """Return what a program prints; None when it is absent, fails or takes too long."""
@@ -17667,8 +17700,11 @@ class Git:
 
     def run(self, *words: str, given: bytes = b"") -> Ran:
         """Run git; return all that it says."""
-        return self.world.run_program([*self._words, *words], environ=self._environ,
-                                      seconds=GIT_SECONDS, given=given, hold=self.hold)
+        ran = self.world.run_program([*self._words, *words], environ=self._environ,
+                                     seconds=GIT_SECONDS, given=given, hold=self.hold)
+        if self.hold and ran.code and self.hold.is_over():
+            raise Wanted
+        return ran
 
     def out(self, *words: str, known: int = 0, given: bytes = b"") -> str:
         """Return what git prints. A failure is never taken for `nothing`: it is raised.
@@ -18372,6 +18408,7 @@ def read_baseline(folder: Folder, state: TaskState) -> dict[str, str] | None:
 END_SECONDS = 0.4  # for Claude Code to end by itself
 TERM_SECONDS, STOP_SECONDS, KILL_SECONDS = 5.0, 1.2, 2.0
 SETTLE_SECONDS = 5.0
+STOP_GIT_SECONDS = 10.0  # for git to keep the work of a task that is stopped
 TURN_SECONDS = 1.0  # in which what was said during one turn begins the next
 SETUP_SECONDS = 600
 PROMPT_SECONDS = 60.0  # for a prompt to be read that is larger than a pipe
@@ -18786,6 +18823,7 @@ class TaskWork:
         self._preparing: threading.Thread | None = None  # of the check's worktree
         self._trouble: Exception | None = None  # in that thread
         self._is_closing = False
+        self._stopping_since = 0.0  # when a git was first seen at work then
         self._looked_at = 0.0
         self.name = name
 
@@ -18886,13 +18924,28 @@ class TaskWork:
         self._close(ruling, "api_error" if ruling.cause == "api" else "result", work)
 
     def _wait_for_git(self) -> None:
-        """Wait until no earlier supervisor's git works for this task: none is ever killed."""
+        """Wait until no earlier supervisor's git works for this task: that one is not killed."""
         self._world.make_directory(self._folder.of_task(self.name))
         while not self._hold:
             self._hold = self._world.hold(self._folder.of_task(self.name, "git"))
             if not self._hold:
                 self._pause(0.05)
+        self._hold.is_over = self._ends_git
         self._main = git_of(self._folder, self._hold)
+
+    def _ends_git(self) -> bool:
+        """Tell whether a git of this task is to end: a filter of the person's may hang.
+
+        At the end of a task that is stopped, it has some seconds to keep the work.
+        """
+        if threading.current_thread() is self._preparing:
+            return self._is_closing or bool(self.state.wanted)
+        if not self._is_closing:
+            return bool(self.state.wanted)
+        if self.state.wanted != "stop":
+            return False
+        self._stopping_since = self._stopping_since or self._world.clock()
+        return self._world.clock() - self._stopping_since > STOP_GIT_SECONDS
 
     def _pause(self, seconds: float) -> None:
         """Wait a while, or until something has happened; stop where a person wants that."""
@@ -19584,7 +19637,10 @@ class TaskWork:
             return self._keep(state, read_baseline(self._folder, state))
         except FleetError as error:
             self._tell("note", f"its work is only in {state.worktree}: {error.what}")
-            return WorkDone()
+        except Wanted:
+            self._tell("note", f"its work is only in {state.worktree}: git took longer than "
+                       f"{STOP_GIT_SECONDS:.0f} s")
+        return WorkDone()
 
     def _after(self, state: TaskState, ruling: Ruling, ended: str) -> dict[str, Any]:
         """Return what changes beside the state when a try, or a part of one, is over."""

@@ -186,3 +186,24 @@ def test_figures_are_of_all_that_an_agent_has_started(shop, left):
         stopped = shop.type("task", "stop", "t")
     assert stopped.code == 0, stopped
     shop.end(child)
+
+
+# -- a filter of the person's that hangs --
+
+@pytest.mark.parametrize("where", ["worktree", "snapshot"])
+def test_stop_ends_a_git_that_waits_for_a_filter(shop, left, where):
+    program = shop.program("filter", f"[ -e $HOME/slow ] || exec cat; echo $$ >> {left}; exec sleep 300")
+    shop.commit(_gitattributes="*.txt filter=slow\n")
+    direction = "smudge" if where == "worktree" else "clean"
+    shop.git("config", f"filter.slow.{direction}", str(program))
+    shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT, "touch $HOME/slow")}})
+    if where == "worktree":
+        (shop.home / "slow").touch()
+    child = shop.begin("run")
+    shop.wait(left.living)
+    stopped = shop.type("task", "stop", "t")
+    assert stopped.code == 0 and "stopped" in stopped.out, stopped
+    assert left.living() == []
+    done = shop.end(child)
+    assert where == "worktree" or "its work is only in" in done.out + done.err, done
+    assert not list((shop.repo / ".git").rglob("*.lock"))

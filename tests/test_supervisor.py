@@ -401,7 +401,8 @@ def test_a_task_that_was_not_running_is_stopped_and_says_so(rig):
 
 
 def test_strays_of_an_agent_that_is_done_are_ended(rig):
-    rig.add("a", "@write x y\n@run setsid sleep 300 >/dev/null 2>&1 &", check="true")
+    stays = f"{sys.executable} -c 'import time; time.sleep(300)'"
+    rig.add("a", f"@write x y\n@run setsid {stays} >/dev/null 2>&1 &", check="true")
     rig.work()
     assert rig.states() == {"a": "done"} and rig.processes() == []
 
