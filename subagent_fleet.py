@@ -9529,6 +9529,7 @@ _CHUNK_SIZE = _Pattern(rb"0*([0-9A-Fa-f]{1,8})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)
 _NEXT_CHUNK_SIZE = _Pattern(rb"\r\n" + _CHUNK_SIZE.pattern)
 SINGLE_FIELDS = ("host", "content-length", "transfer-encoding")
 RECEIVE_BYTES = 64 * 1024  # of what came, taken at once
+AGAIN_SECONDS = 0.5  # so soon a connection ends that the other side closed while it was idle
 
 
 class BadRequest(FleetError):
@@ -9572,7 +9573,9 @@ class Wire:
     """
 
     speech = "answer"  # what the other side sends
-    await_more: Callable[[], object] | None = None  # when all that came was taken; may raise
+    # Waits until more comes, or more can be sent; may raise.
+    await_more: Callable[[], object] | None = None
+    is_sending = False  # what is awaited: that more can be sent, else that more has come
     _limit = float("inf")  # of a request's body
 
     def __init__(self, connection: socket.socket, deadline: float,
@@ -9613,10 +9616,16 @@ class Wire:
         name = type(error).__name__
         if name not in ("BlockingIOError", "SSLWantReadError", "SSLWantWriteError"):
             raise _name_failure(error) from None
-        sends = name != "SSLWantReadError"
-        reads = name != "SSLWantWriteError"
-        if not _ready([self], self.deadline - self._clock(), sends=sends, reads=reads):
+        if self._clock() >= self.deadline:
             raise NodeFailure("timeout", "no answer in time")
+        self.is_sending = name != "SSLWantReadError"
+        try:
+            if self.await_more:
+                self.await_more()
+            else:
+                _ready([self], self.deadline - self._clock())
+        finally:
+            self.is_sending = False
 
     def _fill(self) -> bool:
         """Add what comes next to the buffer; False when the other side has closed."""
@@ -9754,6 +9763,14 @@ class Wire:
             yield piece
 
 
+class IdleConnections(list):  # type: ignore[type-arg]
+    """The connections to a node that are kept for its next request."""
+
+    # Until something comes that nobody asked for: one more answer would be taken for that of
+    # the next request, which may be another client's.
+    can_be_kept = True
+
+
 class Exchange(Wire):
     """One request to a node, and its answer as it arrives.
 
@@ -9763,22 +9780,28 @@ class Exchange(Wire):
 
     status = 0  # until `read_head`
     again: Callable[[], socket.socket] | None = None
-    idle: list[socket.socket] | None = None  # where the connection goes after a whole answer
+    idle: IdleConnections | None = None  # where the connection goes after a whole answer
     _request = b""
+    _asked = 0.0  # when that was
     _left: Iterator[bytes] = iter(())  # of the body, whose lines are read
 
     def ask(self, request: bytes) -> None:
         """Send a request."""
-        self._request = request
+        self._request, self._asked = request, self._clock()
         try:
             self.send(request)
         except NodeFailure as failure:
             self._ask_again(failure)
 
     def _ask_again(self, failure: NodeFailure) -> None:
-        """Ask on a fresh connection, where a kept one has ended before it said a byte."""
+        """Ask on a fresh connection, where a kept one has ended before it said a byte.
+
+        One that was closed while it was idle shows that at once; one that ends later may have
+        read the request, and have died of it.
+        """
         again, self.again = self.again, None
-        if not again or self._buffer or failure.reason == "timeout":
+        is_late = self._clock() - self._asked > AGAIN_SECONDS
+        if not again or self._buffer or is_late or failure.reason == "timeout":
             raise failure
         self.close()
         self._socket = again()
@@ -9871,10 +9894,12 @@ class Exchange(Wire):
         self.deadline = self._clock() + LEAVE_SECONDS
         with contextlib.suppress(NodeFailure):
             is_over = any(next(self._left, None) is None for _ in range(8))
-            if (self._buffer
-                    or not self.headers.keys() & {"transfer-encoding", "content-length"}):
+            if not self.headers.keys() & {"transfer-encoding", "content-length"}:
                 is_over = False
-            if is_over and self.idle is not None and len(self.idle) < IDLE_LIMIT:
+            if self._buffer and is_over and self.idle is not None:
+                self.idle.can_be_kept = False
+            if (is_over and self.idle is not None and self.idle.can_be_kept
+                    and len(self.idle) < IDLE_LIMIT):
                 self.idle.append(self._socket)
                 return
         self.close()
@@ -9993,6 +10018,11 @@ class Visitor(Wire):
         except NodeFailure as failure:
             raise _refusal(failure) from None
 
+    def refuse_body(self) -> None:
+        """Refuse the request just read where it has a body: who waits for it may wait long."""
+        if self._length != 0:
+            raise BadRequest(400, "request: this page takes no body")
+
     def reply(self, status: int, body: bytes, *, head: str = "",
               kind: str = "application/json") -> None:
         """Send a whole answer, JSON if no `kind` is named; `head` holds more header lines."""
@@ -10035,7 +10065,7 @@ class Visitor(Wire):
             raise ClientGone() from None
 
     def wait(self, other: Wire | None, seconds: float) -> bool:
-        """Tell whether `other` is readable in time; raise ClientGone when the client goes."""
+        """Tell whether `other` is ready in time; raise ClientGone when the client goes."""
         until = self._clock() + seconds
         while True:
             watched = [other] if other else []
@@ -10114,21 +10144,22 @@ class Listener:
             each.close()
 
 
-def _ready(things: Sequence[Any], seconds: float, *, reads: bool = True,
-           sends: bool = False) -> list[Any]:
-    """Return the `things`, each with a `fileno`, that can be read, or sent to, in time."""
+def _ready(things: Sequence[Any], seconds: float) -> list[Any]:
+    """Return the `things`, each with a `fileno`, that are ready in time: to be read, or to be
+    sent to where one `is_sending`."""
     seconds = max(seconds, 0)
     closed = [thing for thing in things if thing.fileno() < 0]
     if closed:  # by another thread, a moment ago: whoever reads it finds its end
         return closed
+    sending = [thing for thing in things if getattr(thing, "is_sending", False)]
     if not hasattr(select, "poll"):  # Windows
-        readable, sendable, _ = select.select(things if reads else [],
-                                              things if sends else [], [], seconds)
+        reading = [thing for thing in things if thing not in sending]
+        readable, sendable, _ = select.select(reading, sending, [], seconds)
         return readable + sendable
 
     poll = select.poll()  # select.select fails on descriptors above 1023
     for thing in things:
-        poll.register(thing, reads * select.POLLIN | sends * select.POLLOUT)
+        poll.register(thing, select.POLLOUT if thing in sending else select.POLLIN)
     ready = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
     return [thing for thing in things if thing.fileno() in ready]
 
@@ -10677,17 +10708,19 @@ def _plan_destination(url: str) -> Destination:
         quote(parts.path or "/", safe="/%:@!$&'()*+,;="))
 
 
-def _take_alive(idle: list[socket.socket]) -> socket.socket | None:
-    """Return a connection that was kept and still stands; nothing comes on such a one."""
+def _take_alive(idle: IdleConnections) -> socket.socket | None:
+    """Return a connection that was kept and still stands; nothing may come on such a one."""
     while True:
         try:
             connection = idle.pop()
         except IndexError:
             return None
         try:
-            connection.recv(1)
+            if connection.recv(1):
+                idle.can_be_kept = False
         except OSError as error:
-            if type(error).__name__ in ("BlockingIOError", "SSLWantReadError"):
+            is_quiet = type(error).__name__ in ("BlockingIOError", "SSLWantReadError")
+            if is_quiet and idle.can_be_kept:
                 return connection
         connection.close()
 
@@ -10747,7 +10780,7 @@ class World:
         self._tls: ssl.SSLContext | None = None
         self.typing = AS_USUAL  # how messages name the commands that they advise
         # Connections that wait for their next request, by scheme and place.
-        self._idle: dict[tuple[str, str], list[socket.socket]] = {}
+        self._idle: dict[tuple[str, str], IdleConnections] = {}
         # What a name was looked up to: a name service may take long.
         self._addresses: dict[tuple[str, int], list[Any]] = {}
         for stream in (sys.stdout, sys.stderr):
@@ -11542,15 +11575,16 @@ class World:
 
     def open_exchange(self, url: str, *, body: bytes | None = None,
                       headers: Mapping[str, str] | None = None, deadline: float,
-                      keeps: bool = False) -> Exchange:
+                      await_more: Callable[[Exchange], object] | None = None) -> Exchange:
         """Send a GET, or a POST of `body`; return the Exchange that reads its answer.
 
         No proxies are used and no redirects followed: a node is where the fleet file says.
-        Where it `keeps`, the connection may be one that was kept, and can be kept again.
+        `await_more` waits until the Exchange can go on, from the first byte that is sent; where
+        it is given, the connection may be one that was kept, and can be kept again.
         """
         there = _plan_destination(url)
         lines = {"Host": there.place, "User-Agent": f"subagent-fleet/{__version__}"}
-        if not keeps:
+        if not await_more:
             lines["Connection"] = "close"
         method = "GET"
         if body is not None:
@@ -11564,11 +11598,12 @@ class World:
         def connect() -> socket.socket:
             return self._connect(there, min(deadline, self.clock() + self.connect_seconds))
 
-        idle = self._idle.setdefault((there.scheme, there.place), [])
-        kept = _take_alive(idle) if keeps else None
+        idle = self._idle.setdefault((there.scheme, there.place), IdleConnections())
+        kept = _take_alive(idle) if await_more else None
         exchange = Exchange(kept or connect(), deadline, self.clock)
-        if keeps:
+        if await_more:
             exchange.idle = idle
+            exchange.await_more = functools.partial(await_more, exchange)
         if kept:
             exchange.again = connect
         try:
@@ -13078,6 +13113,8 @@ def _hear(world: World, node: Node, model: Model, question: Question,
 # who never ends is cut off.
 ANSWER_BYTES = 1_000_000
 ANSWER_BYTES_A_TOKEN = 1_000
+ANSWER_STEPS, ANSWER_STEPS_A_TOKEN = 1_000, 2  # a token is told in one step, seldom in two
+ANSWER_SECONDS_A_TOKEN = 1.0
 
 
 class Learned:
@@ -13104,14 +13141,15 @@ class Translation(Record):
     fields: tuple[str, ...]  # of its payload
     max_output: int  # tokens
 
-    def send(self, world: World, headers: Mapping[str, str] | None = None
+    def send(self, world: World, headers: Mapping[str, str] | None = None,
+             await_more: Callable[[Exchange], object] | None = None
              ) -> tuple[Exchange, Reader]:
         """Ask; return what the answer comes by, and what reads it."""
         headers = {**sign(world, self.node, self.ask).headers, **(headers or {})}
         reader = backend_of(self.node).reader(self.talk, self.model, self.estimate)
         exchange = world.open_exchange(
             self.node.endpoint + self.ask.path, body=self.body, headers=headers,
-            deadline=world.clock() + self.model.timeout, keeps=True)
+            deadline=world.clock() + self.model.timeout, await_more=await_more)
         return exchange, reader
 
 
@@ -13144,17 +13182,23 @@ def relay(exchange: Exchange, reader: Reader, translation: Translation,
     if exchange.status != 200:
         raise NodeFailure("bad answer", f"it answered {exchange.status}")
 
-    model, size = translation.model, 0
+    timeout, tokens = translation.model.timeout, translation.max_output
+    size = steps = 0
+    until = 0.0  # the whole answer must have come; 0: it has not begun
     for line in exchange.lines():
         deltas = reader.feed(line)
         yield deltas
         if deltas and deltas[-1].end:
             return
         size += len(line)
-        if size > ANSWER_BYTES + ANSWER_BYTES_A_TOKEN * translation.max_output:
+        steps += bool(deltas)
+        if (size > ANSWER_BYTES + ANSWER_BYTES_A_TOKEN * tokens
+                or steps > ANSWER_STEPS + ANSWER_STEPS_A_TOKEN * tokens):
             raise NodeFailure("bad answer", "it does not end")
         if reader.has_begun:  # until then the prompt is read, for which one time must do
-            exchange.deadline = clock() + model.timeout
+            now = clock()
+            until = until or now + timeout + ANSWER_SECONDS_A_TOKEN * tokens
+            exchange.deadline = min(now + timeout, until)
 
     deltas = reader.close()
     yield deltas
@@ -14201,12 +14245,13 @@ class Service:
         if self._has_headers:
             self._writer.begin()  # which the client has
             self._writer.number = self._number
-        exchange, reader = translation.send(self._world, self._login.headers_for(node))
+        exchange, reader = translation.send(
+            self._world, self._login.headers_for(node),
+            lambda exchange: self._await_node(exchange, node))
         # Whoever answers in the end: the prompt has been there.
         self._receipt["cloud"] |= is_cloud(self._server.fleet, model)
         is_new = True
         try:
-            exchange.await_more = lambda: self._await_node(exchange, node)
             for deltas in relay(exchange, reader, translation, self._world.clock):
                 if reader.has_begun and self._receipt["first_byte"] is None:
                     self._mark("first_byte")
@@ -14303,7 +14348,7 @@ class Service:
                 return
             # `refused` may be a program that stops once it has answered what it took.
             if self._server.look(node) in ("timeout", "unreachable"):
-                raise NodeFailure("timeout", "it took the request but did not answer")
+                raise NodeFailure("timeout", "it accepted the connection but did not answer")
         self._wait(exchange, exchange.deadline)
 
     def _wait(self, exchange: Exchange | None, until: float) -> bool:
@@ -14553,7 +14598,10 @@ class Reception(ABC):
     @abstractmethod
     def _respond(self, visitor: Visitor, method: str, target: str,
                  headers: dict[str, str]) -> None:
-        """Answer one request, or raise what it is refused with."""
+        """Answer one request, or raise what it is refused with.
+
+        It is `asking` once it has passed the door: until then it gives way to others.
+        """
 
     @abstractmethod
     def _refuse(self, visitor: Visitor, refusal: Refusal, path: str) -> None:
@@ -14627,7 +14675,6 @@ class Reception(ABC):
                 if request is None:
                     break
                 method, target, headers = request
-                self._visitors[visitor] = "asking"
                 self._respond(visitor, method, target, headers)
                 self._visitors[visitor] = "idle"
         except ClientGone:
@@ -14799,6 +14846,7 @@ class Server(Reception):
         from urllib.parse import unquote
         path = target.partition("?")[0]
         self._check_door(visitor, headers, path)
+        self._visitors[visitor] = "asking"
         dialect = dialect_of(path)
         if method == "POST" and dialect:
             self._respond_to_talk(visitor, headers, path, dialect)
@@ -14813,7 +14861,7 @@ class Server(Reception):
             page = {"proof": prove_key(self._key, proof[1], *visitor.reached)}
         if not follows and (page is None or method not in ("GET", "HEAD")):
             raise Refusal(404, "there is nothing at this path")
-        visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
+        visitor.refuse_body()
         if follows:
             self._follow(visitor)
         else:
@@ -15769,7 +15817,8 @@ class Dashboard(Reception):
     def _respond(self, visitor: Visitor, method: str, target: str,
                  headers: dict[str, str]) -> None:
         self._check_host(visitor, headers)
-        visitor.read_body(HEADER_LIMIT_BYTES, REQUEST_SECONDS)
+        visitor.refuse_body()
+        self._visitors[visitor] = "asking"
         path, _, query = target.partition("?")
         if method not in ("GET", "HEAD"):
             raise Refusal(405, "this page is read-only")
@@ -20869,6 +20918,7 @@ class SimulatedNode(Reception):
 
     def _respond(self, visitor: Visitor, method: str, target: str,
                  headers: dict[str, str]) -> None:
+        self._visitors[visitor] = "asking"
         body = visitor.read_body(BODY_LIMIT_BYTES, BODY_SECONDS)
         answer = self.answer(target, parse_json(body) if body else None)
         if isinstance(answer.value, list):

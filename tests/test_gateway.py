@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import re
+import select
 import signal
 import socket
 import stat
@@ -1175,6 +1176,152 @@ def test_a_node_that_drips_is_left_after_its_timeout(rig):
     assert error_of(served.ask())[0] == 529
     assert time.monotonic() - began >= 0.4 and served.nodes[0].gone.wait(5)
     assert len(sent) < len(slow)
+
+
+@pytest.mark.parametrize("pause, limits_of", [(0.0, {}), (0.05, {"answer_token": 0.001})])
+def test_a_node_that_says_word_after_word_is_cut_off(rig, limits, pause, limits_of):
+    """Its timeout begins anew with each word, and the bytes of small words take hours."""
+    limits(**limits_of)
+
+    def play(node, connection):
+        connection.sendall(HEAD)
+        with contextlib.suppress(OSError):
+            while not node.gone.wait(pause):
+                connection.sendall(line("w"))
+        node.gone.set()
+    served = rig(play, max_output=256, timeout=0.4)
+    events = events_of(served.ask(stream=True)[2])
+    assert events[-1]["type"] == "error" and served.nodes[0].gone.wait(5)
+    assert set(running(served.server.scheduler).values()) == {0}
+
+
+class Deaf:
+    """A node that takes connections and reads no request but those for its version, while it `lives`."""
+
+    def __init__(self):
+        self.lives, self.posts, self.gone = True, 0, threading.Event()
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=300)
+        self.endpoint = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection = self.listener.accept()[0]
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection):
+        with contextlib.suppress(OSError), connection:
+            if connection.recv(3, socket.MSG_PEEK) != b"GET":
+                self.posts += 1
+                self.gone.wait(30)
+            elif self.lives:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 21\r\n\r\n"
+                                   b'{"version":"0.32.15"}')
+            else:
+                self.gone.wait(30)
+
+    def close(self):
+        self.gone.set()
+        self.listener.close()
+
+
+HUGE = [{"role": "user", "content": "word " * 3_000_000}]
+
+
+@pytest.fixture
+def deaf(tmp_path):
+    node, other = Deaf(), Node(says("PONG"))
+    fleet = fleet_of(("m", "n0", "x", {"fallback": ["o"]}), ("o", "n1", "y", {}),
+                     nodes={"n0": node.endpoint, "n1": other.endpoint})
+    models = {name: replace(model, context=10 ** 8) for name, model in fleet.models.items()}
+    served = Rig(replace(fleet, models=models), tmp_path)
+    served.node = node
+    yield served
+    node.close()
+    served.close()
+    other.close()
+
+
+def test_a_prompt_that_its_node_does_not_take_keeps_its_client_with_pings_until_it_leaves(deaf, limits):
+    limits(quiet=0.05)
+    with deaf.connect() as connection:
+        connection.sendall(deaf.post(request_of(stream=True, messages=HUGE)))
+        seen = b""
+        while seen.count(b"event: ping") < 3:
+            seen += connection.recv(65536)
+        assert deaf.node.posts == 1
+    assert deaf.receipts()[0]["outcome"] == "left"
+    wait_until(lambda: set(running(deaf.server.scheduler).values()) == {0})
+
+
+def test_a_machine_that_hangs_while_it_takes_a_prompt_is_left(deaf, limits):
+    limits(silence=0.1, probe=0.15)
+    deaf.node.lives = False
+    status, _, body = deaf.ask(stream=True, messages=HUGE)
+    assert status == 200 and text_of(body) == "PONG"
+    assert [tried["why"] for tried in deaf.receipts()[0]["tries"]] == ["timeout"]
+
+
+def kept_answer(words):
+    body = line(words) + DONE
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_node_that_says_more_than_it_was_asked_gets_a_connection_for_each_request(rig, is_late):
+    second = threading.Event()
+
+    def play(node, connection):
+        words = node.here.request["messages"][-1]["content"]
+        more = kept_answer(f"stale {words}")
+        connection.sendall(kept_answer(words) + (b"" if is_late else more))
+        if is_late and len(node.requests) == 1:
+            second.wait(5)
+            connection.sendall(more)
+            second.clear()
+    served = rig(play)
+    served.nodes[0].keeps = True
+
+    def say(words):
+        return served.ask(messages=[{"role": "user", "content": words}], stream=True)[2]
+    assert text_of(say("one")) == "one"
+    if is_late:
+        idle, = served.world._idle.values()
+        wait_until(lambda: idle)
+        second.set()
+        wait_until(lambda: not second.is_set() and select.select(idle, [], [], 0)[0])
+    for words in ("two", "three", "four"):
+        assert text_of(say(words)) == words
+    assert served.nodes[0].connections == 4 and not sum(map(len, served.world._idle.values()))
+
+
+@pytest.mark.parametrize("again", [0.0, 5.0])
+def test_a_prompt_is_sent_again_only_where_its_connection_had_been_closed(rig, limits, again):
+    """Who reads a prompt and dies of it later must not be given it twice."""
+    limits(again=again)
+
+    def play(node, connection):
+        if len(node.requests) == 2:  # on the connection that was kept
+            connection.close()
+            return
+        connection.sendall(kept_answer("PONG"))
+    served = rig(play)
+    served.nodes[0].keeps = True
+    assert served.ask()[0] == 200
+    wait_until(lambda: any(served.world._idle.values()))
+    status = served.ask()[0]
+    assert (status, len(served.nodes[0].requests)) == ((200, 3) if again else (529, 2))
+
+
+@pytest.mark.parametrize("target", ["/", "/health/liveliness", f"/prove/{'0' * 64}", "/v1/models", "/fleet"])
+def test_pages_take_no_body_and_wait_for_none(rig, target):
+    served = rig(says("PONG"))
+    for field in ({"Content_Length": 5}, {"Transfer_Encoding": "chunked"}):
+        status, _, body = served.raw(served.head("GET", target, **field))  # and no body comes
+        assert status == 400 and b"takes no body" in body
+    assert served.get(target, Content_Length=0)[0] == 200
 
 
 # -- receipts, logs, errors --

@@ -281,6 +281,7 @@ LIMITS = {
     "bodies": "BODIES_LIMIT_BYTES", "answer": "ANSWER_LIMIT_BYTES",
     "receipts": "RECEIPTS_LIMIT_BYTES", "aside": "ASIDE_LIMIT", "lost": "LOST_LIMIT",
     "part": "PART_BYTES", "receipts_read": "RECEIPTS_READ_BYTES",
+    "again": "AGAIN_SECONDS", "answer_token": "ANSWER_SECONDS_A_TOKEN",
     "warmths": "SHOWN_WARMTHS_LIMIT", "measurements": "MEASUREMENTS_LIMIT"}
 
 
