@@ -10227,16 +10227,16 @@ def run_together(world: World, jobs: Mapping[Any, Callable[[], Any]], *,
         left -= 1
         if isinstance(outcome, NodeFailure):
             outcome.with_traceback(None)  # its frames hold what was read
-        elif isinstance(outcome, Exception):
+        elif isinstance(outcome, BaseException):
             raise outcome  # a bug is told, not taken for a dead node
         yield key, outcome
 
 
 def _outcome_of(job: Callable[[], Any]) -> Any:
-    """Return what a job gives, or how it failed."""
+    """Return what a job gives, or how it failed: whatever ends it, somebody waits for it."""
     try:
         return job()
-    except Exception as error:
+    except BaseException as error:
         return error
 
 
@@ -10432,6 +10432,14 @@ class Directory:
             os.close(descriptor)
             raise
         return descriptor
+
+    def turn_over(self, descriptor: int) -> None:
+        """Give an open file of this name the name `.1`, unless another writer just did."""
+        with contextlib.suppress(ImportError):  # Windows
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        there = os.stat(self._reach(self.name), dir_fd=self._descriptor, follow_symlinks=False)
+        if os.path.samestat(there, os.fstat(descriptor)):
+            self.replace(self.name, f"{self.name}.1")
 
     def close_to_others(self) -> None:
         """Let nobody but the owner enter this directory."""
@@ -10701,11 +10709,14 @@ class Destination(Record):
 def _plan_destination(url: str) -> Destination:
     from urllib.parse import quote, urlsplit
     parts = urlsplit(url)
+    path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=")
+    if parts.query:
+        path += "?" + quote(parts.query, safe="/%:@!$&'()*+,;=?")
     return Destination(
         parts.scheme, parts.hostname or "",
         parts.port or (443 if parts.scheme == "https" else 80),
         re.sub(r"%[^]]*", "", parts.netloc),  # an IPv6 zone means nothing there
-        quote(parts.path or "/", safe="/%:@!$&'()*+,;="))
+        path)
 
 
 def _take_alive(idle: IdleConnections) -> socket.socket | None:
@@ -11062,9 +11073,11 @@ class World:
         Where the disk is full, nothing of it is added.
         """
         with trying("write", path), Directory(path) as directory:
-            if self.size_of(path) > RECEIPTS_LIMIT_BYTES:
-                directory.replace(directory.name, f"{directory.name}.1")
             descriptor = directory.open_to_append()
+            if os.fstat(descriptor).st_size > RECEIPTS_LIMIT_BYTES:
+                directory.turn_over(descriptor)
+                os.close(descriptor)
+                descriptor = directory.open_to_append()
             size = os.fstat(descriptor).st_size
             written = 0
             try:

@@ -365,3 +365,19 @@ def test_two_who_look_do_not_see_each_other(world, tmp_path, monkeypatch):
             seen[0] = world.is_held(path)
     monkeypatch.setattr(fcntl, "flock", flock)
     assert not world.is_held(path) and seen == [False]
+
+
+def test_a_log_that_two_writers_find_full_turns_over_once(world, tmp_path, monkeypatch, limits):
+    limits(receipts=100)
+    log, real, begun = tmp_path / "log", fcntl.flock, []
+    log.write_bytes(b"old\n" * 50)
+
+    def flock(descriptor, how):
+        if not begun:  # another writer is faster
+            begun.append(True)
+            world.append_line(str(log), b"fast\n")
+        real(descriptor, how)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    world.append_line(str(log), b"slow\n")
+    assert begun and log.read_bytes() == b"fast\nslow\n"
+    assert (tmp_path / "log.1").read_bytes() == b"old\n" * 50

@@ -159,6 +159,19 @@ def test_programs_that_are_read_speak_as_they_do_everywhere(world, tmp_path, mon
     assert (ran.text, ran.talk) == ("C", "C")
 
 
+def test_a_query_is_sent(world):
+    port, requests = recorder()
+    assert ask(world, f"http://127.0.0.1:{port}/a?b=c&d=e f") == {}
+    assert requests[0].startswith(b"GET /a?b=c&d=e%20f HTTP/1.1\r\n"), requests
+
+
+def test_a_job_that_ends_by_whatever_it_raises_is_not_waited_for(world):
+    def leave():
+        raise sf.ClientGone()
+    with not_held_up(20), pytest.raises(sf.ClientGone):
+        list(sf.run_together(world, {"a": leave}, until=world.clock() + 15))
+
+
 # -- a name that only its letters make private --
 
 @pytest.mark.parametrize("host", ["ai", "ai.lan", "mini.local", "AI.Home.ARPA", "gpu.internal."])
