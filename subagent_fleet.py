@@ -19710,6 +19710,7 @@ class TaskWork:
         usual = {"wanted": "", "ended": now, "prompt": "" if self._agent else state.prompt}
         if ruling.to != "waiting":
             return {**usual, "open": False, "lost": 0}
+        usual["wanted"] = self.state.wanted  # asked since: `stop` means the next try, too
         if ended == "stalled":
             return {**usual, "stalls": state.stalls + 1, "prompt": CONTINUE_PROMPT}
         if ruling.cause == "api":
@@ -21994,7 +21995,9 @@ def find_call(words: Sequence[str]) -> Called:
     if seconds:
         typed = words[1] if len(words) > 1 else ""
         hint = nearest(typed, seconds)
-        if name == "task":
+        if len(words) > 2 and words[2] in seconds:  # the task first
+            hint = f"subagent-fleet {name} {words[2]} {quote_shell(typed)}"
+        elif name == "task":
             hint = OTHER_WORDS.get(typed) or hint
         raise FleetError("unknown-command", f"{name}: which one? {', '.join(seconds)}",
                          status=EXIT_USAGE, fix=hint or f"subagent-fleet help {name}")
@@ -22867,7 +22870,7 @@ def format_scan(scan: Scan, look: Look = PLAIN) -> str:
          group=SET_UP, examples=("init", "init --node mini=http://192.168.1.50:11434",
                                  "init --scan", "init --hybrid", "init --example list"),
          excludes=("example node", "example scan", "example hybrid", "example offline",
-                   "scan offline"))
+                   "example memory", "scan offline"))
 def cmd_init(options: Namespace, world: World) -> int:
     if options.example:
         return write_example(options, world)
@@ -26571,7 +26574,13 @@ def cmd_run(options: Namespace, world: World) -> int:
     works_behind = options.detach and (options.keep_going or any(map(has_work, jobs)))
     if works_behind and not go_on_behind(jobs, world):
         return EXIT_OK
-    status = work_on(jobs, known, options, world) if jobs else EXIT_OK
+    try:
+        status = work_on(jobs, known, options, world) if jobs else EXIT_OK
+    except BrokenPipeError:  # such as `run | head`: the agents are not alone in silence
+        world.discard_output()
+        world.err("Nobody reads this run's output any more, so it has stopped.\n"
+                  + "".join(f"{line}\n" for line in suggest_after_stop(jobs)))
+        return EXIT_PROBLEM
     return status if is_whole else status or EXIT_PROBLEM
 
 
