@@ -15154,7 +15154,10 @@ def _prompt_of(content: object) -> str:
     if isinstance(content, list):
         text = "\n".join(filter(None, (read_field(block, "text") for block in content)))
     command = re.search("<command-name>(.{1,80}?)</command-name>", text)
-    return command[1] if command else text[:PROMPT_LIMIT]
+    if command:
+        return command[1]
+    # What Claude Code puts around what was pasted is not what was typed (2.1.328).
+    return re.sub("</?pasted_content[^>]{0,80}>", "", text[:PROMPT_LIMIT]).strip()
 
 
 # -- the tree --
@@ -16007,7 +16010,8 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
 
 def _plan_task_needs(tasks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
     verbs = {"asking": "asks", "review": "waits for your review"}
-    for task in tasks:
+    for task in sorted(tasks, key=lambda task: list(verbs).index(task["state"])
+                       if task["state"] in verbs else len(verbs)):
         if task["level"] in ("ask", "warn"):
             what = f"{task['name']} {verbs.get(task['state'], 'is ' + task['state'])}"
             yield (task["level"], ": ".join(filter(None, (what, task["now"]))),
@@ -16044,9 +16048,12 @@ def _say_where(finding: Finding) -> str:
 
 def _page_line(sight: Sight, level: str, what: str, fix: str) -> dict[str, str]:
     """Return a line of the page; what can be typed is in backticks."""
-    if "`" not in fix and re.match("(subagent-fleet|npm|ollama|git|ssh|chmod|echo) ", fix):
+    command = "((?:subagent-fleet|npm|uv|pipx?|ollama|git|ssh|chmod|echo) [^`]+)$"
+    if re.match(command, fix):
         fix = f"`{fix}`"
-    return {"level": level, "what": what, "fix": as_typed(fix, sight.typing)}
+    what = re.sub(f"(?<=; ){command}", r"`\1`", what)
+    return {"level": level, "what": as_typed(what, sight.typing),
+            "fix": as_typed(fix, sight.typing)}
 
 
 def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str, str]:
@@ -16058,8 +16065,12 @@ def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str
                   (("asking", "question"),
                    ("review", "review"), ("attached", "attached task"),
                    ("parked", "parked task")) if state in states]
-        if "bad" in levels:
-            counts.append(count_of(levels.count("bad"), "problem"))
+        failed = sum(task["level"] == "bad" for task in sight.tasks)
+        if failed:
+            counts.append(count_of(failed, "failed task"))
+        others = levels.count("bad") - bool(failed)  # which are one line
+        if others:
+            counts.append(count_of(others, "problem"))
         down = [name for name, state in sight.states.items() if not state.online]
         also = f" Not answering: {some_of(down, 4)}." if down else ""
         level = "bad" if "bad" in levels else levels[0]
@@ -21507,11 +21518,18 @@ def parse_receipts(lines: Iterable[bytes]) -> list[Receipt]:
 _ID = _Pattern("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # a part of a path, too
 
 
-def last_session(receipts: Sequence[Receipt], *, since: float) -> str:
-    """Return the id of the session that was served last since then, or an empty string."""
+def last_session(receipts: Sequence[Receipt], workspace: Workspace, *, since: float) -> str:
+    """Return the session of Claude Code here that was served last since then, or nothing.
+
+    A task's agent works in a worktree, so Claude Code keeps its session elsewhere.
+    """
+    world = workspace.world
+    here = world.path(claude_directory(world), "projects", project_name(world, world.directory))
     for receipt in reversed(receipts):
-        if receipt.time >= since and _ID.fullmatch(receipt.session):
-            return receipt.session
+        session = receipt.session
+        if (receipt.time >= since and _ID.fullmatch(session)
+                and world.kind_of(world.path(here, f"{session}.jsonl")) == "file"):
+            return session
     return ""
 
 
@@ -22537,7 +22555,7 @@ def cmd_up(options: Namespace, world: World) -> int:
         after = ask_gateway(world, fleet, key)
         world.err(format_served(before, after, look_of(world, "stderr")))
 
-    world.err(list_failures(workspace, fleet, began))
+    world.err(list_failures(workspace, fleet, began, "stderr"))
     tell_session(workspace, began, "subagent-fleet up")
     return EXIT_INTERRUPTED if "SIGINT" in signals else status
 
@@ -22745,7 +22763,8 @@ JOINED_MODELS = 4  # as many that are loaded without trouble are told in one lin
 def warm_for_session(fleet: Fleet, options: Namespace, world: World) -> None:
     """Load every model; refuse to go on when nobody could answer the main session."""
     lines: list[str] = []
-    warmths = warm_fleet(fleet, options, world, say=lines.append, busy_seconds=HUNG_SECONDS)
+    warmths = warm_fleet(fleet, options, world, say=lines.append, stream="stderr",
+                         busy_seconds=HUNG_SECONDS)
     absent = [name for name, warmth in warmths.items() if not warmth.ok]
     if absent or len(warmths) > JOINED_MODELS:
         world.err("".join(lines))
@@ -24474,7 +24493,7 @@ def report_task(row: TaskRow, state: TaskState, typing: Typing) -> dict[str, Any
                             for number, label in enumerate(questions[0][1], 1))
     return {"name": row.name, "state": row.state, "mark": TASK_MARKS[level], "level": level,
             "agent": row.agent, "where": row.where, "session": row.session,
-            "now": row.now.replace(f"; {row.fix}", ""),  # the page has it beside
+            "now": row.now.removesuffix(f"; {row.fix}" if row.fix else ""),  # it is beside
             "seconds": row.total, "diff": f"+{row.plus} -{row.minus}" if row.files else "",
             "over": state.is_over and level not in ("warn", "bad"), "fix": fix,
             "answers": answers}
@@ -25402,7 +25421,7 @@ def parse_via(world: World, text: str = "") -> list[tuple[str, int]]:
                      status=EXIT_USAGE, fix="subagent-fleet wake --via 192.168.1.255")
 
 
-def wake_sleepers(fleet: Fleet, names: Collection[str], world: World,
+def wake_sleepers(fleet: Fleet, names: Collection[str], look: Look, world: World,
                   say: Callable[[str], None]) -> None:
     """Wake those of these nodes that have a hardware address and do not answer; say so."""
     nodes = [node for name, node in fleet.nodes.items() if node.mac and name in names]
@@ -25411,7 +25430,7 @@ def wake_sleepers(fleet: Fleet, names: Collection[str], world: World,
 
     def tell(waking: Waking) -> None:
         if waking.state != "awake":
-            say(format_waking(waking.node, waking.state, waking.seconds, look_of(world)))
+            say(format_waking(waking.node, waking.state, waking.seconds, look))
 
     wake_all(world, nodes, WAKE_SECONDS, parse_via(world), tell)
 
@@ -25491,7 +25510,8 @@ def tell_progress(works: Iterable[Warmth], now: float) -> str:
 
 
 def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, say: Callable[[str], None],
-               busy_seconds: float = WarmUp.busy_seconds) -> dict[str, Warmth]:
+               stream: str = "stdout", busy_seconds: float = WarmUp.busy_seconds,
+               ) -> dict[str, Warmth]:
     """Load models as their routes will ask for them; say how each ended, when it does."""
     warmths = plan_warmths(fleet, options)
     groups: dict[str, list[Warmth]] = {}
@@ -25499,10 +25519,10 @@ def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, say: Callable[
         groups.setdefault(warmth.node.name, []).append(warmth)
 
     heading = "Unloading models:"
+    look = look_of(world, stream)
     if not options.unload:
-        wake_sleepers(fleet, groups, world, say)
+        wake_sleepers(fleet, groups, look, world, say)
         heading = "Warming models:"
-    look = look_of(world)
     say(paint(heading, "bold", look) + "\n")
 
     how = WarmUp(options.timeout or None, busy_seconds, pull=options.pull,
@@ -25964,14 +25984,14 @@ def cmd_serve(options: Namespace, world: World) -> int:
     server.run(listener)
     world.out(format_served({}, server.ledger.totals, look_of(world)))
     if receipts:
-        world.out(list_failures(workspace, fleet, began))
+        world.out(list_failures(workspace, fleet, began, "stdout"))
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
 
 
 FAILURES_SHOWN = 5
 
 
-def list_failures(workspace: Workspace, fleet: Fleet, began: float) -> str:
+def list_failures(workspace: Workspace, fleet: Fleet, began: float, stream: str) -> str:
     """Return the last requests since then that failed or fell back, as `logs` shows them."""
     try:
         receipts = choose_failed(ReceiptsReader(workspace).read())
@@ -25982,7 +26002,7 @@ def list_failures(workspace: Workspace, fleet: Fleet, began: float) -> str:
               and (receipt.tries or receipt.outcome not in ("left", "stopped"))]
     if not failed:
         return ""
-    look, now = look_of(workspace.world), workspace.world.now()
+    look, now = look_of(workspace.world, stream), workspace.world.now()
     names = AgentNames(workspace.world, agents_by_alias(fleet))
     requests = [report_receipt(receipt, names) for receipt in failed[-FAILURES_SHOWN:]]
     table = LogTable(requests, look, now, "short")
@@ -26150,7 +26170,8 @@ def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]],
 def tell_session(workspace: Workspace, began: float, command: str) -> None:
     """Say how to continue the session that ended: Claude Code's own words lack the fleet."""
     try:
-        session = last_session(ReceiptsReader(workspace).read(), since=began)
+        receipts = ReceiptsReader(workspace).read()
+        session = last_session(receipts, workspace, since=began)
     except FleetError:  # they cannot be read, which is no reason to fail now
         return
     if session:
@@ -27155,7 +27176,8 @@ def show_sight(sight: TaskSight, world: World) -> None:
     world.out(format_tasks(rows, look) if rows else f"No tasks. Start one: {ADD_A_TASK}\n")
     advice = [suggest_retry(sight.tasks), "" if sight.holder else suggest_run(sight.tasks),
               suggest_forget(sight.tasks)]
-    world.err(wrap_text("".join(f"{line}\n" for line in advice if line), look))
+    text = "".join(f"{line}\n" for line in advice if line)
+    world.err(wrap_text(text, look_of(world, "stderr")))
 
 
 def suggest_forget(tasks: Mapping[str, TaskState]) -> str:
@@ -29243,7 +29265,7 @@ function nameOf(lane, [session, agent] = lane.split("\n")) {
 }
 function titleOf(session) {
   const known = picture?.sessions.find((each) => each.session === session);
-  return known?.title || (session ? `session ${session.slice(0, 4)}` : "no session");
+  return known?.title || (session ? `session ${session.slice(0, 12)}` : "without a session");
 }
 const isTask = ({session}) => session && picture?.tasks.some((each) => each.session === session);
 function speedOf({tokens, countedAt, ...request}) {
@@ -29290,7 +29312,7 @@ function say(element, words, hasCode = false) {
   element.said = words;
   const pieces = hasCode ? words.split("`") : [words];
   element.replaceChildren(...pieces.map((each, index) => index % 2 === 0 ? each
-    : /^\w+:( |$)/.test(each) ? make("code", each)  // of a file: nobody types it
+    : /^\w+:( |$)|^\S+$/.test(each) ? make("code", each)  // a key or a name: nobody types it
     : make("button.copy", {type: "button", title: "copy"}, make("code", each))));
 }
 // Make the children of an element those of [key, value] rows; keep what is there.

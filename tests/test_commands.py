@@ -697,16 +697,39 @@ def write_receipts(place, *receipts):
     (place / ".subagent-fleet/requests.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def keep_session(place, session, project=None):
+    """Keep a session as Claude Code does that works in `project`; return where it looks."""
+    name = re.sub("[^A-Za-z0-9]", "-", os.path.realpath(project or place))
+    path = place / f"config/projects/{name}/{session}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{}\n", encoding="utf-8")
+    return {"CLAUDE_CONFIG_DIR": str(place / "config")}
+
+
 def test_launch_ends_with_how_the_session_goes_on(generated, quick, fake_claude):
     resume = "To continue the latest session of this directory on your fleet:\n  subagent-fleet launch claude{} -- --resume {}\n"
     environ = fake_claude("exit 0\n")
     write_receipts(generated, {**ONE, "session": "old", "time": -60})
-    assert "goes on" not in quick("launch", "claude", env=environ).stderr
-    write_receipts(generated, {**ONE, "session": "5b1c-a", "time": 60},
+    environ.update(keep_session(generated, "old"), **keep_session(generated, "5b1c-a"))
+    keep_session(generated, "7a5c-task", generated / "worktrees/parser")
+    assert "To continue" not in quick("launch", "claude", env=environ).stderr
+    write_receipts(generated, {**ONE, "session": "5b1c-a", "time": 60}, {**ONE, "session": "7a5c-task", "time": 63},
+                   {**ONE, "session": "ses_opencode", "time": 64},
                    {**ONE, "session": "", "time": 61}, {**ONE, "session": "$(id)", "time": 62}, '{"time": "x"}', "[]", '{"cut')
     assert resume.format("", "5b1c-a") in quick("launch", "claude", env=environ).stderr
     done = quick("launch", "claude", "--config", "fleet.yaml", env=environ)
     assert resume.format(" --config fleet.yaml", "5b1c-a") in done.stderr
+
+
+def test_what_goes_to_stderr_looks_as_stderr_may(fleet, monkeypatch):
+    world = sf.World()
+    world.is_terminal = lambda stream="stdout": stream == "stdout"
+    world.environ = clean_environment(TERM="xterm", FORCE_COLOR="")
+    write_receipts(fleet, TWO)
+    workspace = sf.Workspace(world, str(fleet))
+    own = sf.load_fleet(str(fleet / "fleet.yaml"))
+    assert "\x1b[" in sf.list_failures(workspace, own, 0.0, "stdout")
+    assert "\x1b[" not in sf.list_failures(workspace, own, 0.0, "stderr")
 
 
 # -- add --

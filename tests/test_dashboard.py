@@ -240,8 +240,9 @@ def finding(level, what="it is wrong", slug="x"):
     ({"findings": [finding("warning")]}, "warn", "Ready, with 1 warning."),
     ({"findings": [finding("warning"), finding("error")]}, "bad", "Needs you: 1 problem."),
     ({"tasks": [ASKS]}, "ask", "Needs you: 1 question."),
-    ({"tasks": [PARKED, FAILED, ASKS]}, "bad", "Needs you: 1 question, 1 parked task, 1 problem."),
+    ({"tasks": [PARKED, FAILED, ASKS]}, "bad", "Needs you: 1 question, 1 parked task, 1 failed task."),
     ({"tasks": [REVIEW, {**REVIEW, "name": "b"}, PARKED]}, "ask", "Needs you: 2 reviews, 1 parked task."),
+    ({"tasks": [FAILED] * 4, "findings": [finding("error")]}, "bad", "Needs you: 4 failed tasks, 1 problem."),
     ({"holder": "python3"}, "bad", "Needs you: 1 problem.")])
 def test_the_headline_is_the_worst_of_what_stands_below(more, level, sentence):
     picture = sf.plan_picture(sight(**{**ALL_WELL, **more}))
@@ -261,6 +262,24 @@ def test_what_needs_a_person_comes_first_with_what_to_type():
     assert sf.plan_picture(sight(**{**ALL_WELL, "tasks": two}))["needs"] == [
         {"level": "bad", "what": "2 tasks failed: a, b",
          "fix": "`subagent-fleet task log a`\n`subagent-fleet task log b`"}]
+
+
+def test_questions_stand_above_reviews_and_what_is_parked():
+    picture = sf.plan_picture(sight(**{**ALL_WELL, "tasks": [PARKED, FAILED, REVIEW, ASKS]}))
+    assert [each["what"].split()[1].strip(":") for each in picture["needs"]] == ["asks", "waits", "is", "task"]
+
+
+def test_a_command_in_a_reason_can_be_copied_whole():
+    absent = {**PARKED, "now": "`qwen` is not on the PATH; npm install -g @qwen-code/qwen-code"}
+    (need,) = sf.plan_picture(sight(**{**ALL_WELL, "tasks": [absent]}))["needs"]
+    assert need["what"] == "scope is parked: `qwen` is not on the PATH; `npm install -g @qwen-code/qwen-code`"
+
+
+def test_what_an_agent_runs_is_shown_as_it_is():
+    state = sf.TaskState("t", sf.TaskSpec("t", prompt="x"), 0, state="running")
+    (row,) = sf.plan_task_rows(sf.TaskSight({"t": state}, {}, 100.0))
+    row = replace(row, now="Bash sleep 20; echo x > x4.txt", fix="")
+    assert sf.report_task(row, state, sf.Typing())["now"] == "Bash sleep 20; echo x > x4.txt"
 
 
 def test_what_to_type_for_a_task_is_said_once():

@@ -267,7 +267,7 @@ def look_at(row, columns, machines, *, colour, place, monkeypatch, is_terminal=T
         patch.setattr(sf, "find_ollama", lambda world: "")
         patch.setattr(sf.Server, "run", lambda server, listener: server.stops.append("SIGINT"))
         patch.setattr(sf, "look_at_node", lambda world, node, until: sf.Exposure())
-        patch.setattr(sf, "last_session", lambda receipts, since: "")
+        patch.setattr(sf, "last_session", lambda *words, since: "")
         if prepare is served_now:
             page = sf.FleetPage("local-dev", waiting=1, models=(
                 sf.ModelSlots("heavy-coder", 2, 2), sf.ModelSlots("small-coder", 0, 1),

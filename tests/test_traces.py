@@ -442,6 +442,13 @@ def test_json_says_the_same_and_no_more_of_a_prompt_than_a_line(story):
     assert "redirect" in story.run("last", "--json", "--prompts")[1]
 
 
+def test_a_pasted_prompt_has_its_own_first_words(story):
+    story.edit(story.main, lambda line: {**line, "message": {"role": "user", "content":
+        '\n\n<pasted_content id="32f3">\nMend the <login> page\n</pasted_content>'}}
+        if line["type"] == "user" else line)
+    assert story.run("last")[1].startswith('"Mend the <login> page", ')
+
+
 def test_prompts_are_shown_whole_only_where_asked(story):
     assert "redirect" not in story.run("last")[1]
     out = story.run("last", "--prompts")[1]
