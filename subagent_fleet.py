@@ -236,50 +236,58 @@ def noted(note: object, default: Any = REQUIRED) -> Any:
     return Field(default, note)
 
 
+def _compile_start(usual: Mapping[str, Any]) -> Callable[..., None]:
+    """Return the `__init__` of fields with these defaults; Python refuses what does not fit."""
+    words = []
+    lines = ["    _values = self.__dict__"]
+    for name, default in usual.items():
+        if default is not REQUIRED:
+            words.append(f"{name}=_usual['{name}']")
+        elif words and "=" in words[-1]:  # it stands behind one that has a default
+            words.append(f"{name}=_absent")
+            lines.append(f"    if {name} is _absent: raise TypeError('it needs {name}')")
+        else:
+            words.append(name)
+        if type(default) is dict:
+            lines.append(f"    if {name} is _usual['{name}']: {name} = {{}}")
+        lines.append(f"    _values['{name}'] = {name}")
+    names: dict[str, Any] = {"_usual": usual, "_absent": _ABSENT}
+    exec("\n".join([f"def __init__({', '.join(['self', *words])}):", *lines]), names)
+    return names["__init__"]
+
+
 @dataclass_transform(frozen_default=True)
 class Record:
     """Values under the names that a subclass annotates; they stay as they are.
 
     To a checker they are frozen dataclasses. The standard library writes and compiles eight
     functions for each of those when the file is imported, which was two thirds of a start;
-    here one set serves all classes. It is as fast, and takes some more memory: a plain
-    `__dict__`. `{}` as a default is a new one in each record.
+    here `__init__` alone is compiled, at a class's first instance. `{}` as a default is a
+    new one in each record. A record of a record has the fields of both.
     """
 
     _fields: ClassVar[dict[str, Field]] = {}
     _usual: ClassVar[dict[str, Any]] = {}  # the default of each, in the order of the fields
-    _needed: ClassVar[list[str]] = []  # they have none
-    _empty: ClassVar[list[str]] = []  # it is {}
 
     def __init_subclass__(cls) -> None:
-        cls._fields = {}
+        cls._fields = dict(cls._fields)
         for name, kind in cls.__annotations__.items():
-            field = cls.__dict__.get(name, REQUIRED)
+            if name in cls._fields and name not in vars(cls):
+                continue  # Python 3.9 shows those of the class above
+            field = vars(cls).get(name, REQUIRED)
             if isinstance(field, Field):
                 setattr(cls, name, field.default)  # as it is where nothing is noted
             else:
                 field = Field(field)
             field.kind = kind
             cls._fields[name] = field
-        cls._needed = [name for name, field in cls._fields.items()
-                       if field.default is REQUIRED]
         cls._usual = {name: field.default for name, field in cls._fields.items()}
-        cls._usual.update(dict.fromkeys(cls._needed, _ABSENT))
-        cls._empty = [name for name, usual in cls._usual.items() if type(usual) is dict]
+        cls.__init__ = Record.__init__  # type: ignore[method-assign] # not the one above's
 
     def __init__(self, *values: Any, **named: Any) -> None:
-        words = vars(self)
-        words.update(self._usual)  # first: what `vars` gives is in the order of the fields
-        words.update(zip(self._usual, values))
-        words.update(named)
-        if len(words) > len(self._usual) or len(values) > len(self._usual):
-            raise TypeError(f"{type(self).__name__} has other fields")
-        for name in self._needed:
-            if words[name] is _ABSENT:
-                raise TypeError(f"{type(self).__name__} needs {name}")
-        for name in self._empty:
-            if words[name] is self._usual[name]:
-                words[name] = {}
+        cls = type(self)
+        cls.__init__ = _compile_start(cls._usual)  # type: ignore[method-assign]
+        cls.__init__(self, *values, **named)
 
     def _check(self) -> None:
         """Raise a ValueError where values contradict each other; `read` trusts none."""
@@ -693,10 +701,10 @@ def read(record: type[_Record], value: object) -> _Record | None:
         return None
     words = {}
     for name, field in fields(record).items():
-        try:
-            words[name] = _read_value(field.kind, value[field.note or name])
-        except (KeyError, ValueError):
-            continue
+        key = field.note or name
+        if key in value:
+            with contextlib.suppress(ValueError):
+                words[name] = _read_value(field.kind, value[key])
     try:
         made = record(**words)
         made._check()
@@ -729,7 +737,9 @@ def _read_value(kind: str, value: Any) -> Any:
         return tuple(kept for _, kept in _read_items(item, enumerate(value)))
     if outer == "dict" and isinstance(value, dict):
         return dict(_read_items(item, value.items()))
-    made = None if inner else read(globals()[kind], value)
+    made = None
+    if outer not in ("tuple", "dict"):
+        made = read(globals()[kind], value)  # a KeyError: the annotation is none to be read
     if made is None:
         raise ValueError(f"no {outer}")
     return made
@@ -10437,9 +10447,11 @@ class Directory:
         """Give an open file of this name the name `.1`, unless another writer just did."""
         with contextlib.suppress(ImportError):  # Windows
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        there = os.stat(self._reach(self.name), dir_fd=self._descriptor, follow_symlinks=False)
-        if os.path.samestat(there, os.fstat(descriptor)):
-            self.replace(self.name, f"{self.name}.1")
+        with contextlib.suppress(FileNotFoundError):  # the other is about to make it
+            there = os.stat(self._reach(self.name), dir_fd=self._descriptor,
+                            follow_symlinks=False)
+            if os.path.samestat(there, os.fstat(descriptor)):
+                self.replace(self.name, f"{self.name}.1")
 
     def close_to_others(self) -> None:
         """Let nobody but the owner enter this directory."""

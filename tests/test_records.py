@@ -17,7 +17,8 @@ def test_a_record_has_what_it_was_given_and_its_defaults():
 
 
 @pytest.mark.parametrize("words, named", [((), {}), (("a", "b", "c"), {}), (("a",), {"who": "b"}),
-                                          (("a", "b"), {"who": "c"})])
+                                          (("a", "b"), {"who": "c"}), (("a", "b"), {"node": "c"}),
+                                          (("a", "b"), {"why": "b"})])
 def test_a_record_of_other_fields_is_a_mistake(words, named):
     with pytest.raises(TypeError):
         sf.Try(*words, **named)
@@ -44,3 +45,29 @@ def test_an_empty_mapping_is_a_new_one_in_each_record():
     ask = sf.Ask("/", str)
     ask.headers["x"] = "y"
     assert sf.Ask("/", str).headers == {} and sf.Ask("/", str, headers=ask.headers).headers is ask.headers
+
+
+def test_a_record_of_a_record_has_the_fields_of_both():
+    class Retry(sf.Try):
+        after: float = 1.5
+        who: str  # behind a default, and without one
+        why: str = "timeout"
+    assert list(sf.fields(Retry)) == ["node", "why", "after", "who"]
+    assert vars(Retry("mini", who="a")) == {"node": "mini", "why": "timeout", "after": 1.5, "who": "a"}
+    assert vars(sf.Try("mini", "x")) == {"node": "mini", "why": "x"}, "the class above is as it was"
+    with pytest.raises(TypeError):
+        Retry("mini")
+
+    class Same(sf.Try):
+        """Nothing more."""
+    assert Same("a", "b").why == "b" and Same("a", "b") != sf.Try("a", "b")
+
+
+@pytest.mark.parametrize("kind", ["Sequence[str]", "list[str]", "Decimal", "set"])
+def test_an_annotation_that_read_does_not_know_is_a_mistake(kind):
+    class Odd(sf.Record):
+        __annotations__ = {"name": "str", "more": kind}
+        more = ()
+    assert sf.read(Odd, {"name": "a"}) == Odd("a")
+    with pytest.raises(LookupError):
+        sf.read(Odd, {"name": "a", "more": ["x"]})
