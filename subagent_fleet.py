@@ -10161,15 +10161,16 @@ def _ready(things: Sequence[Any], seconds: float) -> list[Any]:
     closed = [thing for thing in things if thing.fileno() < 0]
     if closed:  # by another thread, a moment ago: whoever reads it finds its end
         return closed
-    sending = [thing for thing in things if getattr(thing, "is_sending", False)]
     if not hasattr(select, "poll"):  # Windows
+        sending = [thing for thing in things if getattr(thing, "is_sending", False)]
         reading = [thing for thing in things if thing not in sending]
         readable, sendable, _ = select.select(reading, sending, [], seconds)
         return readable + sendable
 
     poll = select.poll()  # select.select fails on descriptors above 1023
     for thing in things:
-        poll.register(thing, select.POLLOUT if thing in sending else select.POLLIN)
+        is_sending = getattr(thing, "is_sending", False)
+        poll.register(thing, select.POLLOUT if is_sending else select.POLLIN)
     ready = {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
     return [thing for thing in things if thing.fileno() in ready]
 
@@ -13208,6 +13209,8 @@ def relay(exchange: Exchange, reader: Reader, translation: Translation,
         raise NodeFailure("bad answer", f"it answered {exchange.status}")
 
     timeout, tokens = translation.model.timeout, translation.max_output
+    most_bytes = ANSWER_BYTES + ANSWER_BYTES_A_TOKEN * tokens
+    most_steps = ANSWER_STEPS + ANSWER_STEPS_A_TOKEN * tokens
     size = steps = 0
     until = 0.0  # the whole answer must have come; 0: it has not begun
     for line in exchange.lines():
@@ -13216,14 +13219,15 @@ def relay(exchange: Exchange, reader: Reader, translation: Translation,
         if deltas and deltas[-1].end:
             return
         size += len(line)
-        steps += bool(deltas)
-        if (size > ANSWER_BYTES + ANSWER_BYTES_A_TOKEN * tokens
-                or steps > ANSWER_STEPS + ANSWER_STEPS_A_TOKEN * tokens):
+        if deltas:
+            steps += 1
+        if size > most_bytes or steps > most_steps:
             raise NodeFailure("bad answer", "it does not end")
         if reader.has_begun:  # until then the prompt is read, for which one time must do
-            now = clock()
-            until = until or now + timeout + ANSWER_SECONDS_A_TOKEN * tokens
-            exchange.deadline = min(now + timeout, until)
+            soon = clock() + timeout
+            if not until:
+                until = soon + ANSWER_SECONDS_A_TOKEN * tokens
+            exchange.deadline = soon if soon < until else until
 
     deltas = reader.close()
     yield deltas
@@ -14272,7 +14276,7 @@ class Service:
             self._writer.number = self._number
         exchange, reader = translation.send(
             self._world, self._login.headers_for(node),
-            lambda exchange: self._await_node(exchange, node))
+            functools.partial(self._await_node, node))
         # Whoever answers in the end: the prompt has been there.
         self._receipt["cloud"] |= is_cloud(self._server.fleet, model)
         is_new = True
@@ -14360,7 +14364,7 @@ class Service:
                            if HANDED_BACK.fullmatch(name) and re.fullmatch("[ -~]*", value))
         self._visitor.reply(refusal.http, body, head=self._id_header + head)
 
-    def _await_node(self, exchange: Exchange, node: Node) -> None:
+    def _await_node(self, node: Node, exchange: Exchange) -> None:
         """Wait for more from a node; one that is silent is asked whether it answers at all.
 
         A slow model is waited for, a hung machine is not.
