@@ -2132,7 +2132,8 @@ RULES = {
         _ALIAS, "text of letters, digits and `. _ : / @ -`, at most 128",
         "claude-sonnet-local", slips=_name_slips),
     "variable": _text_rule(
-        _VARIABLE, "a variable name that ends in _MASTER_KEY or _GATEWAY_KEY",
+        _VARIABLE, "a variable name that ends in _MASTER_KEY or _GATEWAY_KEY, so that no other "
+        "secret is ever sent as the gateway's key",
         "FLEET_GATEWAY_KEY"),
     "endpoint": _text_rule(
         _URL, "an address that begins with http:// or https://", "http://192.168.1.50:11434",
@@ -5318,7 +5319,10 @@ def _lint_nodes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                             "clear",
                        fix="use a LAN, Tailscale or WireGuard address, or https")
         if is_gateway_address(fleet.gateway, node.endpoint):
-            fix = f"write `endpoint: {OLLAMA_ENDPOINT}`"
+            port = NODE_KINDS[node.provider].port or OLLAMA_PORT
+            fix = f"write `endpoint: http://192.168.1.50:{port}`, with the address of {name}"
+            if name == "local":
+                fix = f"write `endpoint: http://localhost:{port}`"
             if fleet.gateway.port == OLLAMA_PORT:
                 fix = "write `port: 4000` in project.gateway"
             yield warn(fleet, "endpoint-gateway", path, fix=fix,
@@ -5440,8 +5444,8 @@ def _lint_agents(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             yield warn(fleet, "prints-tool-calls", ("agents", name, "model"),
                        what=f"it may edit, but {model} is known to print tool calls as text "
                             "instead of making them",
-                       fix=mend_toolless(fleet.models[agent.model], NodeState(node.name, ""),
-                                         node.memory_gb))
+                       fix=mend_toolless(fleet.models[agent.model], NodeState(
+                           node.name, "", provider=node.provider), node.memory_gb))
 
 
 def _lint_tool(fleet: Fleet, path: tuple[str | int, ...], tool: str) -> Iterator[Finding]:
@@ -21220,6 +21224,9 @@ def load_config(world: World, typed: str | None) -> Config:
     path = find_config(world, typed)
     if typed and path != "-" and world.kind_of(path) == "absent":
         near = search_config(world, world.directory, shown="")
+        if re.match("(?:.*/)?examples/", path):
+            raise FleetError("unreadable", f"cannot read {path}: the examples are in this program",
+                             fix="subagent-fleet init --example list")
         if near:
             raise FleetError("unreadable", f"cannot read {path}: No such file or directory",
                              fix=f"leave out `--config`: {near} is here")
@@ -22609,9 +22616,9 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
             insert_node(world, path, node, insert_sections(config.fleet.document, added))
             tell(world, f"{clean_line(node.name)}: put into {clean_line(path)}\n")
             config = load_config(world, options.config)
-    weak = lint_key(config.fleet, world.environ)
     tell_warnings(config.warnings, world)
-    tell_findings(weak, world)
+    if is_loopback(config.fleet.gateway.host):  # else `check_key` tells it
+        tell_findings(lint_key(config.fleet, world.environ), world)
     return config.fleet
 
 
@@ -23013,7 +23020,7 @@ def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[N
         return
     for state in silent:
         raise FleetError("node-silent", f"node `{state.name}`: {state.why} ({state.endpoint}); "
-                         "nothing was written", fix=state.mend)
+                         "nothing was written", fix=find_usual_port(world, state) or state.mend)
     if not starter.has_models:
         raise FleetError("no-model", "no machine that was asked has a model that can do the "
                          f"work; nothing was written: {output} stays",
@@ -23299,7 +23306,7 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
                         are_known=False)[node.name]
     if not state.online:
         raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
-                         "nothing was written", fix=state.mend)
+                         "nothing was written", fix=find_usual_port(world, state) or state.mend)
     models = choose_models(fleet, state, names)
     tell_findings([Finding("no-tools", "warning", f"{model.name} {rate_model(model).flaw}",
                            fix=f"{obtain_model(state.provider, SMALL_PLACEHOLDER)} on "
@@ -23309,6 +23316,18 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
     if known:
         del added["nodes"]
     return added
+
+
+def find_usual_port(world: World, state: NodeState) -> str:
+    """Return how to name a silent machine that answers at Ollama's usual port, or nothing."""
+    place = split_endpoint(state.endpoint)
+    usual = replace(place, port=OLLAMA_PORT)
+    if place.port == OLLAMA_PORT or state.reason != "refused":
+        return ""
+    node = Node(state.name, usual.url)
+    if not probe_nodes(world, {state.name: node}, INIT_TIMEOUT_SECONDS)[state.name].online:
+        return ""
+    return f"Ollama answers at its usual port: `{state.name}={usual.url}`"
 
 
 def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[NodeModel]:
@@ -23452,8 +23471,11 @@ def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
         machine = quote_shell(node["endpoint"].replace("http://", ""))
         where += f"type `subagent-fleet add {quote_shell(name)}={machine}`, or "
     keys = " and ".join(f"`{key}:`" for key in block)
+    table = "No address of this machine is in a network that others can reach.\n"
+    if rows:
+        table = format_table(("Address", "Kind", "Ollama answers there"), rows, look=look)
     return "\n".join(filter(None, (
-        text, format_table(("Address", "Kind", "Ollama answers there"), rows, look=look),
+        text, table,
         *(format_finding(finding, look=look) for finding in report["findings"]),
         "Recommended settings for a machine of the fleet:\n",
         wrap_text(report["setup"], look),
@@ -26039,7 +26061,13 @@ def list_failures(workspace: Workspace, fleet: Fleet, began: float, stream: str)
 def cmd_launch(options: Namespace, world: World) -> int:
     """Run a program on the fleet; its exit code is ours."""
     check_names("program", [options.program], ("claude", *HARNESSES), "launch")
-    fleet = load_config(world, options.config).fleet
+    try:
+        fleet = load_config(world, options.config).fleet
+    except FleetError as error:
+        if error.slug != "no-config" or options.program in HARNESSES:
+            raise
+        raise FleetError(error.slug, error.what, fix="`subagent-fleet up` makes one, serves it "
+                         "and starts Claude Code") from None
     ask_trust(fleet, options, world)
     workspace = open_workspace(options, world)
     if options.program in HARNESSES:
@@ -28065,6 +28093,10 @@ def cmd_skills_install(options: Namespace, world: World) -> int:
     names = installed_skills()
     shorts = {name.replace("subagent-fleet-", ""): name for name in names}
     skills = [shorts.get(name, name) for name in options.skill]  # `setup` will do
+    if "subagent-fleet-bootstrap" in skills:
+        raise FleetError("unknown-skill", "skills install: subagent-fleet-bootstrap installs this "
+                         "program, which you have; it is part of the plugin alone",
+                         status=EXIT_USAGE, fix="subagent-fleet plugins install")
     check_names("skill", skills, names, "skills install")
 
     wanted = render_skills(targets or SKILL_PLACES, skills or names)
@@ -28310,8 +28342,12 @@ def cmd_completion(options: Namespace, world: World) -> int:
     elif options.shell:
         world.write(COMPLETIONS[options.shell])
     else:
+        _, shell = world.split(world.environ.get("SHELL", ""))
+        line = f'eval "$(subagent-fleet completion {shell if shell == "bash" else "zsh"})"'
+        if shell == "fish":
+            line = "subagent-fleet completion fish | source"
         raise FleetError("usage", "completion: name your shell: bash, zsh or fish",
-                         status=EXIT_USAGE, fix="subagent-fleet completion --help")
+                         status=EXIT_USAGE, fix=line)
     return EXIT_OK
 
 
@@ -28666,7 +28702,8 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
     return parser
 
 
-OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup"}  # of other programs that run tasks
+# Flags of other programs, each where a command has ours.
+OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch"}
 TASK_FLAG_WORDS = {
     "--batch": "a pattern, as in: subagent-fleet task stop 'jwt-*'",
     "--grouped": "leave it out: tasks of one `--times` stand together",
@@ -28911,7 +28948,7 @@ def cmd_demo(options: Namespace, world: World) -> int:
             dashboard = open_dashboard(Workspace(demo, "."), fleet, options, listener, ending)
             demo.out(f"\nDashboard: {dashboard.invite()}\n")
         show_demo_sessions(tour, fleet, nodes["sim-mini"], until)
-    text = ("\nThat was all, and `subagent-fleet clean` has removed it. "
+    text = ("\nThe demo is over and its files are deleted. "
             "`subagent-fleet up` does this with your own machines.\n")
     world.out(wrap_text(text, look_of(world)))
     return EXIT_OK
@@ -29990,6 +30027,8 @@ reason for each, and write it above each model into `fleet.yaml`:
    another machine, of another family where there is one; the planner the fastest with
    7 B parameters or more; the summarizer the fastest off the main session's machine. No
    machine idles while a role could move to it at less than half its strength lost.
+   Work goes to models by agent, never by what a prompt is about: a kind of work of its own is
+   an agent of its own.
 5. Each model falls back on the strongest of the other machines; one model on two machines has
    one alias, and they share its work: tables name both (`mini or studio (shared)`).
 
@@ -31082,3 +31121,5 @@ EXAMPLE_ALIASES = {"ollama-laptop-only": "laptop", "claude-agents": "laptop",
 
 if __name__ == "__main__":
     main_and_end()
+elif sys.argv[:1] == ["-m"] and "subagent_fleet.cli" in getattr(sys, "orig_argv", ()):
+    sys.exit("error: no module subagent_fleet.cli\n  fix: python3 -m subagent_fleet --help")

@@ -502,7 +502,6 @@ def test_no_words_is_usage(run_cli):
     (("validate", "--config"), "subagent-fleet validate --help"),
     (("validate", "extra"), "subagent-fleet validate --help"),
     (("completion", "tcsh"), "subagent-fleet completion --help"),
-    (("completion",), "subagent-fleet completion --help"),
     (("help", "validat"), "did you mean `validate`?"),
     (("--jsn",), "subagent-fleet --help"),
     (("validate", "--json=1"), "subagent-fleet validate --help"),

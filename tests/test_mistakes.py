@@ -1,9 +1,12 @@
 """What people get wrong in a fleet file: each mistake is said once, and typing its fix mends it."""
 import re
+import subprocess
+import sys
 
 import pytest
 
 import subagent_fleet as sf
+from tools import ROOT, free_port
 
 BASE = """\
 project:
@@ -536,7 +539,7 @@ LOOKS_RIGHT = [
     (edited("    memory_gb: 64\n", "\u00a0   memory_gb: 64\n"), "yaml-character",
      "write a plain space or nothing instead", BASE),
     (edited("    node: laptop", "<<<<<<< HEAD\n    node: laptop\n=======\n    node: mini\n>>>>>>> b"),
-     "yaml-syntax", "put `: ` after the key", BASE),
+     "yaml-conflict", "choose a side: keep one version", BASE),
     (edited("model: small-coder", "model: &a small-coder"), "yaml-unsupported",
      "or quote it", BASE),
     (edited("name: local-dev", 'name: "local-dev'), "yaml-syntax",
@@ -626,3 +629,79 @@ def test_many_wrong_references_are_answered():
                      + "agents:\n" + agents)
     assert [finding.slug for finding in findings] == ["unknown-model"] * 90
     assert findings[7].fix == "did you mean `m7`?"
+
+
+# -- right, one step off --
+
+@pytest.mark.parametrize("words, what, fix", [
+    ("launch claude", "no fleet.yaml", "`subagent-fleet up` makes one, serves it and starts Claude Code"),
+    ("launch opencode", "no fleet.yaml", "subagent-fleet init; or cd to the project that has one"),
+    ("completion", "name your shell", 'eval "$(subagent-fleet completion zsh)"'),
+    ("status --follow", "unknown argument `--follow`", "did you mean `--watch`?"),
+    ("tasks --follow", "unknown argument `--follow`", "did you mean `--watch`?"),
+    ("validate --config examples/litellm-proxy/fleet.yaml", "the examples are in this program",
+     "subagent-fleet init --example list"),
+    ("validate --config examples.yaml", "No such file", "check it: `ls -la .`"),
+    ("skills install --skill subagent-fleet-bootstrap", "part of the plugin alone", "subagent-fleet plugins install"),
+    ("skills install --skill subagent-fleet-bootstrp", "unknown skill", "known skills: ")])
+def test_a_likely_mistake_is_led_to_what_was_meant(run_cli, words, what, fix):
+    done = run_cli(*words.split(), env={"SHELL": "/bin/zsh"})
+    assert done.returncode and what in done.stderr
+    assert f"fix: {fix}" in done.stderr or "did you mean" in done.stderr and fix.startswith("known")
+
+
+def test_a_wrong_port_is_led_to_the_usual_one(run_cli, fake_node, monkeypatch, tmp_path):
+    here, other = fake_node({"qwen3:8b": {}}), fake_node({"qwen3:8b": {}})
+    env = {"OLLAMA_HOST": f"127.0.0.1:{here.port}"}
+    assert run_cli("init", env=env).returncode == 0
+    monkeypatch.setattr(sf, "OLLAMA_PORT", other.port)
+    shut = free_port()
+    done = run_cli("add", f"mini=127.0.0.1:{shut}")
+    fix = f"fix: Ollama answers at its usual port: `mini=http://127.0.0.1:{other.port}`\n"
+    assert done.returncode == 1 and fix in done.stderr and "nothing was written" in done.stderr
+    done = run_cli("init", "--force", "--node", f"mini=127.0.0.1:{shut}", env=env)
+    assert done.returncode == 1 and fix in done.stderr
+    other.close()
+    done = run_cli("add", f"mini=127.0.0.1:{shut}")
+    assert done.returncode == 1 and "usual port" not in done.stderr
+
+
+def test_a_machine_that_is_the_gateway_is_not_called_this_one(run_cli, tmp_path):
+    text = ("project: {name: x, gateway: {port: 4321}}\nnodes: {NAME: {endpoint: 'http://127.0.0.1:4321'}}\n"
+            "models: {m: {node: NAME, model: 'qwen3:8b', alias: a, context: 32768}}\n"
+            "agents: {planner: {model: m, description: d, tools: []}}\n")
+    for name, fix in (("mini", "fix: write `endpoint: http://192.168.1.50:11434`, with the address of mini\n"),
+                      ("local", "fix: write `endpoint: http://localhost:11434`\n")):
+        (tmp_path / "fleet.yaml").write_text(text.replace("NAME", name), encoding="utf-8")
+        assert fix in run_cli("validate").stderr
+
+
+def test_a_model_of_another_server_is_not_pulled_from_ollama(run_cli, tmp_path):
+    (tmp_path / "fleet.yaml").write_text("""\
+project: {name: x}
+nodes: {box: {endpoint: "http://127.0.0.1:8000", provider: vllm}}
+models: {m: {node: box, model: "qwen2.5-coder:32b", alias: a, context: 32768}}
+agents: {implementer: {model: m, description: d}}
+""", encoding="utf-8")
+    said = run_cli("validate").stderr
+    assert "print tool calls as text" in said and "ollama pull" not in said
+    assert "start vLLM with `--served-model-name" in said
+
+
+def test_a_key_of_another_name_is_told_why(run_cli, tmp_path):
+    (tmp_path / "fleet.yaml").write_text("project: {name: x, gateway: {master_key_env: FLEET_KEY}}\n")
+    assert "so that no other secret is ever sent as the gateway's key" in run_cli("validate").stderr
+
+
+def test_a_module_of_the_old_package_is_led_to_this_one(tmp_path):
+    if sys.version_info < (3, 10):
+        pytest.skip("Python does not tell what was typed")
+    done = subprocess.run([sys.executable, "-m", "subagent_fleet.cli", "--help"], cwd=str(ROOT),
+                          capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1 and done.stderr.endswith("  fix: python3 -m subagent_fleet --help\n")
+
+
+def test_worker_prints_no_head_of_an_empty_table(run_cli, monkeypatch):
+    monkeypatch.setattr(sf.World, "own_names", lambda world: ("vm", []))
+    said = run_cli("worker", "--timeout", "1").stdout
+    assert "No address of this machine is in a network" in said and "Kind" not in said

@@ -241,7 +241,7 @@ def test_only_what_was_named_is_installed(run, tmp_path, words, paths):
 @pytest.mark.parametrize("words, status, told", [
     (["skills", "install", "--target", "emacs"], 2, "unknown target `emacs`"),
     (["skills", "install", "--skill", "subagent-fleet-setpu"], 2, "subagent-fleet-setup"),
-    (["skills", "install", "--skill", "subagent-fleet-bootstrap"], 2, "unknown skill"),
+    (["skills", "install", "--skill", "subagent-fleet-bootstrap"], 2, "part of the plugin alone"),
     (["skills", "install", "--user", "--out", "x"], 2, "cannot be used together"),
     (["skills"], 2, "list, install"), (["skills", "lst"], 2, "did you mean `list`?"),
     (["plugins", "install", "--target", "opencode"], 2, "unknown target `opencode`")])
