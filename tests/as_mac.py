@@ -1,7 +1,7 @@
 """Run tests as on a Mac, as far as Linux can: `python3 tests/as_mac.py [WORDS OF PYTEST…]`.
 
 In a mount namespace of their own, /proc is empty, `ps` and `lsof` are those of mac_ps.py, and the
-locale writes a comma where English has a point. Without words: the tests of runs. It needs root or
+locale writes a comma where English has a point. Where they name no file: the tests of runs. It needs root or
 user namespaces, and fails, loudly, where it has neither. What of a Mac is not here: CONTRIBUTING.
 """
 import os
@@ -12,8 +12,8 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-TESTS = ["tests/test_mac.py", "tests/test_supervisor.py", "tests/test_runs_promises.py",
-         "tests/test_task_commands.py", "-m", "not slow or mac"]
+TESTS = ["tests/test_processes.py", "tests/test_supervisor.py", "tests/test_task_commands.py",
+         "-k", "test_processes or not slow"]
 # The real /proc elsewhere, then an empty one in its place; words go on as they are.
 SCRIPT = """\
 mount --rbind /proc "$SUBAGENT_FLEET_PROC" && mount -t tmpfs none /proc && ulimit -n 1024 &&
@@ -51,8 +51,10 @@ def main(words):
         environment = dict(os.environ, SUBAGENT_FLEET_PROC=str(place / "proc"),
                            PATH=f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}")
         environment.pop("LC_ALL", None)
+        if not any((HERE.parent / word.partition("::")[0]).exists() for word in words):
+            words = [*TESTS, *words]
         command = [*start, "sh", "-c", SCRIPT, "sh", sys.executable, "-m", "pytest", "-q", "-p",
-                   "no:cacheprovider", *(words or TESTS)]
+                   "no:cacheprovider", *words]
         return subprocess.call(command, cwd=str(HERE.parent), env=environment)
     finally:
         shutil.rmtree(place, ignore_errors=True)
