@@ -16592,6 +16592,9 @@ class OpenCall(Record):
     path: str = ""
 
 
+DENIED_LIMIT = 200  # characters of a call that was denied
+
+
 class Heard:
     """What an agent has said so far, line by line: its state, what it did, what it asks."""
 
@@ -16662,8 +16665,9 @@ class Heard:
         self._enter("requesting", now)
 
     def note_denial(self, tool: object, given: object) -> None:
-        """Note that a call was refused."""
-        entry = {"tool": str(tool), "path": path_in(given)}
+        """Note that a call was refused: which file it meant, or which command it was."""
+        path = path_in(given) or read_field(given, "command")
+        entry = {"tool": str(tool), "path": clean_line(path)[:DENIED_LIMIT]}
         if entry not in self.denied:
             self.denied.append(entry)
 
@@ -17161,6 +17165,7 @@ def explain_wait(state: TaskState, states: Mapping[str, TaskState], limits: Limi
 
 INIT_SECONDS = 60.0
 HEARTBEAT_SECONDS = 90.0  # Claude Code says every 30 s that a command runs
+LEAST_HEARTBEATS = 0.5  # of that: a shorter `stall` would end commands that do run
 COMMAND_SECONDS = 660.0  # its own limit for a command is 600
 ASK_SECONDS, ASK_AWAITED_SECONDS = 300.0, 15.0
 
@@ -17199,7 +17204,7 @@ def _find_tool_stall(task: TaskSpec, heard: Heard, view: str, now: float) -> str
     silent = now - heard.last
     if call.tool != "Bash":
         return f"{call.tool} silent for {silent:.0f} s" if silent > task.stall else ""
-    if silent > HEARTBEAT_SECONDS:
+    if silent > max(min(task.stall, HEARTBEAT_SECONDS), LEAST_HEARTBEATS * HEARTBEAT_SECONDS):
         return f"a command without a sign of life for {silent:.0f} s"
     if now - call.since > COMMAND_SECONDS:
         return f"a command running for {now - call.since:.0f} s"
@@ -17344,7 +17349,7 @@ def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
         **{name: getattr(heard, name) for name in (
             "turns", "tools", "tool_errors", "denied", "questions", "subagents")},
         "commits": work.commits, "files": [list(one) for one in work.files],
-        "outside": list(work.outside),
+        "outside": list(work.outside), "stalls": state.stalls,
         "check": {"command": state.task.check or "", "in": state.task.check_in,
                   "rounds": list(state.checks), "passes_on_base": state.passes_on_base},
         "flags": find_flags(heard, work, is_checked=state.checks[-1:] == (0,))}
@@ -27353,6 +27358,11 @@ def describe_try(receipt: Mapping[str, Any]) -> str:
         words.append(f"check exit {', '.join(map(str, rounds))}")
     words += [f"{count_of(int(served.get('requests') or 0), 'request')} on "
               f"{served.get('node')}" for served in receipt.get("served") or []]
+    if receipt.get("stalls"):
+        words.append("got stuck once and was resumed")
+    denied = [f"{call.get('tool')} {call.get('path')}" for call in receipt.get("denied") or []]
+    if denied:
+        words.append(f"{count_of(denied, 'call')} denied: {some_of(denied, 4)}")
     return ", ".join([*words, *(f"note: {flag}" for flag in receipt.get("flags") or [])])
 
 
@@ -30498,7 +30508,9 @@ subagent-fleet task tidy
 - `subagent-fleet trace NAME` shows a task's session: which machine served which of its
   agents.
 - The receipt of a try (`tasks NAME`) says which machine served it, which calls were denied,
-  and where the agent's words and its deeds differ.
+  whether it got stuck, and where the agent's words and its deeds differ.
+- `stall` also ends a command that shows no sign of life: after 90 s, with a shorter `stall`
+  sooner, but not before 45 s. Claude Code says every 30 s that a command runs.
 
 """
 

@@ -62,6 +62,17 @@ def test_denied_writes_are_a_failure_and_the_agent_is_told_its_scope(rig):
                                            "path": str(rig.tree("a") / "docs/x.md")}]
 
 
+def test_a_denied_command_is_named_in_the_receipt_and_the_text():
+    heard = sf.Heard()
+    heard.note_denial("Bash", {"command": "curl http://x\x1b[2J"})
+    heard.note_denial("Write", {"file_path": "/x"})
+    heard.note_denial("Odd", "no mapping")
+    task = sf.TaskState("t", sf.TaskSpec("t", prompt="x"), 0)
+    receipt = sf.plan_receipt(task, heard, sf.WorkDone(), "x", "result")
+    assert receipt["denied"][0] == {"tool": "Bash", "path": "curl http://x\\x1b[2J"}
+    assert "3 calls denied: Bash curl http://x\\x1b[2J, Write /x, Odd" in sf.describe_try(receipt)
+
+
 @pytest.mark.parametrize("prompt, changes, state", [
     ("@run true", "none", "done"), ("@write x y", "none", "failed"), ("@run true", "required",
                                                                       "failed")])
@@ -502,6 +513,8 @@ def test_what_is_stuck_is_resumed_once_and_then_failed(rig, monkeypatch, prompt,
         rig.work(seconds=40)
     state = rig.tasks()["a"]
     assert state.state == "failed" and state.reason.startswith("stalled:"), state.reason
+    assert rig.receipt("a")["stalls"] == 1
+    assert "got stuck once and was resumed" in sf.describe_try(rig.receipt("a"))
     assert rig.journal("a").count("starting") == 2
 
 

@@ -536,6 +536,10 @@ def bash(since):
     (dict(phase="requesting", silent=5, stands=9999), False),  # foreign gateway: pings are life
     (dict(phase="tool", silent=91, calls=bash(91)), True),
     (dict(phase="tool", silent=89, calls=bash(300)), False),
+    (dict(phase="tool", silent=61, calls=bash(61), task=sf.TaskSpec("t", stall=60)), True),
+    (dict(phase="tool", silent=59, calls=bash(59), task=sf.TaskSpec("t", stall=60)), False),
+    (dict(phase="tool", silent=44, calls=bash(44), task=sf.TaskSpec("t", stall=4)), False),
+    (dict(phase="tool", silent=46, calls=bash(46), task=sf.TaskSpec("t", stall=4)), True),
     (dict(phase="tool", silent=10, calls=bash(661)), True),
     (dict(phase="tool", silent=250, calls={"c": sf.OpenCall("WebFetch", "", 0.0)}), False),
     (dict(phase="tool", silent=301, calls={"c": sf.OpenCall("WebFetch", "", 0.0)}), True),
