@@ -5096,6 +5096,7 @@ CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OUR_GATEWAY = "this fleet's gateway"
 OLD_GATEWAY = "a gateway with an older config"
 FAR_GATEWAY = "a gateway elsewhere"
+FOREIGN_LITELLM = "LiteLLM, which another user runs"
 # And then perhaps which, see describe_holder.
 SILENT_GATEWAY = "a program that does not answer"
 FIND_WORK = "`subagent-fleet recommend` shows what it could do; or remove it"
@@ -5775,6 +5776,8 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
                          "try again; if that does not help, stop it, then "
                          f"`subagent-fleet {start}`; "
                          "or write another `port:` under project.gateway"),
+        FOREIGN_LITELLM: ("litellm-foreign", "error", f"another user of this machine runs a "
+                          f"LiteLLM at {url}, which gets no key", OTHER_PORT),
         "LiteLLM": ("litellm-other", "error", f"LiteLLM answers at {url}, but not to this "
                     "fleet's key, or it lacks models of this fleet",
                     f"stop it, then start it after `. ./{ENVIRONMENT_FILE}`, which sets the "
@@ -22338,7 +22341,7 @@ def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> st
     # And then a person has said it may see it.
     is_far = not is_here(world, fleet.gateway.host)
     if not is_far and not world.is_port_ours(fleet.gateway.port):
-        return "LiteLLM, which another user runs"
+        return FOREIGN_LITELLM
     if not key:
         return "LiteLLM"
     url = f"{gateway_url(fleet.gateway)}/v1/models"

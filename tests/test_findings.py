@@ -645,3 +645,10 @@ def test_a_check_is_a_row_and_some_topics_can_be_asked_for(monkeypatch):
     assert sf.plan_doctor(make_fleet(), GOOD_FACTS)[-1][0] == "Weather"
     topics = [topic for topic, _ in sf.plan_doctor(make_fleet(), GOOD_FACTS, topics=["Files", "Nodes"])]
     assert topics == ["Nodes", "Files"]
+
+
+def test_a_litellm_of_another_user_is_not_called_a_fleet():
+    finding = sf.check_gateway(model_fleet(), sf.FOREIGN_LITELLM)
+    assert finding.slug == "litellm-foreign" and "another fleet" not in finding.what
+    assert finding.what == ("another user of this machine runs a LiteLLM at http://127.0.0.1:4000, which "
+                            "gets no key")

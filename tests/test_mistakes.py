@@ -642,7 +642,8 @@ def test_many_wrong_references_are_answered():
     ("validate --config examples/litellm-proxy/fleet.yaml", "the examples are in this program",
      "subagent-fleet init --example list"),
     ("validate --config examples.yaml", "No such file", "check it: `ls -la .`"),
-    ("skills install --skill subagent-fleet-bootstrap", "part of the plugin alone", "subagent-fleet plugins install"),
+    ("skills install --skill subagent-fleet-bootstrap", "part of the plugin alone",  # "unknown-skill"
+     "subagent-fleet plugins install"),
     ("skills install --skill subagent-fleet-bootstrp", "unknown skill", "known skills: ")])
 def test_a_likely_mistake_is_led_to_what_was_meant(run_cli, words, what, fix):
     done = run_cli(*words.split(), env={"SHELL": "/bin/zsh"})
