@@ -17036,6 +17036,12 @@ def find_name(name: str, names: Iterable[str]) -> str:
     return next((other for other in names if other.lower() == name.lower()), "")
 
 
+def is_another(state: TaskState, task: TaskSpec, origin: str) -> bool:
+    """Tell whether a task of the file has a name that was typed for another before."""
+    return (origin == "file" and state.origin == "typed" and not state.forgotten
+            and task.prompt != state.task.prompt)
+
+
 def revise_task(state: TaskState, task: TaskSpec, origin: str = "file") -> TaskState:
     """Return a state after its task was written anew: all of it counts before the first try.
 
@@ -17177,7 +17183,8 @@ def find_stall(task: TaskSpec, heard: Heard, view: str, timeout: float,
                now: float) -> str:
     """Return how a running agent has got stuck, or an empty string.
 
-    `view` is what the gateway says of its session: waiting, working, idle, or unknown.
+    `timeout` is of the model's machine; 0: none of this fleet. `view` is what the gateway
+    says of its session: waiting, working, idle, or unknown.
     """
     silent, stands = now - heard.last, now - heard.since
     if heard.phase in ("asking", "settled"):
@@ -17192,7 +17199,9 @@ def find_stall(task: TaskSpec, heard: Heard, view: str, timeout: float,
         return ""
     if heard.phase == "tool":
         return _find_tool_stall(task, heard, view, now)
-    limit = {"working": 2 * timeout, "idle": float(task.stall)}.get(view, 2 * timeout)
+    limit = 2 * timeout
+    if view == "idle" or not timeout:
+        limit = float(task.stall)
     quiet = silent if view == "unknown" else stands
     if quiet > limit:
         return f"no answer from the model for {quiet:.0f} s"
@@ -18957,6 +18966,8 @@ class TaskWork:
                 self._give_up()
         except Asleep:
             pass
+        except BrokenPipeError as error:  # nobody reads what the run says: no task's trouble
+            self._supervisor.failures.append(error)
         except Exception as error:
             with contextlib.suppress(Asleep):
                 self._park(error)
@@ -19495,7 +19506,7 @@ class TaskWork:
         if now - heard.last > 10 and state.task.talks:
             view = self._supervisor.view_of(state.session)
         timeout = max((model.timeout for model in self._supervisor.models_of(self.name)),
-                      default=300)
+                      default=0)
         stall = find_stall(state.task, heard, view, float(timeout), now)
         if not stall:
             return None
@@ -19879,6 +19890,7 @@ class Supervisor:
         self._leaves = False
         self._looked: dict[str, float] = {}
         self._page: Mapping[str, Any] = {}
+        self._is_served = True  # as far as anybody knows
         self._told: set[str] = set()  # tasks of which was said what they wait for
         self._spawning = threading.Lock()
         # One worktree at a time: git reads those half made, too.
@@ -20000,11 +20012,40 @@ class Supervisor:
             raise self.failures[0]
         did = self._take_orders()
         self._reload()
+        self._keep_serving()
+        self._end_attachments()
         if self._takes_new and self._is_due("merged", 5.0):
             for name in find_merged(self.folder, self.tasks):
                 self.write(name, "done", reason="merged")
                 self.tell(name, "done", "its branch is merged")
         return self._start_ready() or did
+
+    def _keep_serving(self) -> None:
+        """Start a gateway where the one that agents use has gone, such as that of an `up`."""
+        needs = any(state.is_active and isinstance(state.task.coder, str)
+                    for state in list(self.tasks.values()))
+        if not (self.backing.fleet and needs and self._is_due("served", 0.5)):
+            return
+        page = self.backing.look()
+        if page:
+            self._page = page
+            self._is_served = True
+            return
+        try:
+            self.backing.serve()
+            self._is_served = True
+        except FleetError as error:
+            if self._is_served:
+                self.tell("", "not served", describe_error(error))
+            self._is_served = False
+
+    def _end_attachments(self) -> None:
+        """Take tasks back from persons whose terminals have gone without a word."""
+        for name, state in list(self.tasks.items()):
+            if state.state == "attached" and not self._world.is_held(
+                    self.folder.of_task(name, "attached")):
+                with self.changed:
+                    self._order_detach(self.tasks[name], {})
 
     @property
     def is_busy(self) -> bool:
@@ -20014,9 +20055,9 @@ class Supervisor:
 
     @property
     def waits_for_time(self) -> bool:
-        """Whether a task waits for nothing but its time, or for a machine that rests."""
+        """Whether a task waits for its time, for a machine that rests, or for its person."""
         return self._takes_new and any(
-            state.state == "waiting" and self._may_begin(state.name)
+            state.state == "attached" or state.state == "waiting" and self._may_begin(state.name)
             and not blockers_of(state, self.tasks) for state in list(self.tasks.values()))
 
     def _is_due(self, what: str, seconds: float) -> bool:
@@ -20147,6 +20188,9 @@ class Supervisor:
                 return
             if old and old.state == UNREADABLE:
                 self.tell(task.name, "not read", old.reason)
+                return
+            if old and is_another(old, task, origin):
+                self.tell(task.name, "not read", "another task of this name was typed before")
                 return
             if old is None:
                 now = self._world.now()
@@ -22588,7 +22632,21 @@ def cmd_up(options: Namespace, world: World) -> int:
 
     world.err(list_failures(workspace, fleet, began, "stderr"))
     tell_session(workspace, began, "subagent-fleet up")
+    tell_tasks_left(world)
     return EXIT_INTERRUPTED if "SIGINT" in signals else status
+
+
+def tell_tasks_left(world: World) -> None:
+    """Say which tasks of this repository go on after the gateway of an `up` has ended."""
+    with contextlib.suppress(FleetError):  # no repository
+        folder = open_folder(world)
+        names = [state.name for state in folder.read_states()[0].values() if state.is_active]
+        if names and folder.holder():
+            world.err(f"Tasks still running: {some_of(names, 3)}. `subagent-fleet run` "
+                      "(active) serves their models now.\n")
+        elif names:
+            world.err(f"Tasks still running, without a gateway: {some_of(names, 3)}. "
+                      "Continue: subagent-fleet run\n")
 
 
 def refuse_home(options: Namespace, world: World, command: str) -> None:
@@ -26533,9 +26591,9 @@ def plan_backing(fleet: Fleet | None, options: Namespace, folder: Folder) -> Bac
     key = known_key(workspace, fleet)
 
     def look() -> Mapping[str, Any]:
-        with contextlib.suppress(FleetError):
-            return _show_key(world, gateway_url(fleet.gateway) + "/fleet", key,
-                             world.clock() + 1.0)
+        with contextlib.suppress(FleetError):  # `run` itself may have made the key by now
+            return _show_key(world, gateway_url(fleet.gateway) + "/fleet",
+                             known_key(workspace, fleet), world.clock() + 1.0)
         return {}
 
     def receipts() -> list[Receipt]:
@@ -26719,6 +26777,14 @@ class RunJob:
         typed = plan_typed_tasks(prompts, options, known) if prompts else []
         self.typed = {task.name for task in typed}
         new = typed or list(known.plan.tasks.values())
+        for task in new:
+            old = known.states.get(task.name)
+            if old and is_another(old, task, "typed" if typed else "file"):
+                raise FleetError(
+                    "task-taken", f"`{task.name}` of the task file is not the `{task.name}` "
+                    f"that was typed before ({old.state})", status=EXIT_REFUSED,
+                    fix="give it another name in the file, or "
+                        f"`subagent-fleet task forget {task.name}`")
         self.orders = [order_of(task, folder, "typed" if typed else "file",
                                 known.plan.origins.get(task.name, {}).get("base", ""))
                        for task in new]
@@ -27514,8 +27580,12 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, carried:
          group=WORK, examples=("task say parser 'use the stdlib only'",))
 def cmd_task_say(options: Namespace, world: World) -> int:
     options.patterns = [options.task]
+    before = open_folder(world).read_states()[0].get(options.task)
     status = order_tasks("say", options, world,
                          lambda folder, state: {"text": " ".join(options.words)})
+    if before and before.is_over:
+        world.err(f"{before.name} was {before.state}; with this it starts again, from its own "
+                  "last work.\n")
     if not open_folder(world).holder():
         world.err("It will be delivered at the next `subagent-fleet run`.\n")
     return status

@@ -8,13 +8,14 @@ import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 
 import pytest
 
-from run_kit import WORKS, Shop, shell
+from run_kit import STUB, WORKS, Shop, shell
 from tools import PROC, PROGRAM, SCRIPT, in_parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"),
@@ -1770,6 +1771,112 @@ def test_worktrees_in_a_home_that_is_a_repository_are_not_in_its_status(shop):
     shop.commit(_gitignore="state/subagent-fleet/*.json\nstate/subagent-fleet/*.lock\nsessions/\n")
     assert shop.work(coder=shell(EDIT), check="true") == "done" and shop.worktree("t")
     assert "worktrees" not in shop.git("status", "--porcelain", "-uall")
+
+
+# -- what serves agents, and who looks after them --
+
+def port_of(shop):
+    return int(re.search(r"port: (\d+)", (shop.repo / "fleet.yaml").read_text())[1])
+
+
+def answers(port):
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False
+
+
+def test_run_serves_when_the_gateway_that_it_used_ends(shop, fake_node):
+    node = fake_node({"qwen3-coder:30b": {}})
+    shop.use_claude(**{"http://127.0.0.1:9": node.endpoint})
+    shop.program("claude", f"""case "$*" in
+*stream-json*) exec "{sys.executable}" -I -S "{STUB}" "$@" ;;
+*) touch "$HOME/came"; until [ -e "$HOME/leave" ]; do sleep 0.05; done ;;
+esac""")
+    up = shop.begin("up", "--trust")
+    shop.wait(lambda: (shop.home / "came").exists())
+    run = shop.begin("run", "k:@ask Which?|red|blue\n@write x y", "--check", "true", "--model", "big")
+    shop.wait(lambda: shop.rows().get("k", {}).get("state") == "asking")
+    (shop.home / "leave").touch()
+    done = shop.end(up)
+    assert "Tasks still running: k." in done.err, done
+    shop.wait(lambda: answers(port_of(shop)), 10)
+    shop.type("task", "answer", "k", "1")
+    assert shop.end(run).code == 0 and shop.state("k") == "done"
+    shop.wait(lambda: not answers(port_of(shop)), 10)
+
+
+def test_run_says_once_that_it_cannot_serve(shop):
+    shop.use_claude()
+    serve = shop.begin("serve", "--trust")
+    shop.wait(lambda: answers(port_of(shop)))
+    run = shop.begin("run", "k:@ask Which?|red|blue\n@write x y", "--check", "true", "--model", "big")
+    shop.wait(lambda: shop.rows().get("k", {}).get("state") == "asking")
+    serve.terminate()
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        def takes():
+            with contextlib.suppress(OSError):
+                taken.bind(("127.0.0.1", port_of(shop)))
+                taken.listen()
+                return True
+        shop.wait(takes)
+        shop.end(serve)
+        shop.wait(lambda: "not served" in shop.type("task", "log").out)
+        shop.type("task", "answer", "k", "1")
+        done = shop.end(run)
+    assert done.code == 0 and done.out.count("not served") == 1, done
+
+
+@pytest.mark.parametrize("has_fleet", [True, False])
+def test_a_client_that_is_stopped_is_seen_in_a_first_run(shop, has_fleet):
+    shop.put_claude()
+    if has_fleet:
+        shop.write_fleet()
+    shop.tasks({"t": {"prompt": "@once hang\n@write x.txt 1", "check": "true", "stall": "3s", "tries": 1}})
+    run = shop.begin("run", "--trust")
+    place = shop.repo / ".git/subagent-fleet/run/tasks/t/state.json"
+    shop.wait(lambda: place.exists() and "waiting for the model" in shop.type("tasks").out)
+    os.kill(json.loads(place.read_text())["client"], signal.SIGSTOP)
+    shop.wait(lambda: "stalled" in shop.type("task", "log").out, 40)
+    assert shop.end(run).code == 0 and shop.state() == "done"
+
+
+def test_a_name_that_was_typed_is_not_another_task_of_the_file(shop):
+    shop.tasks({"docs": {"prompt": "typed", "coder": shell(EDIT), "check": "true"}})
+    tasks = (shop.repo / "tasks.json").read_text()
+    (shop.repo / "tasks.json").unlink()
+    shop.put_claude()
+    assert shop.run("docs:@write x y", "--check", "true").code == 0
+    tip = shop.tip("docs")
+    (shop.repo / "tasks.json").write_text(tasks.replace('"docs"', '"other"')[:-2]
+                                          + ", " + tasks[11:])
+    done = shop.run()
+    assert done.code == 3 and "typed before (done)" in done.err and not shop.tip("other"), done
+    assert shop.type("task", "forget", "docs").code == 0
+    assert shop.run().code == 0 and shop.rows()["docs"]["branch"] == "run/docs.2"
+    assert shop.tip("docs") == tip
+
+
+def test_who_says_something_to_a_task_that_is_over_is_told_so(shop):
+    assert shop.work(coder=shell(EDIT), check="true") == "done"
+    assert "t was done; with this it starts again" in shop.type("task", "say", "t", "more").err
+    assert "starts again" not in shop.type("task", "say", "t", "and more").err or shop.state() == "done"
+
+
+def test_a_task_goes_on_when_its_person_leaves_it(shop):
+    shop.use_claude()
+    shop.program("claude", f"""case "$*" in
+*stream-json*) exec "{sys.executable}" -I -S "{STUB}" "$@" ;;
+*) touch "$HOME/came"; until [ -e "$HOME/leave" ]; do sleep 0.05; done ;;
+esac""")
+    run = shop.begin("run", "k:@once hang\n@write x y", "--check", "true", "--model", "big")
+    shop.wait(lambda: shop.rows().get("k", {}).get("state") == "running")
+    attach = shop.begin("task", "attach", "k")
+    shop.wait(lambda: (shop.home / "came").exists())
+    (shop.home / "leave").touch()
+    done = shop.end(attach)
+    assert "continues by itself" in done.err and "Nothing is running" not in done.err, done
+    assert shop.end(run).code == 0 and shop.state("k") == "done"
 
 
 # -- what it costs: a busy machine's clock says little, so calls and processors are counted --
