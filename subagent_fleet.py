@@ -28879,8 +28879,6 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
         if name not in LONG_LIVED:
             return EXIT_OK
         what = f"{name}: nothing reads its output any more, so it has ended"
-        if name == "run":
-            what += "; agents keep running, but nothing checks them"
         tell_error(FleetError("output", what, fix=f"subagent-fleet {name} > FILE"), world)
         return EXIT_PROBLEM
     except Exception:
