@@ -26705,13 +26705,7 @@ def cmd_run(options: Namespace, world: World) -> int:
     works_behind = options.detach and (options.keep_going or any(map(has_work, jobs)))
     if works_behind and not go_on_behind(jobs, world):
         return EXIT_OK
-    try:
-        status = work_on(jobs, known, options, world) if jobs else EXIT_OK
-    except BrokenPipeError:  # such as `run | head`: the agents are not alone in silence
-        world.discard_output()
-        world.err("Nobody reads this run's output any more, so it has stopped.\n"
-                  + "".join(f"{line}\n" for line in suggest_after_stop(jobs)))
-        return EXIT_PROBLEM
+    status = work_on(jobs, known, options, world) if jobs else EXIT_OK
     return status if is_whole else status or EXIT_PROBLEM
 
 

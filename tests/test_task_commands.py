@@ -507,21 +507,19 @@ def test_aider_without_a_key_does_not_wait_for_a_browser(rig):
     assert set(rig.states().values()) == {"review"}
 
 
+# -- an outcome is what happened --
+
 @pytest.mark.slow
-def test_a_run_whose_output_nobody_reads_says_that_agents_go_on(typist):
-    typist.write("tasks:\n  a: {prompt: '@run sleep 100'}\n")
+def test_a_stop_that_comes_as_a_try_ends_stops_the_next_one_too(typist):
+    go = typist.rig.place / "go"
+    typist.write(f"tasks:\n  a: {{prompt: x, coder: [sh, -c, 'while test ! -e {go}; do sleep 0.1; done']}}\n")
     running = typist.start("run")
     wait_for(lambda: typist.rig.states().get("a") == "running")
-    running.stdout.close()
-    typist.run("task", "add", "b:x", "--coder", "[sh, -c, 'true']")  # something to tell
-    assert running.wait(20) == 1
-    said = running.stderr.read().decode()
-    assert "Agents keep running" in said and "Traceback" not in said
-    running.stderr.close()
-    typist.run("task", "stop", "*")
-
-
-# -- an outcome is what happened --
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=20)
+    go.write_text("")
+    wait_for(lambda: not typist.rig.processes())  # its try has ended, and nobody has seen that
+    assert re.match("a +stopped", typist.run("task", "stop", "a"))
 
 @pytest.mark.slow
 def test_what_a_stopped_run_does_not_take_is_told_so(typist, monkeypatch, capsys):
