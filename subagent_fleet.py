@@ -22852,8 +22852,8 @@ JOINED_MODELS = 4  # as many that are loaded without trouble are told in one lin
 def warm_for_session(fleet: Fleet, options: Namespace, world: World) -> None:
     """Load every model; refuse to go on when nobody could answer the main session."""
     lines: list[str] = []
-    warmths = warm_fleet(fleet, options, world, say=lines.append, stream="stderr",
-                         busy_seconds=HUNG_SECONDS)
+    warmths = warm_fleet(fleet, options, world, busy_seconds=HUNG_SECONDS,
+                         teller=Teller(lines.append, look_of(world, "stderr")))
     absent = [name for name, warmth in warmths.items() if not warmth.ok]
     if absent or len(warmths) > JOINED_MODELS:
         world.err("".join(lines))
@@ -25556,7 +25556,7 @@ def cmd_warmup(options: Namespace, world: World) -> int:
     check_names("model", options.model, fleet.models, fleet.name)
 
     say = (lambda text: None) if options.json else world.out
-    warmths = warm_fleet(fleet, options, world, say=say)
+    warmths = warm_fleet(fleet, options, world, teller=Teller(say, look_of(world)))
     if options.json:
         print_report(world, "warmup", {"results": [
             report_warmth(name, warmth, world.clock()) for name, warmth in warmths.items()]})
@@ -25613,17 +25613,23 @@ def tell_progress(works: Iterable[Warmth], now: float) -> str:
     return " | ".join(parts)
 
 
-def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, say: Callable[[str], None],
-               stream: str = "stdout", busy_seconds: float = WarmUp.busy_seconds,
-               ) -> dict[str, Warmth]:
+class Teller(Record):
+    """Where a command says what it does: to whom, and how text looks there."""
+
+    say: Callable[[str], object]
+    look: Look
+
+
+def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, teller: Teller,
+               busy_seconds: float = WarmUp.busy_seconds) -> dict[str, Warmth]:
     """Load models as their routes will ask for them; say how each ended, when it does."""
+    say, look = teller.say, teller.look
     warmths = plan_warmths(fleet, options)
     groups: dict[str, list[Warmth]] = {}
     for warmth in dict.fromkeys(warmths.values()):
         groups.setdefault(warmth.node.name, []).append(warmth)
 
     heading = "Unloading models:"
-    look = look_of(world, stream)
     if not options.unload:
         wake_sleepers(fleet, groups, look, world, say)
         heading = "Warming models:"

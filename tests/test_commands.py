@@ -149,6 +149,7 @@ def test_init_takes_a_free_port_and_says_whose_the_usual_is(tmp_path, monkeypatc
     monkeypatch.setattr(sf, "OLLAMA_ENDPOINT", node.endpoint)
     monkeypatch.setattr(sf.Gateway, "port", port)
     monkeypatch.setitem(sf.Gateway._usual, "port", port)
+    monkeypatch.setattr(sf.Gateway, "__init__", sf.Record.__init__)  # made anew, with that port
     assert sf.main(["init"]) == 0 and " is taken" not in capsys.readouterr().out
     with socket.create_server(("127.0.0.1", port)):
         assert sf.main(["init", "--force"]) == 0

@@ -106,9 +106,9 @@ def test_settings_are_read_where_claude_code_reads_them(tmp_path, monkeypatch):
     for place in ("home/.claude", ".claude", "own"):
         write_settings(tmp_path / place, json.dumps({"env": {"A": place}, "permissions": {}}))
     (tmp_path / ".claude" / "settings.local.json").write_text('{"env": {}}')
-    world = world_with(HOME="home")
+    world = world_with(HOME=str(tmp_path / "home"))
     found = sf.find_settings(world, sf.usual_settings(world))
-    assert found == {"home/.claude/settings.json": {"A": "home/.claude"},
+    assert found == {str(tmp_path / "home/.claude/settings.json"): {"A": "home/.claude"},
                      ".claude/settings.json": {"A": ".claude"}, ".claude/settings.local.json": {}}
     world = world_with(HOME="home", CLAUDE_CONFIG_DIR="own")
     assert sf.find_settings(world, sf.usual_settings(world))["own/settings.json"] == {"A": "own"}

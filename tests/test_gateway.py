@@ -1593,7 +1593,10 @@ def test_serve_refuses(tmp_path, words, env, status, told):
 
 CLAUDE = """\
 #!{python} -S
-import json, os, sys, urllib.request
+import json, os, re, sys, urllib.request
+kept = os.path.join(os.environ["HOME"], ".claude/projects", re.sub("[^A-Za-z0-9]", "-", os.path.realpath(".")))
+os.makedirs(kept, exist_ok=True)
+open(os.path.join(kept, "a-session.jsonl"), "w").close()
 request = urllib.request.Request(os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages", json.dumps({{
     "model": os.environ["ANTHROPIC_MODEL"], "max_tokens": 9,
     "messages": [{{"role": "user", "content": "hi"}}]}}).encode(),

@@ -1702,7 +1702,9 @@ def test_who_only_looks_has_not_merged(shop, how):
 def test_a_lock_that_was_left_is_named_and_nothing_has_moved(shop):
     coder = shell(EDIT, "touch \"$(git rev-parse --git-common-dir)/refs/heads/run/t.lock\"")
     assert shop.work(coder=coder, check="true") == "parked"
-    assert "t.lock" in shop.row("t")["reason"] and "moved since" not in shop.row("t")["reason"]
+    row = shop.row("t")
+    assert "t.lock" in row["reason"] and "moved since" not in row["reason"], row
+    assert row["cause"] == "branch-locked"
 
 
 def test_a_repository_of_sha256_has_its_branch_made_anew(shop, tmp_path):
@@ -1753,8 +1755,10 @@ def test_who_a_person_is_to_git_reaches_agents_and_checks(shop):
 def test_a_repository_whose_path_has_a_line_break_is_one_sentence(tmp_path):
     place = tmp_path / "a\nb"
     place.mkdir()
-    done = Shop(place).run("t:x")
+    shop = Shop(place)
+    done = shop.run("t:x")
     assert done.code and "line break" in done.err, done
+    assert '"odd-path"' in shop.type("tasks", "--json").out
 
 
 @pytest.mark.parametrize("what", ["config", "info/attributes", "hooks/pre-commit"])
