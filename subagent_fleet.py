@@ -25616,7 +25616,7 @@ def tell_progress(works: Iterable[Warmth], now: float) -> str:
 class Teller(Record):
     """Where a command says what it does: to whom, and how text looks there."""
 
-    say: Callable[[str], object]
+    say: Callable[[str], None]
     look: Look
 
 
