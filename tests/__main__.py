@@ -1,4 +1,4 @@
-"""Run the tests: `python3 tests` after each change, `python3 tests all`, `python3 tests live`.
+"""Build, then run the tests: `python3 tests` after each change, `python3 tests all`, `python3 tests live`.
 
 The first leaves out what is marked `slow`, `all` runs that, too (kills, soaks, whole processes),
 `live` asks the real programs. None but `live` uses any network but loopback. Further words go to
@@ -40,7 +40,9 @@ def has_module(python, name):
 
 
 def main(words):
-    """Run pytest on one tier; further words go to pytest."""
+    """Build the file, run pytest on one tier; further words go to pytest."""
+    if subprocess.call([sys.executable, str(HERE.parent / "src/build.py")]):
+        return 1
     tier = words[0] if words[:1] and words[0] in TIERS else "fast"
     words = words if tier == "fast" else words[1:]
     where = [str(HERE / "live")] if tier == "live" else [str(HERE), f"--ignore={HERE / 'live'}"]

@@ -1,4 +1,6 @@
-"""Fixtures: the command line as a black box, golden comparison."""
+"""Fixtures: the command line as a black box, golden comparison; frames name their part."""
+import functools
+import importlib.util
 import signal
 import subprocess
 import sys
@@ -9,6 +11,8 @@ import subagent_fleet as sf
 from fake_ollama import FakeNode
 from tools import (
     LIMITS,
+    ROOT,
+    SCRIPT,
     accept_golden,
     clean_environment,
     golden_text,
@@ -24,6 +28,37 @@ sys.dont_write_bytecode = not sys.pycache_prefix  # nothing is left in the check
 sf.ASIDE_SECONDS, sf.TICK_SECONDS = 0.001, 0.02
 # A shell's background job ignores Ctrl-C, and so would every program that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@functools.cache
+def house():
+    """src/build.py as a module, and the lines that it builds."""
+    spec = importlib.util.spec_from_file_location("build", ROOT / "src/build.py")
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    return build, build.build(build.read_house())
+
+
+def pytest_sessionstart(session):
+    """Test nothing where the file is not the build."""
+    if hasattr(session.config, "workerinput"):
+        return
+    done = subprocess.run([sys.executable, str(ROOT / "src/build.py"), "--check"],
+                          capture_output=True, text=True)
+    if done.returncode:
+        pytest.exit(done.stderr.strip(), returncode=4)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Name, beside each frame of the built file, its part and the line there."""
+    outcome = yield
+    trace = getattr(outcome.get_result().longrepr, "reprtraceback", None)
+    for entry in getattr(trace, "reprentries", ()):
+        place = getattr(entry, "reprfileloc", None)
+        if place and str(place.path).endswith(SCRIPT.name):
+            build, built = house()
+            place.message += f" ({build.where(built, [str(place.lineno)])[0]})"
 
 
 def checked(done, cwd):
@@ -68,7 +103,7 @@ def limits(monkeypatch):
 
 @pytest.fixture
 def fake_node():
-    """Start scriptable Ollamas on loopback; see tests/fake_ollama.py."""
+    """Start scriptable Ollamas on loopback; see tests/rigs/fake_ollama.py."""
     started = []
 
     def start(models=None, **more):

@@ -9,7 +9,7 @@ import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/rigs")]
 
 from warm_rig import Agent, Machine, Run, busy_workload, play  # noqa: E402
 

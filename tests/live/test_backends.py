@@ -1,6 +1,6 @@
 """llama-server itself as a node, alone and as a router; and Claude Code on a person's own login.
 
-vLLM and LM Studio are not installable here; what they answer is in tests/test_backends.py.
+vLLM and LM Studio are not installable here; what they answer is in tests/speech/test_backends.py.
 """
 
 import json
@@ -17,8 +17,9 @@ import install
 import rig
 from tools import SCRIPT
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "rigs"))
 from test_hybrid import Cloud
+
 from test_oracle import CONVERSATIONS, shape
 
 FLEET = """

@@ -1,0 +1,89 @@
+"""What a person is asked before anything goes out."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.start.constants import EXIT_REFUSED
+from fleet.start.errors import FleetError
+from fleet.text.tables import format_pairs, wrap_text
+from fleet.text.terminal import PLAIN, clean_line
+from fleet.workspace.config import find_config, load_config, look_of
+from fleet.workspace.trust import accept_stakes, find_untrusted, unlock_keys
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+    from fleet.config.sections import Fleet
+    from fleet.plan.trust import Stake
+    from fleet.text.terminal import Look
+    from fleet.world.world import World
+
+
+# -- what a person is asked before it goes out --
+
+
+def agree(world: World, text: str, question: str, refusal: FleetError) -> None:
+    """Have a person agree to what was said; without a person, or a yes, refuse."""
+    if not world.confirm(question, text):
+        raise refusal
+
+
+def format_stakes(source: str, stakes: Sequence[tuple[Stake, bool]],
+                  look: Look = PLAIN) -> str:
+    """Return what would go where with a fleet file, and what of that was accepted."""
+    name = clean_line(source)
+    if not stakes:
+        said = f"{name} sends nothing outside your machines and private networks.\n"
+        return wrap_text(said, look)
+    rows = []
+    for stake, accepted in stakes:
+        rows.append(("accepted" if accepted else "new", clean_line(stake.what)))
+    return f"With {name}:\n{format_pairs(rows, look)}"
+
+
+def ask_trust(fleet: Fleet, options: Namespace, world: World) -> None:
+    """Have a person accept what would go where with this fleet; without a person, refuse."""
+    stakes = find_untrusted(world, fleet)
+    if not stakes:
+        return
+
+    source = fleet.document.source
+    if not options.trust:
+        words = "; ".join(stake.what for stake in stakes)
+        text = format_stakes(source, [(stake, False) for stake in stakes],
+                             look_of(world, "stderr"))
+        agree(world, text, "Do you want that?", FleetError(
+            "untrusted", f"with {source}, {words}; you have not agreed to that",
+            fix="`subagent-fleet trust`, or add --trust", status=EXIT_REFUSED))
+    accept_stakes(world, source, stakes)
+    unlock_keys(world, fleet)
+
+
+def refuse_home(options: Namespace, world: World, command: str) -> None:
+    """Refuse to write into a home unasked: those agents would be in every project."""
+    if options.out or options.config:
+        return
+    if world.real_path("") == world.real_path(world.home):
+        raise FleetError("in-home", f"{command}: this is your home directory; agents in its "
+                         ".claude/agents/ are those of every project", status=EXIT_REFUSED,
+                         fix="go into a project's directory; or "
+                             f"`subagent-fleet {command} --out .`")
+
+
+def has_config(world: World) -> bool:
+    """Tell whether there is a fleet file to be found."""
+    try:
+        return bool(find_config(world, None))
+    except FleetError:
+        return False
+
+
+def known_fleet(options: Namespace, world: World) -> Fleet | None:
+    """Return the fleet, None where none can be read and none was named."""
+    try:
+        return load_config(world, options.config).fleet
+    except FleetError:
+        if options.config:
+            raise
+        return None  # what was asked can be told without a fleet

@@ -1,0 +1,51 @@
+"""A line that changes, and a view that is drawn again."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.text.terminal import clean_line, crop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fleet.world.world import World
+
+
+class LiveLine:
+    """A line on a terminal that says what goes on now; elsewhere nothing."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def show(self, text: str) -> None:
+        """Draw the line again, cut to one: another could not be redrawn.
+
+        One column short, because a line that reaches the last one leaves a second
+        line behind.
+        """
+        if self._world.redraws():
+            line = crop(clean_line(text), (self._world.columns or 80) - 3)
+            self._world.err(f"\r\x1b[K{text and '  '}{line}")
+
+    def clear(self) -> None:
+        self.show("")
+
+    def __enter__(self) -> LiveLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+
+def watch(world: World, seconds: float | None, show: Callable[[str], bool]) -> bool:
+    """Show something, again and again if seconds are given; return what the last look says.
+
+    It is handed what clears a terminal: a redraw that does not scroll what stood
+    there before.
+    """
+    clear = "\x1b[H\x1b[2J" if seconds and world.is_terminal() else ""
+    is_well = show(clear)
+    while seconds:
+        world.sleep(seconds)
+        is_well = show(clear)
+    return is_well

@@ -1,0 +1,74 @@
+"""`clean`: remove generated files."""
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from fleet.cli.rows import CONFIG, FILES, OUT, YES, Flag, command
+from fleet.cli.say import open_workspace, paths_that, refuse_edited, tell
+from fleet.config.address import gateway_url
+from fleet.config.rules import TARGET_NAMES
+from fleet.files.skills import TAUGHT
+from fleet.start.constants import ENVIRONMENT_FILE, EXIT_OK, EXIT_REFUSED
+from fleet.start.errors import FleetError
+from fleet.steps.gateway_seen import find_gateway
+from fleet.text.phrases import count_of
+from fleet.workspace.changes import format_changes, remove_files
+from fleet.workspace.config import load_config, look_of
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+    from fleet.workspace.directory import Workspace
+    from fleet.world.world import World
+
+
+@command("clean", "remove the generated files that you have not changed", OUT, CONFIG,
+         Flag("--dry-run", "only list them"), YES,
+         Flag("--force", "don't ask; remove edited files too, after copying them"),
+         group=FILES, examples=("clean --dry-run", "clean", "clean --yes"))
+def cmd_clean(options: Namespace, world: World) -> int:
+    workspace = open_workspace(options, world)
+    changes = workspace.compare(None, (*TARGET_NAMES, *(target.name for target in TAUGHT)))
+    kept = [] if options.force else paths_that(changes, "edited")
+    doomed = [change for change in changes if change.path not in kept]
+    if ENVIRONMENT_FILE in [change.path for change in doomed]:
+        tell_served(workspace, options)
+    listed = [(change.path, "") for change in doomed if change.found is not None]
+    if options.dry_run and listed:
+        world.out(format_changes("Would remove:", listed, look_of(world)))
+    elif not listed:
+        world.out("Nothing to remove.\n")
+    elif not agree_to_clean(listed, options, world):
+        world.out("Nothing removed.\n")
+        doomed = []
+    if doomed and not options.dry_run:
+        remove_files(workspace, doomed, is_all=not kept)
+        if listed:
+            world.out(format_changes("Removed:", listed, look_of(world)))
+    if kept:
+        raise refuse_edited(kept, "clean", "kept")
+    return EXIT_OK
+
+
+def tell_served(workspace: Workspace, options: Namespace) -> None:
+    """Say where a gateway serves with the key that goes."""
+    world = workspace.world
+    with contextlib.suppress(FleetError):  # no fleet, no key: nobody can serve with it
+        fleet = load_config(world, options.config).fleet
+        if find_gateway(world, fleet, workspace.read_key(fleet)):
+            tell(world, f"The gateway at {gateway_url(fleet.gateway)} serves with the key "
+                 "that goes: stop it, and start it again after `subagent-fleet generate`.\n")
+
+
+def agree_to_clean(listed: Sequence[tuple[str, str]], options: Namespace,
+                   world: World) -> bool:
+    """Tell whether a flag, or the person who is shown these files, agrees to remove them."""
+    if options.force or options.yes:
+        return True
+    if not world.can_ask():
+        raise FleetError("not-removed", "nothing was removed: nobody could be asked",
+                         status=EXIT_REFUSED, fix="`subagent-fleet clean --yes`")
+    text = format_changes("To remove:", listed, look_of(world, "stderr"))
+    return world.confirm(f"Remove {count_of(listed, 'file')}?", text)

@@ -1,0 +1,259 @@
+"""`bench --exam`: a model does this repository's own fixes."""
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fleet.cli.agree import agree
+from fleet.cli.live import LiveLine
+from fleet.cli.rows import Flag, parse_age, parse_count
+from fleet.cli.say import open_workspace, print_report, render_report, tell
+from fleet.config.names import full_model_name
+from fleet.config.task_file import TaskSpec
+from fleet.plan.measured import Measurement, find_measurement
+from fleet.start.constants import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_PROBLEM,
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    TIERS,
+)
+from fleet.start.errors import FleetError
+from fleet.start.record import replace
+from fleet.text.json import read_page
+from fleet.text.phrases import count_of, first_line, join_words, show_span, some_of
+from fleet.text.tables import format_pairs, format_table, format_words, wrap_text
+from fleet.text.terminal import PLAIN, clean_line
+from fleet.trials.exam import Exam, ExamPlan
+from fleet.trials.questions import (
+    EXAM_DEADLINE_SECONDS,
+    EXAM_FILE,
+    EXAM_OUTCOMES,
+    USUAL_CHECKS,
+    Examinee,
+    ExamPage,
+    plan_standing,
+    tell_apart,
+)
+from fleet.views.measurements import find_chosen, keep_measurements
+from fleet.work.backing import end_serving, need_key, plan_backing
+from fleet.work.typed import find_task_file, load_tasks, open_folder
+from fleet.workspace.config import look_of
+from fleet.workspace.records import read_measurements
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+    from fleet.config.sections import Fleet
+    from fleet.runs.folder import Folder
+    from fleet.text.terminal import Look
+    from fleet.trials.questions import Standing
+    from fleet.workspace.directory import Workspace
+    from fleet.world.world import World
+
+
+EXAM_WORDS = (
+    Flag("--questions", "how many fixes to ask for; default: 10", "N",
+         {"type": parse_count, "default": 0}),
+    Flag("--times", "ask each question N times", "N", {"type": parse_count, "default": 0}),
+    Flag("--since", "use commits not older than this, such as 90d", "AGE",
+         {"type": parse_age, "default": 0.0}),
+    Flag("--check", "command that runs the tests", "COMMAND",
+         {"dest": "task_check", "default": ""}))
+
+
+# -- the exam --
+
+
+def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
+    """Find questions, ask them, say how the models did. Exit 1: not all could be asked."""
+    folder = open_folder(world)
+    workspace = open_workspace(options, world)
+    plan = plan_exam(folder, fleet, options)
+    examinees = find_examinees(fleet, options, world)
+    show_exam(plan, examinees, options, world)
+    folder.make()
+    lock = world.hold(folder.place("exam.lock"))
+    if not lock:
+        raise FleetError("supervised", "an exam is already running in this repository",
+                         status=EXIT_REFUSED, fix="wait until it ends")
+
+    page = read_page(ExamPage, workspace.read(EXAM_FILE), "exam/1") or ExamPage()
+    exam = Exam(folder, plan, page, lambda page: workspace.keep(
+        EXAM_FILE, render_report("exam", vars(page)).encode("ascii")))
+    backing = plan_backing(fleet, options, folder)
+    try:
+        world.on_stop(exam.stops.append)
+        with LiveLine(world) as line:
+            exam.find(lambda text: line.show(f"proving {text}"))
+        reasons = list(exam.left.values())
+        left = "; ".join(f"{why} ({reasons.count(why)})" for why in dict.fromkeys(reasons))
+        tell(world, f"{count_of(exam.fixes, 'question')}. Commits left out: "
+             f"{left or 'none'}.\n")
+        todo = exam.plan_todo(examinees)
+        if todo and not exam.stops:
+            backing = replace(backing, key=need_key(workspace, fleet))
+            backing.serve()
+            with LiveLine(world) as line:
+                exam.sit(todo, lambda one: replace(backing, fleet=leave_alone(fleet, one)),
+                         line.show)
+    finally:
+        end_serving(folder)
+        lock.release()
+
+    standings = [plan_standing(one, exam.sittings_of(one)) for one in examinees]
+    keep_scores(workspace, fleet, examinees, standings)
+    if options.json:
+        print_report(world, "exam", report_exam(fleet, exam, standings))
+    else:
+        world.out(format_exam(exam, examinees, standings, look_of(world)))
+    if exam.stops:
+        tell(world, "Stopped. The same command continues.\n")
+        return EXIT_INTERRUPTED
+    is_whole = exam.fixes and not exam.plan_todo(examinees)
+    return EXIT_OK if is_whole else EXIT_PROBLEM
+
+
+def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
+    """Return what is asked, with the typed check, the task file's, or the usual one."""
+    world = folder.world
+    path = find_task_file(folder, options)
+    usual = load_tasks(world, path, fleet).file.defaults if path else TaskSpec("")
+    if usual.deadline == TaskSpec("").deadline:
+        usual = replace(usual, deadline=EXAM_DEADLINE_SECONDS)
+    names = world.names_in(folder.repository.top)
+    usual_check, origin = next(((check, name) for pattern, check in USUAL_CHECKS.items()
+                                for name in names if re.fullmatch(pattern, name)), ("", ""))
+    for check, source in ((options.task_check, "typed"), (usual.check, world.split(path)[1]),
+                          (usual_check, f"usual with {origin}")):
+        if check:
+            return ExamPlan(check, source, usual, options.questions or 10, options.times or 1,
+                            options.since)
+    raise FleetError("no-check", "no command is known that runs this project's tests",
+                     status=EXIT_USAGE, fix="add it, such as --check 'make test'")
+
+
+def find_examinees(fleet: Fleet, options: Namespace, world: World) -> list[Examinee]:
+    """Return the models that can be asked now."""
+    examinees: dict[tuple[str, str], Examinee] = {}
+    for model, state, held in find_chosen(fleet, options, world):
+        if state.online:
+            key = model.alias, full_model_name(model.ollama_model)
+            known = examinees.get(key, Examinee((), held.digest))
+            examinees[key] = replace(known, models=(*known.models, model))
+    if not examinees:
+        raise FleetError("no-models", "no model of this fleet can be asked now",
+                         fix="subagent-fleet status")
+    return list(examinees.values())
+
+
+def leave_alone(fleet: Fleet, examinee: Examinee) -> Fleet:
+    """Return a fleet where one model does all: no agent or tier gives its work away."""
+    return replace(fleet, models={model.name: model for model in examinee.models}, agents={},
+                   claude=dict.fromkeys(TIERS, examinee.models[0].name))
+
+
+def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Namespace,
+              world: World) -> None:
+    """Say what will be run, before anything is; a check that was not typed is asked for."""
+    sittings = plan.questions * plan.times
+    rows = [("Check", f"{clean_line(plan.check)} ({plan.origin})"),
+            *(("Setup", clean_line(command)) for command in plan.usual.setup)]
+    for one in examinees:
+        rows.append((one.name, f"up to {count_of(sittings, 'task')} on "
+                     f"{some_of([model.node for model in one.models])}, "
+                     f"{one.slots} at a time"))
+    longest = max(sittings * plan.usual.deadline / one.slots for one in examinees)
+    look = look_of(world, "stderr")
+    each, total = show_span(plan.usual.deadline), show_span(longest)
+    text = (wrap_text("The exam runs this repository's own commits, with your rights:\n",
+                      look)
+            + format_pairs(rows, look)
+            + wrap_text(f"Each task may take {each}, all of them {total} at most. "
+                        "Commit messages become prompts.\n", look))
+    if plan.origin == "typed" and not plan.usual.setup or options.trust:
+        world.err(text)
+        return
+    commands = [clean_line(command) for command in (*plan.usual.setup, plan.check)]
+    agree(world, text, "Run it?", FleetError(
+        "unasked-check", f"the exam would run `{'; '.join(commands)}`, which "
+        "you did not type", fix="add --trust, or --check 'COMMAND'", status=EXIT_REFUSED))
+
+
+def keep_scores(workspace: Workspace, fleet: Fleet, examinees: Sequence[Examinee],
+                standings: Sequence[Standing]) -> None:
+    """Keep what `recommend` and `init` go by, beside other measurements of these models."""
+    measured = read_measurements(workspace)
+    scored = []
+    for examinee, standing in zip(examinees, standings):
+        for model in examinee.models if standing.score else ():
+            endpoint = fleet.nodes[model.node].endpoint
+            known = find_measurement(measured, endpoint, examinee.name)
+            if not known or known.digest not in ("", examinee.digest):
+                known = Measurement(model.node, endpoint, examinee.name, tokens=model.context)
+            scored.append(replace(known, exam=standing.score, digest=examinee.digest))
+    if scored:
+        keep_measurements(workspace, scored)
+
+
+def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[Standing],
+                look: Look = PLAIN) -> str:
+    """Return how each model did, whom that tells apart, and what each question came to."""
+    rows = []
+    for standing in standings:
+        score = standing.score
+        if not score:
+            continue
+        low, high = score.interval
+        failures = [f"{EXAM_OUTCOMES[word]} {count}"
+                    for word, count in standing.failures.items()]
+        rows.append([standing.model, f"{score.passed} of {score.asked}",
+                     f"{100 * low:.0f} to {100 * high:.0f}",
+                     f"{standing.each_time} of {score.questions}",
+                     show_span(standing.seconds / score.asked), f"{standing.input:,}",
+                     f"{standing.output:,}", ", ".join(failures) or "-"])
+    if not rows:
+        return "No model was asked anything.\n"
+    headers = ["Model", "Passed", "Likely", "Each time", "Per task", "Tokens in",
+               "Tokens out", "Failures"]
+    text = format_table(headers, rows, look=look, right=("Tokens in", "Tokens out"),
+                        spare=("Each time",))
+    text += format_words(["Likely: how many of 100 such tasks it would pass."], look)
+    for name, beaten, ties in tell_apart(standings):
+        if beaten:
+            text += format_words([f"{name} is better than {join_words(beaten)}."], look)
+        if ties:
+            text += format_words([f"Not told apart: {name} and {join_words(ties)}. "
+                                  "Ask more --questions."], look)
+
+    text += "\n" + format_questions(exam, examinees, look)
+    return text + "".join(f"Not counted: {clean_line(trouble)}\n"
+                          for trouble in exam.troubles)
+
+
+def format_questions(exam: Exam, examinees: Sequence[Examinee], look: Look) -> str:
+    """Return what came of each question, and what the check said last of those just asked."""
+    rows = []
+    for fix in exam.fixes:
+        row = [fix.commit[:10], clean_line(first_line(fix.message))[:60]]
+        for examinee in examinees:
+            words = ", ".join(EXAM_OUTCOMES[one.outcome] for one in exam.sittings_of(examinee)
+                              if one.commit == fix.commit)
+            said = exam.said.get((fix.commit, examinee.name))
+            row.append(f"{words}: {said}" if said else words)
+        rows.append(row)
+    return format_table(["Commit", "Question", *(one.name for one in examinees)], rows,
+                        look=look)
+
+
+def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict[str, object]:
+    """Return what `bench --exam --json` prints."""
+    commits = [fix.commit for fix in exam.fixes]
+    apart = [{"model": name, "beats": beaten, "ties": ties}
+             for name, beaten, ties in tell_apart(standings)]
+    return {"fleet": fleet.name, "check": exam.plan.check, "questions": commits,
+            "left": exam.left, "models": standings, "told_apart": apart,
+            "sittings": [one for one in exam.page.sittings if one.commit in commits],
+            "not_counted": exam.troubles}

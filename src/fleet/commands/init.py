@@ -1,0 +1,203 @@
+"""`init`: write a new fleet file; the examples it can write."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.cli.agree import agree
+from fleet.cli.rows import EXAMPLE_NAMES, FORCE, REPEAT, SCAN, SET_UP, Flag, command
+from fleet.cli.say import check_names
+from fleet.config.address import split_endpoint
+from fleet.config.node import NodeState
+from fleet.config.sections import Node
+from fleet.plan.starter import plan_hybrid
+from fleet.start.constants import (
+    CLAUDE_ENDPOINT,
+    CONFIG_NAMES,
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_USAGE,
+)
+from fleet.start.errors import FleetError
+from fleet.start.gate import asset
+from fleet.start.record import replace
+from fleet.steps.fleet_file import write_fleet
+from fleet.steps.machines import (
+    ask_machines,
+    format_scan,
+    look_around,
+    parse_memory,
+    parse_nodes,
+    plan_first_fleet,
+    refuse_worse,
+    with_own_memory,
+    with_this_machine,
+    write_starter,
+)
+from fleet.steps.words import format_flaw, format_starter
+from fleet.text.phrases import some_of
+from fleet.text.tables import format_pairs, format_words, wrap_text
+from fleet.text.terminal import PLAIN, clean_line
+from fleet.workspace.config import look_of, search_config
+from fleet.workspace.directory import Workspace
+from fleet.workspace.records import read_measurements
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+    from fleet.nodes.scan import Scan
+    from fleet.plan.starter import Starter
+    from fleet.text.terminal import Look
+    from fleet.world.world import World
+
+
+def format_after_init(starter: Starter, states: Sequence[NodeState],
+                      look: Look = PLAIN) -> str:
+    """Return what to type next, as fits what was found."""
+    silent = [state for state in states if not state.online]
+    if starter.has_models:
+        text = ""
+        if silent:
+            text = format_words(
+                [f"{some_of([state.name for state in silent], 5)}: not reached;",
+                 "`subagent-fleet discover` shows how to fix that."], look,
+                indent="  ")
+        said = wrap_text("Check the file, then start everything, or only write the files:\n",
+                         look)
+        return f"{text}\n{said}  subagent-fleet up\n  subagent-fleet generate\n"
+
+    if all(state.reason == "not asked" for state in states):
+        return ("Fill in your machines' addresses, then run:\n"
+                "  subagent-fleet discover\n  subagent-fleet generate\n")
+    text = "".join(format_words([f"{clean_line(state.name)} did not answer: {state.mend}."],
+                                look, indent="  ") for state in silent)
+    return f"{text}When a model is there, run:\n  subagent-fleet init --force\n"
+
+
+@command("init", "write fleet.yaml with the models your machines have",
+         Flag("--output", "where to write; default: fleet.yaml (a .json name writes JSON)",
+              "FILE"),
+         Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
+         Flag("--memory", "GB that models may take there; may be repeated", "NAME=GB",
+              REPEAT),
+         SCAN, Flag("--offline", "contact no machine, write placeholders"),
+         Flag("--hybrid", "your own Claude login for the main session, subagents at home"),
+         Flag("--example", "write this example instead; `list`, or no name, names them",
+              "[NAME]", {"nargs": "?", "const": "list", "default": ""},
+              offers=EXAMPLE_NAMES), FORCE,
+         group=SET_UP, examples=("init", "init --node mini=http://192.168.1.50:11434",
+                                 "init --scan", "init --hybrid", "init --example list"),
+         excludes=("example node", "example scan", "example hybrid", "example offline",
+                   "example memory", "scan offline"))
+def cmd_init(options: Namespace, world: World) -> int:
+    if options.example:
+        return write_example(options, world)
+    nodes = parse_nodes(options.node, "init")
+    output = check_output(options, world)
+    scan = None
+    if options.scan is not None:
+        scan = look_around(options, world, "init", nodes)
+    nodes = with_this_machine(world, nodes)
+    if options.offline:
+        states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
+    else:
+        states = ask_machines(world, nodes)
+    if scan:
+        states += [found.state for found in scan.found]
+        nodes.update({found.node.name: found.node for found in scan.found})
+
+    directory = world.split(output)[0]
+    memory = parse_memory(options, nodes)
+    measured = read_measurements(Workspace(world, directory))
+    starter = plan_first_fleet(world, states, measured, memory)
+    if options.force and not options.offline:
+        refuse_worse(world, output, starter, [state for state in states
+                                              if not state.online and state.name != "local"])
+    if scan:
+        starter = drop_idle(starter, scan)
+    if options.hybrid:
+        starter = plan_hybrid(starter)
+        nodes["anthropic"] = Node("anthropic", split_endpoint(CLAUDE_ENDPOINT).url,
+                                  provider="anthropic", auth="client")
+    said = wrap_text(write_starter(world, output, nodes, starter, offline=options.offline),
+                     look_of(world))
+    if scan:
+        said += format_scan(scan, look_of(world))
+    memory = with_own_memory(world, memory)
+    said += format_starter(starter, states, look_of(world), memory)
+    said += format_flaw(starter.flaw, states, "subagent-fleet init --force",
+                        look_of(world), memory)
+    said += format_after_init(starter, states, look_of(world))
+    world.out(said)
+    return EXIT_OK
+
+
+def drop_idle(starter: Starter, scan: Scan) -> Starter:
+    """Return a starter without machines that were found by themselves and have no work."""
+    busy = {model["node"] for model in starter.tree["models"].values()}
+    idle = {found.node.name for found in scan.found} - busy
+    nodes = {name: values for name, values in starter.tree["nodes"].items()
+             if name not in idle}
+    return replace(starter, tree={**starter.tree, "nodes": nodes})
+
+
+def check_output(options: Namespace, world: World) -> str:
+    """Return where `init` writes, or refuse: no existing file is lost or hidden unasked."""
+    output = options.output or CONFIG_NAMES[0]
+    if output == "-":
+        raise FleetError("usage", "init: it writes a file, not to standard output",
+                         status=EXIT_USAGE, fix="subagent-fleet init --output fleet.yaml")
+    directory, name = world.split(output)
+    there = Workspace(world, directory).read(name)
+    if options.force:
+        return output
+    if there is not None:
+        raise FleetError("exists", f"{output} already exists", status=EXIT_REFUSED,
+                         fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
+
+    place = world.real_path(directory or ".")
+    other = search_config(world, place, shown=place)
+    if other and name in CONFIG_NAMES:  # another name is only read when it is typed
+        what = f"{world.real_path(other)} is already the fleet of this directory"
+        agree(world, "", f"{clean_line(what)}. Write {clean_line(output)}, too?", FleetError(
+            "second-fleet", what, status=EXIT_REFUSED,
+            fix="edit that one, or `subagent-fleet init --force` for a second one here"))
+    return output
+
+
+def write_example(options: Namespace, world: World) -> int:
+    """Write an example as the fleet file and say what to do with it, or list them all."""
+    if options.example == "list":
+        rows = [(name, summary) for name, (summary, _) in EXAMPLES.items()]
+        world.out(format_pairs(rows, look_of(world)))
+        return EXIT_OK
+
+    name = EXAMPLE_ALIASES.get(options.example, options.example)
+    check_names("example", (name,), EXAMPLES, "init")
+    output = check_output(options, world)
+    summary, text = EXAMPLES[name]
+    lines = [*write_fleet(world, output, text), f"{name}: {summary}.",
+             "Fill in your own machines and models, then run `subagent-fleet doctor`."]
+    said = wrap_text("".join(clean_line(line) + "\n" for line in lines), look_of(world))
+    world.out(said)
+    return EXIT_OK
+
+
+# -- what `init --example` writes: {name: (what it is, the file)} --
+
+
+
+
+
+LAPTOP_EXAMPLE = asset("examples/laptop.yaml")
+THREE_MACHINES_EXAMPLE = asset("examples/three-machines.yaml")
+HYBRID_EXAMPLE = asset("examples/hybrid.yaml")
+EXAMPLES = {
+    "laptop": ("one machine with Ollama", LAPTOP_EXAMPLE),
+    "three-machines": ("three machines, the reviewer of another family", THREE_MACHINES_EXAMPLE),
+    "hybrid": ("the main session on your Claude login, subagents at home",
+               HYBRID_EXAMPLE),
+}
+# What the examples of the first versions were called.
+EXAMPLE_ALIASES = {"ollama-laptop-only": "laptop", "claude-agents": "laptop",
+                   "multi-node-cluster": "three-machines", "litellm-proxy": "three-machines"}

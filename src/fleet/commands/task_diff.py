@@ -1,0 +1,54 @@
+"""`task diff`: what a task has changed."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.cli.rows import JSON, WORK, Flag, command
+from fleet.cli.say import print_report
+from fleet.runs.git import git_in, git_of
+from fleet.runs.snapshot import store_tree
+from fleet.start.constants import EXIT_OK
+from fleet.start.errors import FleetError
+from fleet.tasks.state import LIVE_STATES
+from fleet.text.terminal import clean_line, clean_text
+from fleet.work.shown import find_task
+from fleet.work.typed import NAMED_TASK, open_folder, open_tasks
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from fleet.world.world import World
+
+
+@command("task diff", "show what a task has changed, untracked files included", NAMED_TASK,
+         Flag("--stat", "only which files, and how much"), JSON, group=WORK,
+         examples=("task diff parser", "task diff parser --stat"))
+def cmd_task_diff(options: Namespace, world: World) -> int:
+    folder = open_tasks(open_folder(world))
+    state = find_task(folder, options.task, "task diff")
+    after = state.kept
+    if state.state in LIVE_STATES and state.git:
+        git = git_in(folder, state.worktree, state.git)
+        after = store_tree(git, git_of(folder), state.copies, None, runs_filters=False).tree
+    if not after:
+        why = f": {state.reason}" if state.is_over else ""
+        raise FleetError("no-diff",
+                         f"{state.name} has no work to show (it is {state.state}{why})",
+                         fix=f"subagent-fleet tasks {state.name}")
+    words = ["diff", "--no-ext-diff", "--no-textconv", "-O/dev/null"]
+    if options.json:  # which are the numbers of --stat
+        words += ["--numstat", "-z", "--no-renames"]
+    elif options.stat:
+        words.append("--stat")
+    text = git_of(folder).out(*words, "--end-of-options", state.base, after)
+    if options.json:
+        files = [entry.split("\t") for entry in text.split("\0") if entry]
+        print_report(world, "task diff", {"task": state.name, "base": state.base,
+                                              "after": after, "files": files})
+        return EXIT_OK
+    if text:
+        text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") + "\n"
+        world.write(clean_text(text) if world.is_terminal() else text)
+    else:
+        world.err(f"{clean_line(state.name)} has changed nothing (it is {state.state}).\n")
+    return EXIT_OK

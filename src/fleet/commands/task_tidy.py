@@ -1,0 +1,110 @@
+"""`task tidy`: drop worktrees that are no longer needed."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.cli.rows import JSON, WORK, Flag, command
+from fleet.cli.say import print_report
+from fleet.runs.git import git_of, list_worktrees
+from fleet.runs.tidy import Tidying, droppable_tip, tidy_task
+from fleet.start.constants import EXIT_OK
+from fleet.start.record import replace
+from fleet.text.phrases import count_of
+from fleet.text.terminal import PLAIN
+from fleet.text.width import width_of
+from fleet.work.orders import carry_out, match_tasks
+from fleet.work.shown import format_task_event, suggest_merge
+from fleet.work.typed import TASK_PATTERNS, open_folder, open_tasks
+from fleet.workspace.config import look_of
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+    from fleet.runs.folder import Folder
+    from fleet.tasks.state import TaskState
+    from fleet.text.terminal import Look
+    from fleet.world.world import World
+
+
+@command("task tidy", "remove worktrees of finished tasks, where nothing is lost",
+         replace(TASK_PATTERNS, more={"nargs": "*", "default": []}),
+         Flag("--dry-run", "only say what would be removed"),
+         Flag("--ignored", "even if ignored files are new or changed, and are lost"), JSON,
+         group=WORK, examples=("task tidy --dry-run", "task tidy 'jwt-*'"))
+def cmd_task_tidy(options: Namespace, world: World) -> int:
+    folder = open_tasks(open_folder(world))
+    states = match_tasks(folder, options, "task tidy")
+    branches = find_free_branches(folder)
+    plans = []
+    for each in [each for state in states for each in (state, *older_of(state))]:
+        if each.git:
+            plan = tidy_task(folder, each, is_dry=options.dry_run,
+                             takes_ignored=options.ignored)
+            plans.append(plan)
+            if plan.removes and not options.dry_run:
+                carry_out(folder, [{"do": "gone", "task": each.name, "git": each.git}],
+                          options)
+        elif each.branch in branches and each.is_over:
+            plans += tidy_branch(folder, each, is_dry=options.dry_run)
+    if options.json:
+        print_report(world, "task tidy", {"worktrees": [vars(plan) for plan in plans]})
+        return EXIT_OK
+    text = format_tidying(plans, look_of(world), is_dry=options.dry_run)
+    world.out(text or "Nothing to tidy.\n")
+    waiting = suggest_merge(folder, {state.name: state for state in states})
+    if waiting:
+        world.err(f"{waiting}\n")
+    return EXIT_OK
+
+
+def find_free_branches(folder: Folder) -> set[str]:
+    """Return the branches that no worktree stands on."""
+    git = git_of(folder)
+    branches = git.out("for-each-ref", "--format=%(refname:lstrip=2)",
+                       "refs/heads").split("\n")
+    return set(branches) - {words["branch"] for words in list_worktrees(git).values()}
+
+
+def tidy_branch(folder: Folder, state: TaskState, *, is_dry: bool) -> list[Tidying]:
+    """Remove the branch of a worktree that went earlier, if it is merged by now."""
+    main = git_of(folder)
+    tip = droppable_tip(main, state)
+    if tip and not is_dry:
+        main.run("update-ref", "-d", f"refs/heads/{state.branch}", tip)
+    return [Tidying(state.name, True, branch=state.branch, is_empty=tip == state.base)] \
+        if tip else []
+
+
+def older_of(state: TaskState) -> list[TaskState]:
+    """Return a task as it was before each fresh start: with another branch and worktree."""
+    older = []
+    for number, entry in enumerate(state.old):
+        branch, path, git, check, *identity = entry.split("\n")
+        older.append(replace(state, branch=branch, worktree=path, git=git, check_git=check,
+                             id="".join(identity), fresh=number, kept="", prepared=False))
+    return older
+
+
+def format_tidying(rows: Sequence[Tidying], look: Look = PLAIN, *, is_dry: bool) -> str:
+    """Return what becomes of each worktree."""
+    width = max((width_of(row.name) for row in rows), default=0)
+    text = ""
+    for row in rows:
+        parts = []
+        if row.files:
+            parts.append(f"{count_of(row.files, 'uncommitted file')} saved as {row.saved}")
+        if row.ignored:
+            parts.append(f"{count_of(row.ignored, 'ignored file')}, "
+                         f"{row.ignored_bytes / 1e6:,.1f} MB, deleted")
+        if row.branch:
+            kind = "empty" if row.is_empty else "merged"
+            parts.append(f"{kind} branch {row.branch}{' deleted' if row.worktree else ''}")
+        what = "; ".join(parts)
+        if row.worktree:
+            what = f"{row.worktree} ({what})" if what else row.worktree
+        word = "would remove" if is_dry else "removed"
+        if not row.removes:
+            word, what = "skipped", row.why
+        text += format_task_event(row.name, word, what, width, look)
+    return text

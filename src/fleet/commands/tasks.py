@@ -1,0 +1,197 @@
+"""`tasks`: how tasks stand."""
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import TYPE_CHECKING
+
+from fleet.cli.live import watch
+from fleet.cli.rows import CONFIG, JSON, OUT, SECONDS, WORK, Flag, command
+from fleet.cli.say import print_report
+from fleet.config.keys import FILE_KEYS
+from fleet.runs.folder import OUTPUT_PART_BYTES
+from fleet.start.constants import EXIT_OK
+from fleet.start.errors import FleetError
+from fleet.start.record import replace
+from fleet.tasks.rows import plan_task_row, plan_task_rows, suggest_retry
+from fleet.tasks.state import TERMINAL_STATES, freeze
+from fleet.text.json import parse_object
+from fleet.text.phrases import count_of, show_span, some_of
+from fleet.text.tables import format_pairs, wrap_text
+from fleet.text.terminal import PLAIN, clean_line
+from fleet.work.shown import TIDIED_LIMIT, find_task, format_tasks, see_folder, suggest_run
+from fleet.work.typed import (
+    ADD_A_TASK,
+    MAYBE_TASK,
+    TASK_FILE,
+    find_folders,
+    know_tasks,
+    open_folder,
+)
+from fleet.workspace.config import load_config, look_of
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from fleet.runs.folder import Folder
+    from fleet.tasks.rows import TaskRow, TaskSight
+    from fleet.tasks.state import TaskState
+    from fleet.text.terminal import Look
+    from fleet.world.world import World
+
+
+# -- what is shown --
+
+
+@command("tasks", "show every task: what it does, waits for or asks",
+         replace(MAYBE_TASK, note="everything about one"),
+         Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
+              {**SECONDS, "nargs": "?", "const": 2.0, "default": 0.0}),
+         Flag("--all", "in every repository, and those that left the task file", "",
+              {"dest": "everywhere"}),
+         TASK_FILE, CONFIG, OUT, JSON, group=WORK,
+         examples=("tasks", "tasks --watch", "tasks parser"), excludes=("watch json",))
+def cmd_tasks(options: Namespace, world: World) -> int:
+    if options.config:
+        load_config(world, options.config)
+    folders = find_folders(options, world, set())
+
+    def show(clear: str) -> bool:
+        world.out(clear)
+        if options.task:
+            held = [folder for folder in folders if options.task in folder.read_states()[0]]
+            show_task((held or folders or [open_folder(world)])[0], options.task, options)
+        else:
+            show_tasks(folders, options, world)
+        return True
+    watch(world, options.watch, show)
+    return EXIT_OK
+
+
+def show_tasks(folders: Sequence[Folder], options: Namespace, world: World) -> None:
+    """Print the tasks of repositories."""
+    sights = {folder: see_folder(folder, options) for folder in folders}
+    if options.json:
+        reports = [{"repository": folder.repository.main, "supervisor": sight.holder,
+                    "unreadable_files": sight.unreadable,
+                    "tasks": [vars(row) for row in plan_task_rows(sight)]}
+                   for folder, sight in sights.items()]
+        print_report(world, "tasks", {"repositories": reports} if options.everywhere
+                                else reports[0])
+        return
+    if not sights:
+        world.err(f"There are no tasks in any repository yet. Start one: {ADD_A_TASK}\n")
+    for folder, sight in sights.items():
+        if options.everywhere:
+            world.out(f"{clean_line(folder.repository.main)}\n")
+        show_sight(sight, world)
+
+
+def show_sight(sight: TaskSight, world: World) -> None:
+    """Print the tasks of a repository, and what to type next."""
+    look, rows = look_of(world), plan_task_rows(sight)
+    if sight.unreadable:
+        world.err(f"{count_of(sight.unreadable, 'state file')} could not be read.\n")
+    world.out(format_tasks(rows, look) if rows else f"No tasks. Start one: {ADD_A_TASK}\n")
+    advice = [suggest_retry(sight.tasks), "" if sight.holder else suggest_run(sight.tasks),
+              suggest_forget(sight.tasks)]
+    text = "".join(f"{line}\n" for line in advice if line)
+    world.err(wrap_text(text, look_of(world, "stderr")))
+
+
+def suggest_forget(tasks: Mapping[str, TaskState]) -> str:
+    """Return what shortens a list of many tasks that are done and tidied away; or nothing."""
+    names = [name for name, state in tasks.items()
+             if state.state == "done" and not state.git and not state.forgotten]
+    if len(names) < TIDIED_LIMIT:
+        return ""
+    return f"Shorten this list: subagent-fleet task forget {' '.join(names)}"
+
+
+def show_task(folder: Folder, name: str, options: Namespace) -> None:
+    """Print everything about one task."""
+    world = folder.world
+    sight = see_folder(folder, options)
+    if name not in sight.tasks or sight.tasks[name].forgotten:
+        find_task(folder, name, "tasks")  # which refuses
+    state = sight.tasks[name]
+    row = plan_task_row(state, sight)
+    keys = list_keys(folder, state, options)
+    tries = [receipt for receipt in (
+        parse_object(world.read_part(folder.of_try(state, "receipt.json", number), 0,
+                                     OUTPUT_PART_BYTES))
+        for number in range(state.first + 1, state.tried + 1)) if receipt]
+    if options.json:
+        print_report(world, "tasks", {**vars(row), "tries": tries, "keys": [
+            {"key": word, "value": value if isinstance(value, str) else json.dumps(value),
+             "origin": origin} for word, value, origin in keys]})
+        return
+    world.out(format_task_details(row, keys, tries, look_of(world)))
+    if state.newer:
+        world.out("The task file has changed: `subagent-fleet task retry "
+                  f"{name}` takes it.\n")
+
+
+def list_keys(folder: Folder, state: TaskState,
+              options: Namespace) -> list[tuple[str, Any, str]]:
+    """Return (key, value, where that was said) of what holds for a task."""
+    origins = dict.fromkeys(freeze(state.task), "when it was added")
+    with contextlib.suppress(FleetError):
+        origins.update(know_tasks(folder, options, needs_fleet=False).plan.origins.get(
+            state.name, {}))
+    keys = [(word, getattr(state.task, word), origins.get(word, "default"))
+            for word in FILE_KEYS["task"] if word != "prompt_file"]
+    return [each for each in keys if each[1] not in (None, ())]
+
+
+def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
+                        tries: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
+    """Return everything about one task: its state, its keys with their origin, its tries."""
+    lines = [(name, clean_line(str(getattr(row, name)))) for name in (
+        "state", "reason", "now", "agent", "alias", "where", "branch", "worktree", "session",
+        "fix") if getattr(row, name)]
+    if row.state in TERMINAL_STATES:
+        lines.insert(1, ("took", f"{show_span(row.total)}; over since {show_span(row.seconds)}"))
+    else:
+        lines.insert(1, ("for", f"{show_span(row.seconds)}, {show_span(row.total)} in all"))
+    if row.processes:
+        lines.append(("uses", f"{count_of(row.processes, 'process')}, {row.memory_mb} MB, "
+                      f"{row.cpu_percent:.0f}% CPU"))
+    text = format_pairs(lines, look) + "\nKeys:\n"
+    text += format_pairs([(word, f"{clean_line(show_key(word, value))}  ({origin})")
+                          for word, value, origin in keys], look)
+    if tries:
+        text += "\nTries:\n" + format_pairs([
+            (f"try {number}", clean_line(describe_try(receipt)))
+            for number, receipt in enumerate(tries, 1)], look)
+    return text
+
+
+def describe_try(receipt: Mapping[str, Any]) -> str:
+    """Return in one line what a try came to."""
+    words = [f"{receipt.get('verdict')}: {receipt.get('reason')}".removesuffix(": "),
+             f"ended by {receipt.get('ended')}"]
+    code, rounds = receipt.get("exit_code"), (receipt.get("check") or {}).get("rounds")
+    if code is not None:
+        words.append(f"exit code {code}")
+    else:
+        words.append(count_of(int(receipt.get("turns") or 0), "turn"))
+    if rounds:
+        words.append(f"check exit {', '.join(map(str, rounds))}")
+    words += [f"{count_of(int(served.get('requests') or 0), 'request')} on "
+              f"{served.get('node')}" for served in receipt.get("served") or []]
+    if receipt.get("stalls"):
+        words.append("got stuck once and was resumed")
+    denied = [f"{call.get('tool')} {call.get('path')}" for call in receipt.get("denied") or []]
+    if denied:
+        words.append(f"{count_of(denied, 'call')} denied: {some_of(denied, 4)}")
+    return ", ".join([*words, *(f"note: {flag}" for flag in receipt.get("flags") or [])])
+
+
+def show_key(word: str, value: object) -> str:
+    """Return the value of a task's key as people read it."""
+    if isinstance(value, int) and FILE_KEYS["task"][word].rule == "span":
+        return show_span(value)
+    return ", ".join(value) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,50 @@
+"""`trust`: accept what a fleet file may do."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.cli.agree import agree, format_stakes
+from fleet.cli.rows import CONFIG, JSON, SET_UP, YES, Flag, command
+from fleet.cli.say import print_report, tell
+from fleet.start.constants import EXIT_OK, EXIT_REFUSED
+from fleet.start.errors import FleetError
+from fleet.workspace.config import load_config, look_of
+from fleet.workspace.trust import accept_stakes, find_stakes, find_untrusted, keep_trusted
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from fleet.world.world import World
+
+
+@command("trust", "agree to what a fleet file would send beyond your own networks", CONFIG,
+         YES, Flag("--show", "only show what that is, and what was accepted"),
+         Flag("--forget", "forget what you have agreed to"), JSON,
+         group=SET_UP, examples=("trust --show", "trust"),
+         excludes=("forget show", "forget yes", "show yes"))
+def cmd_trust(options: Namespace, world: World) -> int:
+    """Show what is at stake and have a person accept it."""
+    fleet = load_config(world, options.config).fleet
+    source = fleet.document.source
+    if options.forget:
+        keep_trusted(world, source, ())
+
+    if options.yes:
+        accept_stakes(world, source, find_untrusted(world, fleet))
+    untrusted = find_untrusted(world, fleet)
+    rows = [(stake, stake not in untrusted) for stake in find_stakes(world, fleet)]
+    if options.json:
+        print_report(world, "trust", {"file": source, "stakes": [
+            {"what": stake.what, "accepted": accepted} for stake, accepted in rows]})
+        if untrusted and not (options.show or options.forget):
+            tell(world, "Nothing was accepted; `subagent-fleet trust --yes` accepts it.\n")
+        return EXIT_OK
+
+    world.out(format_stakes(source, rows, look_of(world)))
+    if untrusted and not (options.show or options.forget):
+        agree(world, "", "Do you want that?", FleetError(
+            "untrusted", "nothing was accepted", status=EXIT_REFUSED,
+            fix=f"`subagent-fleet trust --yes` accepts it; or change {source}"))
+        accept_stakes(world, source, untrusted)
+        world.out("Accepted.\n")
+    return EXIT_OK

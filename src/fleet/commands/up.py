@@ -1,0 +1,292 @@
+"""`up`: everything in one step."""
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from fleet.cli.agree import ask_trust, refuse_home
+from fleet.cli.rows import CONFIG_FILE, OUT, REPEAT, START, TRUST, Flag, command
+from fleet.cli.say import open_workspace, paths_that, tell, tell_findings, tell_warnings
+from fleet.config.address import is_loopback
+from fleet.config.names import find_models
+from fleet.config.node import NodeState
+from fleet.config.rules import CLAUDE
+from fleet.files.starter import insert_sections
+from fleet.findings.checks import CLAUDE_INSTALL
+from fleet.findings.config import lint_key
+from fleet.nodes.probe import probe_nodes
+from fleet.nodes.warmup import HUNG_SECONDS
+from fleet.plan.memory import plan_pull, tell_pull
+from fleet.plan.rating import rate_model
+from fleet.plan.routes import plan_route_states, plan_tiers
+from fleet.start.constants import (
+    CONFIG_NAMES,
+    ENVIRONMENT_FILE,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    LITELLM_FILE,
+    PROBE_TIMEOUT_SECONDS,
+    STATE_DIRECTORY,
+    TICK_SECONDS,
+)
+from fleet.start.errors import FleetError
+from fleet.start.record import replace
+from fleet.steps.claude_start import launch_claude, tell_session
+from fleet.steps.fleet_file import insert_node, plan_insertion
+from fleet.steps.gateway_seen import ask_gateway
+from fleet.steps.gateway_start import check_key, start_gateway
+from fleet.steps.machines import (
+    ask_machines,
+    format_answers,
+    parse_nodes,
+    plan_first_fleet,
+    with_own_memory,
+    with_this_machine,
+    write_starter,
+)
+from fleet.steps.warming import Teller, format_share, warm_fleet
+from fleet.steps.words import format_flaw, format_route_state, format_starter
+from fleet.text.phrases import some_of
+from fleet.text.tables import wrap_text
+from fleet.text.terminal import clean_line
+from fleet.views.lookout import listen_for_page, open_dashboard
+from fleet.views.requests import format_served, list_failures
+from fleet.work.typed import open_folder
+from fleet.workspace.config import find_config, load_config, look_of
+from fleet.workspace.directory import Workspace, find_leaks
+from fleet.workspace.records import read_measurements
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping
+
+    from fleet.config.sections import Fleet, Model, Node
+    from fleet.nodes.warmup import Warmth
+    from fleet.world.world import World
+
+
+# A command is a function of what was typed and a World; its row, above it, says how it is
+# typed. `COMMANDS` holds the rows in the order of this section, which is the order of use
+# and of help.
+
+# -- start --
+
+
+@command("up", "do everything: find models, load and serve them, run Claude Code", CONFIG_FILE,
+         OUT, TRUST,
+         Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),
+         Flag("--ui", "show the dashboard, too"),
+         group=START, examples=("up", "up --ui", "up -- -p 'say hi'"), passes="ARGS")
+def cmd_up(options: Namespace, world: World) -> int:
+    """Do the whole job. Messages go to standard error: standard output is Claude Code's."""
+    refuse_home(options, world, "up")
+    if options.passed and not world.which(CLAUDE):
+        raise FleetError("claude-missing", "Claude Code is not on the PATH",
+                         fix=CLAUDE_INSTALL)
+    fleet = find_or_write_fleet(options, world)
+    ask_trust(fleet, options, world)
+    workspace = open_workspace(options, world)
+    is_first = world.kind_of(workspace.enter(ENVIRONMENT_FILE)) == "absent"
+    write_unedited(workspace, fleet)
+    if is_first:
+        offer_ignore(workspace)
+    key = workspace.read_key(fleet)
+    check_key(fleet, key, world)
+
+    signals: list[str] = []
+    with contextlib.ExitStack() as stops:
+        # What it refuses is told before models load.
+        start_gateway(world, fleet, key, out=workspace.out, stops=stops)
+        if options.ui:
+            page = listen_for_page(world, fleet.gateway)
+            dashboard = open_dashboard(workspace, fleet, options, page, stops)
+            world.err(f"Dashboard: {dashboard.invite()}\n")
+        warm_for_session(fleet, options, world)
+
+        before = ask_gateway(world, fleet, key)
+        began = world.now()
+        if world.which("claude"):
+            status = launch_claude(workspace, fleet, options, tells_lean=is_first)
+        else:
+            status = EXIT_OK
+            world.on_stop(signals.append)
+            tell(world, f"Claude Code is not on the PATH: `{CLAUDE_INSTALL}`\n"
+                 "Serving until Ctrl-C.\n")
+            while not signals:
+                world.sleep(TICK_SECONDS)
+        after = ask_gateway(world, fleet, key)
+        world.err(format_served(before, after, look_of(world, "stderr")))
+
+    world.err(list_failures(workspace, fleet, began, "stderr"))
+    tell_session(workspace, began, "subagent-fleet up")
+    tell_tasks_left(world)
+    return EXIT_INTERRUPTED if "SIGINT" in signals else status
+
+
+def tell_tasks_left(world: World) -> None:
+    """Say which tasks of this repository go on after the gateway of an `up` has ended."""
+    with contextlib.suppress(FleetError):  # no repository
+        folder = open_folder(world)
+        names = [state.name for state in folder.read_states()[0].values() if state.is_active]
+        if names and folder.holder():
+            world.err(f"Tasks still running: {some_of(names, 3)}. `subagent-fleet run` "
+                      "(active) serves their models now.\n")
+        elif names:
+            world.err(f"Tasks still running, without a gateway: {some_of(names, 3)}. "
+                      "Continue: subagent-fleet run\n")
+
+
+def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
+    """Return the fleet of the nearest file, with the typed machines; else write one."""
+    nodes = parse_nodes(options.node, "up")
+    try:
+        path = find_config(world, options.config)
+    except FleetError:
+        path = CONFIG_NAMES[0]
+        write_first_fleet(world, path, nodes)
+        nodes = {}
+    if path == "-":
+        raise FleetError("usage", "up: standard input is Claude Code's, so the config must "
+                         "be in a file", status=EXIT_USAGE,
+                         fix="subagent-fleet up --config fleet.yaml")
+
+    config = load_config(world, options.config)
+    for node in nodes.values():
+        known = config.fleet.nodes.get(node.name)
+        if not known or known.endpoint != node.endpoint:
+            added = plan_insertion(config, node, (), world)
+            insert_node(world, path, node, insert_sections(config.fleet.document, added))
+            tell(world, f"{clean_line(node.name)}: put into {clean_line(path)}\n")
+            config = load_config(world, options.config)
+    tell_warnings(config.warnings, world)
+    if is_loopback(config.fleet.gateway.host):  # else `check_key` tells it
+        tell_findings(lint_key(config.fleet, world.environ), world)
+    return config.fleet
+
+
+def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node]) -> None:
+    """Write a fleet file of what this machine and typed ones have; refuse placeholders."""
+    nodes = with_this_machine(world, nodes)
+    states = ask_machines(world, nodes)
+    measured = read_measurements(Workspace(world, world.parent(path)))
+    starter = plan_first_fleet(world, states, measured, {})
+    memory = with_own_memory(world, {})
+    if not starter.has_models:
+        answers = [line.strip() for line in format_answers(states).splitlines()]
+        what = "; ".join(filter(None, (*answers, starter.flaw)))
+        start = "" if any(state.online for state in states) else "start Ollama, "
+        room = memory["local"]
+        fix = f"{start}{tell_pull(room)}, then `subagent-fleet up`"
+        if not plan_pull(room):
+            what += f"; this machine has about {room:.0f} GB for models: {tell_pull(room)}"
+            fix = "with a larger machine: `subagent-fleet up --node mini=192.168.1.50`"
+        raise FleetError("no-model", f"no fleet.yaml, and no model to write one with: {what}",
+                         fix=fix)
+    look = look_of(world, "stderr")
+    world.err(wrap_text(write_starter(world, path, nodes, starter), look)
+              + format_starter(starter, states, look, memory) + "\n")
+
+
+def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
+    """Write what is generated, keep what a person has edited, and say what became of them."""
+    changes = workspace.compare(fleet, renews=True)
+    workspace.write([change for change in changes if change.action != "edited"])
+    for word, actions in (("Wrote", ("created", "updated")), ("Removed", ("removed",)),
+                          ("Kept, as you have edited it", ("edited",))):
+        paths = paths_that(changes, *actions)
+        agents = [path for path in paths if path.startswith(".claude/agents/")]
+        if len(agents) > 1:
+            rest = [path for path in paths if path not in agents]
+            paths = [f"{len(agents)} agents in .claude/agents/", *rest]
+        if paths:
+            tell(workspace.world, clean_line(f"{word}: {some_of(paths)}.") + "\n")
+
+
+def offer_ignore(workspace: Workspace) -> None:
+    """Offer, the first time, to keep the key and what only counts here out of git."""
+    world = workspace.world
+    path = workspace.enter(ENVIRONMENT_FILE)
+    if not world.can_ask() or "env-unignored" not in find_leaks(world, path):
+        return
+    if not world.confirm(f"Add {ENVIRONMENT_FILE} (the gateway's key), {STATE_DIRECTORY}/ and "
+                         f"{LITELLM_FILE} to .gitignore?"):
+        return
+    try:
+        text = workspace.read(".gitignore") or b""
+        if text and not text.endswith(b"\n"):
+            text += b"\n"
+        text += f"{ENVIRONMENT_FILE}\n{STATE_DIRECTORY}/\n{LITELLM_FILE}\n".encode()
+        world.replace_files([(workspace.enter(".gitignore"), text, 0o644)])
+    except FleetError as error:  # only an offer: what was asked for goes on
+        tell_findings([replace(error.finding, level="warning")], world)
+
+
+JOINED_MODELS = 4  # as many that are loaded without trouble are told in one line
+
+
+def warm_for_session(fleet: Fleet, options: Namespace, world: World) -> None:
+    """Load every model; refuse to go on when nobody could answer the main session."""
+    lines: list[str] = []
+    warmths = warm_fleet(fleet, options, world, busy_seconds=HUNG_SECONDS,
+                         teller=Teller(lines.append, look_of(world, "stderr")))
+    absent = [name for name, warmth in warmths.items() if not warmth.ok]
+    if absent or len(warmths) > JOINED_MODELS:
+        world.err("".join(lines))
+    else:
+        loads = dict.fromkeys(map(format_load, warmths.values()))
+        tell(world, f"Loaded: {', '.join(loads)}.\n")
+
+    states = see_warmed(fleet, warmths, world)
+    main = fleet.models[plan_tiers(fleet)["main"]]
+    tell_weakness(fleet, main, states, world)
+    if not absent:
+        return
+    routes = plan_route_states(fleet, states)
+    route = routes[main.name]
+    if all(other.state != "ready" for other in routes.values()):
+        raise FleetError("nothing-ready", "no model of this fleet could be loaded",
+                         fix="subagent-fleet doctor")
+    if route.state not in ("ready", "cold") and not route.fallback:
+        raise FleetError("nothing-ready", f"no machine can serve {main.name}, the main "
+                         f"session's model: {format_route_state(route)}",
+                         fix="subagent-fleet doctor")
+    without = [f"{clean_line(name)} ({format_route_state(routes[name])})" for name in absent]
+    tell(world, f"Continuing without {', '.join(without)}.\n")
+
+
+def format_load(warmth: Warmth) -> str:
+    """Return which model was loaded where, and that not all of it is on the GPU."""
+    text = clean_line(f"{warmth.model.ollama_model} on {warmth.node.name}")
+    if warmth.loaded and warmth.loaded.gpu_percent not in (None, 100):
+        text += f" ({format_share(warmth.loaded)})"
+    return text
+
+
+def see_warmed(fleet: Fleet, warmths: Mapping[str, Warmth], world: World
+               ) -> dict[str, NodeState]:
+    """Return the states of a fleet's machines.
+
+    Who has just not answered is not asked again: that would take as long once more.
+    """
+    states = {}
+    for warmth in warmths.values():
+        if warmth.state == "not answering":
+            node = warmth.node
+            states[node.name] = NodeState(node.name, node.endpoint, warmth.reason,
+                                          provider=node.provider)
+    others = {name: node for name, node in fleet.nodes.items() if name not in states}
+    return {**states, **probe_nodes(world, others, PROBE_TIMEOUT_SECONDS, fleet.models)}
+
+
+def tell_weakness(fleet: Fleet, main: Model, states: Mapping[str, NodeState], world: World
+                  ) -> None:
+    """Say at each start what the main session's model lacks: nothing else there shows it."""
+    state = states[main.node]
+    memory = {main.node: fleet.nodes[main.node].memory_gb or 0.0}
+    for model in find_models(state.models, main.ollama_model):
+        flaw = rate_model(model).flaw
+        if flaw and not main.cloud:
+            world.err(format_flaw(f"{model.name} {flaw}",
+                                  [state], "subagent-fleet init --force",
+                                  look_of(world, "stderr"), memory))

@@ -1,0 +1,357 @@
+"""From a parsed fleet file to a Fleet, or to what is wrong with it."""
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fleet.config.address import LOOPBACK, split_endpoint
+from fleet.config.keys import FILE_KEYS, KEY_WORDS, NAME_RULES, PLACES, SECTIONS
+from fleet.config.names import leaves_house
+from fleet.config.node import NODE_KINDS
+from fleet.config.rules import RULES, TARGET_NAMES, fix_value, obeys, show_entry
+from fleet.config.sections import Fleet, Model, Node, Project
+from fleet.start.constants import CONFIG_NAMES, OLLAMA_ENDPOINT, TIERS
+from fleet.start.errors import Finding, FleetError
+from fleet.start.record import REQUIRED, replace
+from fleet.text.phrases import find_nearest, nearest, show_value, some_of
+from fleet.text.yaml_dump import quote_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from fleet.config.sections import Agent, FileKey, Gateway
+    from fleet.text.yaml import Document
+
+
+# -- Checking --
+
+# Claude Code resolves these words itself, so an alias must not be one (2.1.326).
+CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default", "opusplan")
+AGENT_OWN_KEYS = ("name", "description", "model", "tools")  # never in `frontmatter`
+FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
+
+
+class Checker:
+    """Collects the `findings` about one `document` while its sections are read.
+
+    In the records that are made, what is wrong has its default, or is None where there is
+    none. A key that is not known is reported and then read as the one that it means.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.findings: list[Finding] = []
+        self.references: list[tuple[tuple, str]] = []  # where, to which name
+
+    def error(self, slug: str, path: tuple, what: str, *, fix: str = "",
+              key: bool = False) -> None:
+        """Report what is wrong with a value (`what` follows its path), or with a `key`."""
+        if len(self.findings) == FINDINGS_LIMIT:
+            raise FleetError("too-many", "and more; fix these first")
+        if not key:
+            what = f"{_dotted(path)} {what}"
+        where, excerpt = self.document.locate(path, key=key)
+        finding = Finding(slug, "error", what, where, excerpt, fix)
+        if finding not in self.findings:  # what two share is wrong once
+            self.findings.append(finding)
+
+    def section(self, kind: str, path: tuple, section: Any) -> Any:
+        """Check a mapping of known keys; return its record."""
+        keys = FILE_KEYS[kind].values()
+        values: dict[str, Any] = {key.attribute: {} if key.rule in NAME_RULES else None
+                                  for key in keys if key.default is REQUIRED}
+        if kind in NAME_RULES:
+            values["name"] = path[-1]
+        if not isinstance(section, dict):
+            self.error("not-mapping", path, f"must hold keys, not {show_value(section)}",
+                       fix=_suggest_keys(kind, path, section))
+            return SECTIONS[kind](**values)
+
+        spellings = self.spell(kind, path, section)
+        for key in keys:
+            name = spellings.get(key.name, key.name)
+            if name in section:
+                # Who asks later where it stands knows its first name alone.
+                places, at = self.document.places, (*path, name)
+                if at in places:
+                    places.setdefault((*path, key.name), places[at])
+                is_wrong = key.rule in RULES and name not in (key.name, key.also)
+                step = (*path, key.name if is_wrong else name)
+                checked = self.value(key, step, section[name])
+                if checked is not None:
+                    values[key.attribute] = checked
+            elif key.default is REQUIRED:
+                self.error("missing-key", (*path, name), "is missing",
+                           fix=f"add `{name}:` ({key.words})")
+        if kind == "model":
+            values["name_key"] = spellings.get("ollama_model", "ollama_model")
+        return SECTIONS[kind](**values)
+
+    def spell(self, kind: str, path: tuple, section: dict) -> dict[str, str]:
+        """Return {key: its name in the section}; report what is no key, or is there twice."""
+        keys = FILE_KEYS[kind]
+        words = {}
+        for key in keys.values():
+            others = f"{key.also} {KEY_WORDS.get(key.name, '')}".replace("_", "").split()
+            words.update(dict.fromkeys(others, key.name))
+        spellings = {name: name for name in keys if name in section}
+        for name in section:
+            if name in keys:
+                continue
+            word = str(name).lower()
+            meant = words.get(re.sub("[^a-z]", "", word)) or find_nearest(word, keys)
+            slug, what = "unknown-key", f"unknown key {show_value(name)} in {_dotted(path)}"
+            if meant and name == keys[meant].also:
+                if spellings.setdefault(meant, name) == name:
+                    continue
+                slug = "two-spellings"
+                what = f"{_dotted(path)} has `{meant}` and `{name}`, two spellings of one key"
+            if meant in spellings:
+                fix = f"remove it: `{spellings[meant]}:` is already there"
+            elif meant:
+                spellings[meant] = name
+                fix = f"did you mean `{meant}`?"
+            else:
+                fix = _suggest_place(kind, name)
+            self.error(slug, (*path, name), what, key=True, fix=fix)
+        return spellings
+
+    def value(self, key: FileKey, path: tuple, value: Any) -> Any:
+        """Check a value by the rule or the section of its key; return it in normal form."""
+        if key.rule in NAME_RULES:
+            return self.named(key.rule, path, value)
+        if key.rule in SECTIONS:
+            return self.section(key.rule, path, value)
+        rule = RULES[key.rule]
+        if rule.item and isinstance(value, list):
+            item = replace(key, rule=rule.item, default=REQUIRED)
+            return tuple(self.value(item, (*path, place), each)
+                         for place, each in enumerate(value))
+        is_text = isinstance(value, str)
+        if key.rule == "reference" and is_text and value:
+            self.references.append((path, value))  # of which more can be said than by a rule
+            return value
+
+        slug, why = "bad-value", f"; accepted: {rule.words}"
+        if obeys(value, key.rule):
+            try:
+                return rule.normal(value) if rule.normal else value
+            except FleetError as error:
+                slug, why = error.slug, f": {error.what}"
+        shown = show_value(value)
+        if is_text and rule.schema.get("type") != "string":
+            shown = f'`"{value[:60]}"`'  # the quotes are what is wrong
+        self.error(slug, path, f"is {shown}{why}", fix=_suggest_value(key, path, value))
+        return None
+
+    def named(self, kind: str, path: tuple, value: Any) -> dict[str, Any]:
+        """Check a mapping of names to sections; return {name: record}."""
+        if not isinstance(value, dict) or not value and kind != "agent":
+            self.error("not-mapping", path,
+                       f"must hold {kind}s by name, not {show_value(value or None)}",
+                       fix=f"write `{path[0]}:`, below it a name, below that its keys")
+            return {}
+        records = {}
+        rule = RULES[NAME_RULES[kind]]
+        for name, section in value.items():
+            if kind in PLACES and name in FILE_KEYS[""] and name not in self.document.value:
+                self.error("misplaced-section", (*path, name), key=True,
+                           what=f"`{name}:` is inside `{path[0]}:`",
+                           fix=f"move it: `{name}:` belongs to column 1")
+                continue
+            is_name = obeys(name, NAME_RULES[kind])
+            if not is_name:
+                meant = fix_value(name, rule)
+                fix = f"write `{quote_yaml(str(meant))}:`" if meant else "rename it"
+                self.error("bad-name", (*path, name), key=True, fix=fix,
+                           what=f"{path[0]}: {show_value(name)} is not a valid name; "
+                                f"accepted: {rule.words}")
+            if is_name or isinstance(section, dict):
+                records[name] = self.section(kind, (*path, name), section)
+        return records
+
+    def reference(self, path: tuple, name: str | None, records: Mapping[str, Any],
+                  kind: str) -> None:
+        """Report a name that no section of that kind has."""
+        if name is None or name in records or name in map(str, records) or not records:
+            return
+        records = {known: record for known, record in records.items()
+                   if path[:2] != (f"{kind}s", known)}  # a model's fallback is not itself
+        others = {}  # what people write for a name: the address of a node, a model's
+        for known, record in records.items():
+            if isinstance(record, Node) and record.endpoint:
+                words = (record.endpoint, split_endpoint(record.endpoint).host)
+                others.update(dict.fromkeys(words, known))
+            elif isinstance(record, Model):
+                others.update({str(record.ollama_model): known, str(record.alias): known})
+        fix = nearest(name, records, others)
+        if len(name) > 60:
+            name = f"{name[:60]}…"
+        self.error(f"unknown-{kind}", path, f"references unknown {kind}: {name}",
+                   fix=fix or (f"known {kind}s: {some_of(records)}" if records
+                               else "remove it"))
+
+
+def _dotted(path: tuple) -> str:
+    return ".".join(map(str, path)) or "the file"
+
+
+def _suggest_value(key: FileKey, path: tuple, value: Any) -> str:
+    """Return what to type instead of a value that a rule refuses."""
+    rule = RULES[key.rule]
+    name = path[-1] if isinstance(path[-1], str) else ""  # an item of a list has none
+    meant = fix_value(value, rule)
+    if meant is not None:
+        return f"write `{show_entry(name, meant)}`"
+    if key.default not in (REQUIRED, None, ()):
+        return f"write `{show_entry(name, key.default)}`, the default"
+    fix = f"write {rule.words}"
+    if rule.example is not None:
+        fix = f"write `{show_entry(name, rule.example)}`, for example"
+    return fix if key.default is REQUIRED else f"{fix}, or remove the line"
+
+
+def _suggest_place(kind: str, name: object) -> str:
+    """Return where a key belongs that a kind of section does not have, else what it has."""
+    if name == "name" and kind in NAME_RULES:
+        return f"remove it: the {kind}'s name is the key above"
+    for home, place in PLACES.items():
+        if name in FILE_KEYS[home]:
+            return f"move it: `{name}:` belongs to {place}"
+    known = f"known keys: {', '.join(FILE_KEYS[kind])}"
+    if kind == "agent":
+        return f"{known}; Claude Code's others go under `frontmatter:`"
+    return known if kind else f"{known}; indent a name under one of them"
+
+
+def _suggest_keys(kind: str, path: tuple, value: object) -> str:
+    """Return what to write where something else than keys stands."""
+    keys = FILE_KEYS[kind]
+    if kind in NAME_RULES and path[-1] in keys:
+        return f"indent `{path[-1]}:` deeper, under its {kind}"
+    name, _, rest = str(value).partition(":")
+    if name in keys:
+        return f"put a space after the colon: `{name}: {rest}`"
+    for key in keys.values():
+        rule = RULES.get(key.rule)
+        meant = rule and (fix_value(value, rule) or rule.example)
+        if meant:  # one value alone is most likely that of the first key that can hold it
+            entry = show_entry(key.name, meant)
+            return f"write its keys on the lines below, such as `{entry}`"
+    return f"known keys: {', '.join(keys)}"
+
+
+def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
+    """Return (Fleet, []) for a file that was read, or (None, everything that is wrong)."""
+    if document.value is None:
+        return None, [_empty_file(document)]
+    check = Checker(document)
+    last = []
+    try:
+        file = check.section("", (), document.value)
+        project = file.project or Project("")
+        _check_references(check, file.nodes, file.models)
+        for agent in file.agents.values():
+            _check_agent(check, agent)
+        for node in file.nodes.values():
+            _check_node(check, node, project.gateway)
+        for model in file.models.values():
+            _check_model(check, model, file.nodes.get(model.node))
+    except FleetError as error:  # too many
+        last = [error.finding]
+
+    if check.findings:
+        return None, sorted(check.findings, key=finding_order) + last
+    tiers = {tier: getattr(project.claude, tier) for tier in TIERS}
+    return Fleet(
+        name=project.name, gateway=project.gateway,
+        claude={tier: name for tier, name in tiers.items() if name},
+        targets=tuple(name for name in TARGET_NAMES if name in (*project.targets, "env")),
+        nodes={name: replace(node, endpoint=split_endpoint(
+            node.endpoint, NODE_KINDS[node.provider].port or 80).url)
+            for name, node in file.nodes.items()},
+        models=file.models, agents=file.agents, document=document,
+        lean=project.claude.lean), []
+
+
+def _empty_file(document: Document) -> Finding:
+    where, excerpt = document.locate(())
+    what = ("the file is empty; it needs `project:` with a `name:`, "
+            "`nodes:`, `models:`, `agents:`")
+    fix = "subagent-fleet init --force"  # a file is there, so `init` alone would refuse
+    source = document.source
+    if source != CONFIG_NAMES[0] and re.fullmatch("[A-Za-z0-9._/-]+", source):
+        fix += f" --output {source}"
+    return Finding("empty-file", "error", what, where, excerpt, fix)
+
+
+def finding_order(finding: Finding) -> list[int]:
+    """Return line and column, by which findings are sorted."""
+    return [int(number) for number in finding.where.split(":")[-2:]]
+
+
+def _check_references(check: Checker, nodes: dict[str, Node],
+                      models: dict[str, Model]) -> None:
+    """Report names that nothing has, and who falls back on itself."""
+    # Two models may fall back on each other: of a chain only the first step is taken, and
+    # LiteLLM takes no more than five (1.106.2: `a` and `b` both dead answered in 0.06 s).
+    for path, name in check.references:
+        if path[-1] == "node":
+            check.reference(path, name, nodes, "node")
+        elif path[:2] == ("models", name):
+            check.error("fallback-cycle", path, "is the model itself",
+                        fix=f"remove `{name}` from it")
+        elif name not in models:
+            check.reference(path, name, models, "model")
+
+
+def _check_agent(check: Checker, agent: Agent) -> None:
+    """Report keys that Claude Code would read twice, or not at all."""
+    at = ("agents", agent.name, "frontmatter")
+    for key in agent.frontmatter:
+        if key in AGENT_OWN_KEYS:
+            fix = f"write `{key}:` one level up"
+        elif not re.fullmatch("[A-Za-z][A-Za-z0-9_-]{0,63}", str(key)):
+            fix = "rename it"
+        else:
+            continue
+        check.error("bad-frontmatter", (*at, key), key=True, fix=fix,
+                    what=f"{_dotted(at)} cannot hold the key {show_value(key)}")
+
+
+def _check_node(check: Checker, node: Node, gateway: Gateway) -> None:
+    """Report where a person's login may not go."""
+    at = split_endpoint(node.endpoint or OLLAMA_ENDPOINT)
+    for is_wrong, what, fix in (
+            (node.provider != "anthropic", "is only for `provider: anthropic`",
+             "remove it, or write `api_key_env:`"),
+            (node.api_key_env, "and `api_key_env` are two ways to log in",
+             "remove one of them"),
+            (gateway.provider == "litellm", "needs this program's own gateway: "
+             "LiteLLM cannot tell its key from a login",
+             "write `provider: builtin` under project.gateway"),
+            (at.scheme == "http" and not LOOPBACK.fullmatch(at.host),
+             "would send the login unencrypted", "write https://")):
+        if node.auth and is_wrong:
+            check.error("bad-auth", ("nodes", node.name, "auth"), what, fix=fix)
+            return
+
+
+def _check_model(check: Checker, model: Model, node: Node | None) -> None:
+    """Report names that mean something else to other programs, and what leaves the house."""
+    path = ("models", model.name)
+    alias = model.alias or ""
+    if alias.lower() in CLAUDE_WORDS:
+        check.error("reserved-alias", (*path, "litellm_alias"),
+                    f"is `{alias}`: Claude Code gives `{alias}` a meaning of its own",
+                    fix=f"write `claude-{alias.lower()}-local`")
+    where = ""
+    if node and node.provider == "anthropic":
+        where = f"at {node.endpoint}: everything you send it leaves your network"
+    elif (not node or node.provider == "ollama") and leaves_house(model.ollama_model or ""):
+        where = (f"`{model.ollama_model}`: Ollama sends this to ollama.com; it does not run "
+                 "on your machine")
+    if where and not model.cloud:
+        check.error("cloud-model", (*path, model.name_key), f"is {where}",
+                    fix="choose a local model, or add `cloud: true`")

@@ -1,0 +1,148 @@
+"""The records of a fleet file."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.config.rules import USUAL_TARGETS
+from fleet.start.record import REQUIRED, Record, noted
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fleet.text.yaml import Document
+
+
+# -- Records: what a file may say --
+
+
+class FileKey(Record):
+    """One key of a section, as `key` declares it."""
+
+    rule: str  # in RULES, or else in SECTIONS
+    words: str
+    default: Any  # REQUIRED, or what its absence means
+    name: str  # as the file spells it
+    also: str  # a second spelling of its name
+    attribute: str = ""  # of the record
+
+
+def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "",
+        also: str = "") -> Any:
+    """Declare a key: its rule or its own section, what it is for, what its absence means.
+
+    Its `name` in the file is the field's own, unless given; `also` is a second
+    spelling of it.
+    """
+    return noted(FileKey(rule, words, default, name, also), default)
+
+
+class Gateway(Record):
+    """Where Claude Code finds the fleet, and who serves it there."""
+
+    provider: str = key("provider", "who serves: this program or LiteLLM", "builtin")
+    host: str = key("host", "address the gateway listens on", "127.0.0.1")
+    port: int = key("port", "port the gateway listens on", 4000)
+    master_key_env: str = key(
+        "variable", "variable with the key; ends in _MASTER_KEY or _GATEWAY_KEY",
+        "LITELLM_MASTER_KEY")
+
+
+class Tiers(Record):
+    """Which model answers for each of Claude Code's tiers; None: planned."""
+
+    main: str | None = key("reference", "model of the main session", None)
+    opus: str | None = key("reference", "model behind `opus`", None)
+    sonnet: str | None = key("reference", "model behind `sonnet`", None)
+    haiku: str | None = key("reference", "model behind `haiku`", None)
+    fable: str | None = key("reference", "model behind `fable`", None)
+    lean: bool | None = key(
+        "boolean", "start Claude Code with few tools; absent: up to 131072 tokens of context",
+        None)
+
+
+class Project(Record):
+    """What holds for the whole fleet."""
+
+    name: str = key("line", "shown in tables")
+    gateway: Gateway = key("gateway", "where Claude Code finds the fleet", Gateway())
+    claude: Tiers = key(
+        "claude", "which model answers for each of Claude Code's tiers", Tiers())
+    targets: tuple[str, ...] = key(
+        "targets", "programs that `generate` writes files for", USUAL_TARGETS)
+
+
+class Node(Record):
+    """A machine that runs models."""
+
+    name: str
+    endpoint: str = key("endpoint", "where it answers")
+    tags: tuple[str, ...] = key("tags", "your own words for it", ())
+    memory_gb: float | None = key(
+        "gigabytes", "GB of memory for models; absent: it gets only one", None)
+    mac: str | None = key("mac", "its hardware address, for `wake`", None)
+    provider: str = key("node provider", "what it runs", "ollama")
+    api_key_env: str | None = key(
+        "key variable", "variable with its key; ends in _API_KEY or _API_TOKEN", None)
+    auth: str | None = key("auth", "`client`: hand on the login that Claude Code sends", None)
+    cache_gb: float | None = key(
+        "cache", "main memory its server keeps prompts in; absent: 8.6", None)
+
+
+class Model(Record):
+    """A model on a node, under the alias that Claude Code asks for."""
+
+    name: str
+    node: str = key("reference", "the node it runs on")
+    ollama_model: str = key(
+        "model name", "its name on the node, as in `ollama list`", also="model")
+    alias: str = key(
+        "alias", "the name Claude Code asks for", name="litellm_alias", also="alias")
+    context: int = key("tokens", "context window in tokens", 8192)
+    timeout: int = key("seconds", "seconds to wait for its first token", 300)
+    max_parallel: int = key("parallel", "requests at the same time", 1)
+    keep_alive: int = key("keep alive", "how long it stays loaded", -1)
+    thinking: bool = key("boolean", "let a model that can think do so", False)
+    max_output: int = key("tokens", "longest answer in tokens", 8192)
+    fallback: tuple[str, ...] = key(
+        "references", "models that answer when this one cannot", ())
+    cloud: bool = key("boolean", "it may leave your house: at ollama.com or Anthropic", False)
+    name_key: str = "ollama_model"  # as the file spells the key of its name
+
+
+class Agent(Record):
+    """A subagent of Claude Code and the model it uses."""
+
+    name: str
+    model: str = key("reference", "the one of `models` that it uses")
+    description: str = key("paragraph", "when Claude Code calls it; one paragraph")
+    tools: tuple[str, ...] | None = key(
+        "tools", "tools it may use; absent: all, []: none", None)
+    prompt: str | None = key("text", "its system prompt; absent: the role's default", None)
+    frontmatter: dict[str, object] = key(
+        "frontmatter", "further keys for Claude Code, such as maxTurns", {})
+
+
+class FleetFile(Record):
+    """What stands at the left margin of a fleet file."""
+
+    project: Project = key("project", "the fleet's name, its gateway, Claude Code's tiers")
+    nodes: dict[str, Node] = key("node", "machines that run models")
+    models: dict[str, Model] = key(
+        "model", "which model runs on which node, under which alias")
+    agents: dict[str, Agent] = key(
+        "agent", "Claude Code subagents and the model each one uses")
+
+
+class Fleet(Record):
+    """A checked fleet file."""
+
+    name: str
+    gateway: Gateway
+    claude: dict[str, str]  # tier -> model name, only those given
+    nodes: dict[str, Node]
+    models: dict[str, Model]
+    agents: dict[str, Agent]
+    document: Document
+    # For whom `generate` writes; always the key's file.
+    targets: tuple[str, ...] = USUAL_TARGETS
+    lean: bool | None = None  # None: by the main session's context

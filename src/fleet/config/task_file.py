@@ -1,0 +1,74 @@
+"""The records of a task file."""
+from __future__ import annotations
+
+from fleet.config.rules import CLAUDE, CODERS
+from fleet.config.sections import key
+from fleet.start.record import Record
+from fleet.text.phrases import some_of
+
+
+class TaskSpec(Record):
+    """What a person wants done: by whom, from where, how to check it, what it may change."""
+
+    name: str
+    prompt: str | None = key("text", "what to do", None)
+    prompt_file: str | None = key("line",
+                                  "a file with the prompt, beside the task file", None)
+    agent: str | None = key("agent name", "the agent of fleet.yaml that does it", None)
+    model: str | None = key("alias", "or a model or alias of fleet.yaml", None)
+    coder: tuple[str, ...] | str = key(
+        "coder", f"who does it: {some_of((CLAUDE, *CODERS))}, or a command as a list that "
+        "reads the prompt on stdin", CLAUDE)
+    after: tuple[str, ...] = key("task names", "tasks that must be done first", ())
+    base: str | None = key("revision", "the commit it starts from; default: HEAD, or the "
+                           "branch of the only task in `after`", None)
+    branch: str | None = key("revision", "its branch; default: run/NAME", None)
+    check: str | None = key("check", "shell command that must succeed for the task to be "
+                            "done; `none`: not even the one of `defaults`", None)
+    check_in: str = key("check place", "`same`: run the check in the agent's worktree, not "
+                        "in a clean one of its own", "own")
+    setup: tuple[str, ...] = key("commands", "shell commands that prepare a worktree", ())
+    copy: tuple[str, ...] = key("globs",
+                                "ignored files that are copied into each worktree", ())
+    touch: tuple[str, ...] = key("globs", "what it may change; default: everything", ())
+    deny: tuple[str, ...] = key("globs", "what it may not change", ())
+    changes: str = key("changes", "`none`: it must change nothing", "required")
+    deadline: int = key("span", "how long one try may work", 3600)
+    stall: int = key("span", "how long it may be silent when nothing shows that it works",
+                     300)
+    tries: int = key("tries", "how often it is tried", 2)
+    rounds: int = key("rounds", "how often a failed check is sent back to the agent", 3)
+    priority: int = key("priority", "higher ones start first", 0)
+    times: int = key("times", "run it this many times, to choose from: NAME-a, NAME-b, …", 1)
+    allow: tuple[str, ...] = key("tools", "Claude Code permission rules to grant", ("Bash",))
+    permission: str = key("permission", "`bypass`: Claude Code asks for nothing", "default")
+    sandbox: str = key("sandbox", "`required`: do not start without Claude Code's sandbox",
+                       "off")
+
+    @property
+    def group(self) -> str:
+        """The name it has in the task file: that of all its twins."""
+        return self.name[:-2] if self.times > 1 else self.name
+
+    @property
+    def talks(self) -> bool:
+        """Whether it can be asked, steered and resumed."""
+        return self.coder == CLAUDE
+
+    @property
+    def program(self) -> str:
+        """The program that does it."""
+        return self.coder if isinstance(self.coder, str) else self.coder[0]
+
+
+class TaskFile(Record):
+    """The top level of a task file."""
+
+    tasks: dict[str, TaskSpec] = key("task", "what to do, by name")
+    defaults: TaskSpec = key("defaults", "keys for every task that doesn't set them",
+                             TaskSpec(""))
+    max: int | None = key("parallel", "how many agents work at the same time, at most", None)
+    worktrees: str | None = key("line", "where the worktrees are; default: "
+                                "~/.local/state/subagent-fleet/worktrees", None)
+    notify: tuple[str, ...] | str | None = key(
+        "notice", "command that gets a line of JSON when a task asks, is done or fails", None)

@@ -1,0 +1,220 @@
+"""Facts, checks and the verdict; fixes as text."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.config.names import find_models
+from fleet.config.node import NODE_KINDS, obtain_model
+from fleet.plan.memory import plan_pull, tell_pull
+from fleet.plan.rating import can_chat, rate_model
+from fleet.plan.routes import ALL_LOADED, ROUTE_STATES, NextStep
+from fleet.plan.starter import PLACEHOLDERS_MARK
+from fleet.start.errors import Finding
+from fleet.start.record import Record
+from fleet.text.phrases import count_of, find_nearest, join_words
+from fleet.text.yaml_dump import quote_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from fleet.config.node import NodeState
+    from fleet.config.sections import Fleet, Model
+    from fleet.files.target import Change
+    from fleet.plan.measured import Measurement
+    from fleet.plan.routes import RouteState
+    _Rule = Callable[[Any, "Facts"], Iterator["Finding"]]  # of a Fleet, or None
+
+
+# Takes a Fleet and the Facts that were gathered; gives Findings: what is so, and what fixes
+# it. A finding is a function with its row, `@check`, above it. The row says what it needs:
+# `validate` runs those that the file is enough for, `doctor` runs all, after it has seen
+# nodes and disk.
+
+def mend_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
+    """Return what mends it that a node lacks a model: what the node has, else a download."""
+    pull = f"{obtain_model(state.provider, model.ollama_model)} on {state.name}"
+    if NODE_KINDS[state.provider].can_pull:
+        pull += ", or `subagent-fleet warmup --pull`"
+    text = fleet.document.text if fleet else ""
+    if PLACEHOLDERS_MARK in text and any(map(can_chat, state.models)):
+        return f"`subagent-fleet recommend --write` uses the models that {state.name} has"
+    names = {able.name.lower(): able.name for able in state.models if rate_model(able).score}
+    near = names.get(find_nearest(model.ollama_model.lower(), names))
+    if near and near != model.ollama_model:  # a pull takes an hour, a typing mistake a second
+        return (f"write `{model.name_key}: {quote_yaml(near)}` in models.{model.name}, which "
+                f"{state.name} has, or {pull}")
+    return pull
+
+
+def mend_toolless(model: Model, state: NodeState, gigabytes: float | None) -> str:
+    """Return the fix for a model that calls no tools: one that does and fits its machine."""
+    pull = plan_pull(gigabytes)
+    if not pull:
+        return f"use another machine: {tell_pull(gigabytes)}"
+    line = f"write `{model.name_key}: {quote_yaml(pull)}` in models.{model.name}"
+    if find_models(state.models, pull):
+        return line
+    return f"{obtain_model(state.provider, pull)} on {state.name}, and {line}"
+
+
+def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
+                   routes: Mapping[str, RouteState], gateway: Finding) -> NextStep:
+    """Return what a person wants to know: ready, or the one next thing to type."""
+    def urgency(name: str) -> tuple[bool, int]:
+        # `warmup` loads no model that is missing, so that comes before a cold one, whoever
+        # stands in for it.
+        route = routes[name]
+        can_wait = route.fallback is not None and route.state != "model missing"
+        return can_wait, ROUTE_STATES.index(route.state)
+
+    waiting = [name for name, route in routes.items() if route.state != "ready"]
+    is_served = gateway.level == "ok"
+    if not waiting:
+        silent = [state.name for state in states.values()
+                  if state.online and not state.tells_loaded]
+        ready = ALL_LOADED.ready
+        if silent:
+            ready = f"every model is there ({join_words(silent, 'or')} can't say what is loaded)"
+        return NextStep(True, "" if is_served else f"{gateway.what}: {gateway.fix}.", ready)
+
+    name = min(waiting, key=urgency)
+    model = fleet.models[name]
+    node = states[model.node]
+    step = "Next: `subagent-fleet warmup`"
+    if gateway.level == "error":  # whatever is loaded, it serves nobody
+        step = f"Next: {gateway.fix}."
+    elif routes[name].state == "node offline":
+        step = f"Next: {node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}."
+    elif routes[name].state == "model missing":
+        step = f"Next: {mend_missing(fleet, model, node)}"
+    if not is_served:
+        step = f"{gateway.what[0].upper()}{gateway.what[1:]}. {step}"
+    return NextStep(False, step)
+
+
+LITELLM_INSTALL = ("uv tool install --python 3.12 'litellm[proxy]==1.106.2' "
+                   "(or pipx install …)")
+CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
+OUR_GATEWAY = "this fleet's gateway"
+OLD_GATEWAY = "a gateway with an older config"
+FAR_GATEWAY = "a gateway elsewhere"
+FOREIGN_LITELLM = "LiteLLM, which another user runs"
+# And then perhaps which, see describe_holder.
+SILENT_GATEWAY = "a program that does not answer"
+FIND_WORK = "`subagent-fleet recommend` shows what it could do; or remove it"
+FIND_ROOM = "`subagent-fleet recommend` shows what fits; or correct `memory_gb`"
+EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
+KNOWN_TOOLS = """
+    Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
+    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents
+    ListMcpResourcesTool Monitor NotebookEdit PowerShell PushNotification Read
+    ReadMcpResourceTool ReportFindings ScheduleWakeup SendMessage Skill Task TaskCreate
+    TaskGet TaskList TaskOutput TaskStop TaskUpdate ToolSearch WebFetch WebSearch Workflow
+    Write
+""".split()
+KNOWN_FRONTMATTER = """
+    color maxTurns effort permissionMode disallowedTools skills memory isolation background
+    omitClaudeMd mcpServers hooks initialPrompt autoCompactWindow observer observerMessage
+    observeSubagents experimental
+""".split()
+
+
+# -- what was seen, and who looks at it --
+
+
+class Exposure(Record):
+    """Who can reach a node beside the fleet."""
+
+    addresses: tuple[str, ...] = ()  # of its host
+    answers_any_page: bool = False  # of any site that is opened in a browser near it
+
+
+class Facts(Record):
+    """What doctor saw, gathered once: beside the fleet its checks look at nothing else."""
+
+    # The config's own findings.
+    problems: Sequence[Finding] = ()
+    # By node: what it answered, and who else can reach it.
+    states: dict[str, NodeState] = {}
+    measured: Sequence[Measurement] = ()  # by `bench`
+    looks: dict[str, Exposure] = {}
+    memory: dict[str, float] = {}  # GB for models, where that is known
+    # Who holds the gateway's port; see check_gateway.
+    holder: str = ""
+    # The versions of the programs, None where they were not found; LiteLLM's also tells
+    # whether a litellm_init.pth lies beside it.
+    claude: str | None = None
+    litellm: str | None = None
+    # By name: the other programs that files were generated for.
+    programs: dict[str, SeenProgram] = {}
+    # By path: what that settings file puts into the environment.
+    settings: dict[str, dict[str, object]] = {}
+    # What `generate` would do, or why that is not known.
+    changes: Sequence[Change] = ()
+    file_problems: Sequence[Finding] = ()
+    # The environment file, and the ids of what is wrong with it.
+    env_path: str = ""
+    leaks: Sequence[str] = ()
+    # The task file, where there is one, and whether each of its tasks asks for the sandbox.
+    task_file: str = ""
+    is_confined: bool = False
+
+
+class SeenProgram(Record):
+    """What doctor saw of a program of HARNESSES that is to run on the fleet."""
+
+    version: str = ""  # "": it is not on the PATH
+    has_key: bool = True  # the variable with the key is set here
+
+
+class Check(Record):
+    """A row of CHECKS: the heading that its findings stand under, and who finds them."""
+
+    topic: str
+    needs: str  # nothing, the file, the nodes or the disk; file and nodes need a Fleet
+    find: Callable[[Any, Facts], Iterator[Finding]]
+
+
+def check(topic: str, needs: str) -> Callable[[_Rule], Check]:
+    """Make a function a row of CHECKS."""
+    def name_row(find: _Rule) -> Check:
+        return Check(topic, needs, find)
+
+    return name_row
+
+
+def plan_verdict(findings: Sequence[Finding], step: NextStep = ALL_LOADED,
+                 ready: str = "") -> str:
+    """Return the one sentence a person wants, and what to type first.
+
+    `step` is what `status` says, `ready` counts the models.
+    """
+    levels = [finding.level for finding in findings]
+    counts = [count_of(levels.count(level), level) for level in ("error", "warning")
+              if level in levels]
+    if "error" in levels:
+        words = [f"Not ready: {', '.join(counts)}."]
+        first = [one for one in findings if one.level == "error" and one.fix][:1]
+        words += [f"First: {': '.join(filter(None, (one.where, one.fix)))}" for one in first]
+        return " ".join(words)
+    state = ", with ".join(["Ready" if step.is_ready else ready, *counts])
+    if not step.is_ready:
+        return f"{state}. {step.what}"
+    if step.what:
+        return f"{state}, but {step.what}"
+    return f"{state}." if counts else "Ready: everything is in order."
+
+
+def locate_key(fleet: Fleet, *path: str) -> str:
+    """Return where a key of the fleet file stands."""
+    return fleet.document.locate(path)[0]
+
+
+def warn(fleet: Fleet, slug: str, path: tuple[str | int, ...], *, what: str,
+         fix: str) -> Finding:
+    """Return a warning about a value of the fleet file; of a section, about its name."""
+    dotted = ".".join(step for step in path if isinstance(step, str))
+    is_section = len(path) == 2 or path[-2] == "frontmatter"
+    where, excerpt = fleet.document.locate(path, key=is_section)
+    return Finding(slug, "warning", f"{dotted}: {what}", where, excerpt, fix)

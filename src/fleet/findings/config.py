@@ -1,0 +1,287 @@
+"""Findings on this machine, and on what the fleet file alone shows."""
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from fleet.config.address import address_kind, host_of, is_gateway_address, is_loopback
+from fleet.config.names import billions, full_model_name, lacks_tools, model_slot, prints_calls
+from fleet.config.node import NODE_KINDS, NodeState
+from fleet.config.sections import Model
+from fleet.findings.checks import (
+    CLAUDE_INSTALL,
+    EDIT_TOOLS,
+    FIND_WORK,
+    KNOWN_FRONTMATTER,
+    KNOWN_TOOLS,
+    LITELLM_INSTALL,
+    check,
+    mend_toolless,
+    warn,
+)
+from fleet.plan.measured import is_older
+from fleet.plan.roles import (
+    GONE_TOOLS,
+    LEAST_CONTEXT_TOKENS,
+    MAIN_CONTEXT_TOKENS,
+    SMALL_CONTEXT_TOKENS,
+    plan_tools,
+)
+from fleet.plan.routes import models_by_alias, plan_tiers
+from fleet.start.constants import ENVIRONMENT_FILE, OLLAMA_PORT
+from fleet.start.errors import Finding
+from fleet.text.phrases import nearest, some_of
+from fleet.text.yaml_dump import quote_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from fleet.config.sections import Fleet
+    from fleet.findings.checks import Facts
+
+
+# -- This machine --
+
+
+@check("This machine", "nothing")
+def check_python(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Name the Python that runs this."""
+    yield Finding("python", "ok", f"Python {sys.version.split()[0]}")
+
+
+@check("This machine", "nothing")
+def check_claude(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Find a Claude Code that takes an alias for what the environment says of it."""
+    version = facts.claude
+    if not version:
+        yield Finding("claude-missing", "warning", "Claude Code is not on the PATH",
+                      fix=CLAUDE_INSTALL)
+    elif is_older(version, "2.1.198"):
+        yield Finding("claude-old", "warning",
+                      f"Claude Code {version} (npm's choice on Node below 22) takes every "
+                      "`claude-…` alias for a window of 200,000 tokens", fix=CLAUDE_INSTALL)
+    else:
+        yield Finding("claude", "ok", f"Claude Code {version}")
+
+
+@check("This machine", "nothing")
+def check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Find a LiteLLM that does no harm, where it is there or needed."""
+    version = facts.litellm
+    is_needed = fleet is not None and fleet.gateway.provider == "litellm"
+    if not version:
+        if is_needed:
+            yield Finding("litellm-missing", "error",
+                          "LiteLLM (Python 3.10+) is not on the PATH", fix=LITELLM_INSTALL)
+    elif re.match(r"1\.82\.[78]$|.*litellm_init\.pth", version):
+        yield Finding("litellm-poisoned", "error",
+                      f"LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
+                      fix="remove it, change every secret of this machine, "
+                          f"{LITELLM_INSTALL}")
+    elif is_older(version, "1.104.0"):
+        yield Finding("litellm-old", "error" if is_needed else "warning",
+                      f"LiteLLM {version} without its key is an open proxy",
+                      fix=LITELLM_INSTALL)
+    else:
+        yield Finding("litellm", "ok", f"LiteLLM {version}")
+
+
+# -- Config --
+
+
+@check("Config", "nothing")
+def check_config(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Hand on what is wrong with the config, and with the key."""
+    if fleet is not None:
+        yield Finding("config", "ok", f"{fleet.document.source} is valid")
+    yield from facts.problems
+
+
+# -- what the file alone shows --
+
+
+@check("Config", "file")
+def lint_gateway_host(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Warn of a gateway that others can reach."""
+    host = fleet.gateway.host
+    if not is_loopback(host):
+        yield warn(fleet, "exposed-gateway", ("project", "gateway", "host"),
+                   what=f"`{host}` offers your models to the network; only the key protects "
+                        "them",
+                   fix="write `host: 127.0.0.1`, or keep it on a private network with a "
+                       "strong key")
+
+
+@check("Config", "file")
+def lint_nodes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Warn of endpoints that cannot be meant, and of machines that get no work."""
+    busy = {model.node for model in fleet.models.values()}
+    for name, node in fleet.nodes.items():
+        path = ("nodes", name, "endpoint")
+        host = host_of(node.endpoint)
+        if node.endpoint.startswith("http:") and address_kind(host) == "public":
+            yield warn(fleet, "public-endpoint", path,
+                       what=f"{host} is a public address and http sends every prompt in "
+                            "clear",
+                       fix="use a LAN, Tailscale or WireGuard address, or https")
+        if is_gateway_address(fleet.gateway, node.endpoint):
+            port = NODE_KINDS[node.provider].port or OLLAMA_PORT
+            fix = f"write `endpoint: http://192.168.1.50:{port}`, with the address of {name}"
+            if name == "local":
+                fix = f"write `endpoint: http://localhost:{port}`"
+            if fleet.gateway.port == OLLAMA_PORT:
+                fix = "write `port: 4000` in project.gateway"
+            yield warn(fleet, "endpoint-gateway", path, fix=fix,
+                       what=f"{node.endpoint} is this fleet's own gateway, not an Ollama")
+        if name not in busy:
+            yield warn(fleet, "unused-node", path[:2], what="no model runs on it",
+                       fix=FIND_WORK)
+
+
+@check("Config", "file")
+def lint_twins(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Warn of an alias that means two models, and of one model with two contexts."""
+    owners: dict[str, Model] = {}
+    firsts: dict[tuple[str, str], Model] = {}
+    for name, model in fleet.models.items():
+        owner = owners.setdefault(model.alias, model)
+        if full_model_name(owner.ollama_model) != full_model_name(model.ollama_model):
+            yield warn(fleet, "alias-collision", ("models", name, "litellm_alias"),
+                       what=f"`{model.alias}` is also the alias of {owner.name}, a different "
+                            f"model: {owner.ollama_model}, {model.ollama_model}",
+                       fix="give each its own alias")
+        twin = firsts.setdefault(model_slot(model), model)
+        if twin.context != model.context:
+            yield warn(fleet, "context-thrash", ("models", name, "context"),
+                       what=f"{model.context}, but {twin.context} in models.{twin.name}, "
+                            "the same model: each switch reloads it",
+                       fix=f"write `{max(twin.context, model.context)}` for both")
+
+
+def plan_prompt_tokens(fleet: Fleet) -> dict[str, list[str]]:
+    """Return {model: the tiers in which it reads Claude Code's own prompt}."""
+    served: dict[str, list[str]] = {name: [] for name in fleet.models}
+    for tier, name in plan_tiers(fleet).items():
+        # A haiku that was only planned never reads it.
+        if tier != "haiku" or tier in fleet.claude:
+            served[name].append(tier)
+    return served
+
+
+@check("Config", "file")
+def lint_tokens(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Warn of a context that Claude Code's prompt fills, or that is less than an answer."""
+    served = plan_prompt_tokens(fleet)
+    for name, model in fleet.models.items():
+        least = SMALL_CONTEXT_TOKENS
+        why = "a subagent's first request alone takes 2,000 tokens"
+        if served[name]:
+            least = MAIN_CONTEXT_TOKENS
+            why = (f"it serves {', '.join(served[name])}, and Claude Code's own prompt takes "
+                   "10,000 to 18,000 tokens")
+        if model.context < least:
+            yield warn(fleet, "small-context", ("models", name, "context"),
+                       what=f"{model.context}; {why}",
+                       fix=f"write `context: {least}` or more")
+        # The default is nobody's wish: of a context below it `small-context` says enough.
+        if model.max_output > model.context and model.max_output != Model.max_output:
+            most = max(model.context // 2, LEAST_CONTEXT_TOKENS)
+            yield warn(fleet, "output-above-context", ("models", name, "max_output"),
+                       what=f"{model.max_output}, but its context of {model.context} holds "
+                            "the prompt and the answer together",
+                       fix=f"write `max_output: {most}` or less")
+
+
+@check("Config", "file")
+def lint_main_fallback(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Warn of a main session that ends with one machine, where another could go on."""
+    main = fleet.models[plan_tiers(fleet)["main"]]
+    helpers = [fleet.models[name] for name in main.fallback]
+    helpers += [model for model in fleet.models.values() if model.alias == main.alias]
+    if main.cloud or any(helper.node != main.node for helper in helpers):
+        return
+
+    able = [model for model in fleet.models.values()
+            if model.node != main.node and model.context >= MAIN_CONTEXT_TOKENS
+            and not model.cloud and not lacks_tools(model.ollama_model)]
+    if able:
+        heir = min(able, key=lambda model: (-billions(model.ollama_model), model.name))
+        names = [*main.fallback, heir.name]
+        yield warn(fleet, "no-fallback", ("models", main.name),
+                   what=f"it serves the main session, which ends when {main.node} sleeps",
+                   fix=f"write `fallback: [{', '.join(map(quote_yaml, names))}]`")
+
+
+@check("Config", "file")
+def lint_unused_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Warn of models that get no work: from agents, tiers, or as fallbacks and twins of those."""
+    twins = models_by_alias(fleet)
+    used = set()
+    pending = [agent.model for agent in fleet.agents.values()]
+    pending += plan_tiers(fleet).values()
+    while pending:
+        name = pending.pop()
+        if name not in used:
+            used.add(name)
+            pending += fleet.models[name].fallback
+            pending += [twin.name for twin in twins.pop(fleet.models[name].alias, ())]
+    for name in fleet.models:
+        if name not in used:
+            yield warn(fleet, "unused-model", ("models", name),
+                       what="no agent, tier or fallback uses it", fix=FIND_WORK)
+
+
+@check("Config", "file")
+def lint_agents(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Warn of tools and keys unknown to Claude Code, and of editors that only print calls."""
+    for name, agent in fleet.agents.items():
+        for index, tool in enumerate(agent.tools or ()):
+            yield from _lint_tool(fleet, ("agents", name, "tools", index), tool.split("(")[0])
+        for key in agent.frontmatter:
+            if key not in KNOWN_FRONTMATTER:
+                fix = (nearest(key, KNOWN_FRONTMATTER)
+                       or f"known: {some_of(KNOWN_FRONTMATTER)}")
+                yield warn(fleet, "unknown-frontmatter", ("agents", name, "frontmatter", key),
+                           what="Claude Code is not known to read it", fix=fix)
+        model = fleet.models[agent.model].ollama_model
+        node = fleet.nodes[fleet.models[agent.model].node]
+        edits = agent.tools is None or EDIT_TOOLS & set(plan_tools(agent.tools))
+        if edits and prints_calls(model):
+            yield warn(fleet, "prints-tool-calls", ("agents", name, "model"),
+                       what=f"it may edit, but {model} is known to print tool calls as text "
+                            "instead of making them",
+                       fix=mend_toolless(fleet.models[agent.model], NodeState(
+                           node.name, "", provider=node.provider), node.memory_gb))
+
+
+def _lint_tool(fleet: Fleet, path: tuple[str | int, ...], tool: str) -> Iterator[Finding]:
+    """Yield that Claude Code has no such tool any more, or that it was mistyped."""
+    if tool in GONE_TOOLS:
+        heir = GONE_TOOLS[tool]
+        yield warn(fleet, "tool-gone", path,
+                   what=f"Claude Code no longer has `{tool}`; `generate` fixes that",
+                   fix=f"write `{heir}`" if heir else "remove it")
+    elif tool not in KNOWN_TOOLS and "__" not in tool:  # `mcp__server__tool`
+        near = nearest(tool, KNOWN_TOOLS)
+        if near or tool[0].islower():
+            yield warn(fleet, "tool-unknown", path,
+                       what=f"Claude Code is not known to have `{tool}`",
+                       fix=near or f"known: {some_of(KNOWN_TOOLS)}")
+
+
+def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield that the environment holds a weak key, which beats the one generated."""
+    variable = fleet.gateway.master_key_env
+    key = environ.get(variable)
+    is_exposed = not is_loopback(fleet.gateway.host)
+    # Not sk-local-dev and the like.
+    if key is None or (len(key) >= 16 and len(set(key)) >= 8):
+        return
+
+    why = "it has fewer than 16 characters" if len(key) < 16 else "it is easy to guess"
+    if is_exposed:
+        why += ", and the gateway listens beyond this machine"
+    yield Finding("weak-key", "error" if is_exposed else "warning",
+                  f"the key in ${variable} is weak: {why}",
+                  fix=f"unset {variable}; rm -f {ENVIRONMENT_FILE}; subagent-fleet generate")

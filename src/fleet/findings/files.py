@@ -1,0 +1,107 @@
+"""Findings on generated files, the key, and a worker."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.config.address import address_kind
+from fleet.findings.checks import check
+from fleet.findings.nodes import name_hole, public_address, worst_hole
+from fleet.plan.candidates import rank_models
+from fleet.plan.memory import SMALL_PLACEHOLDER
+from fleet.start.constants import ENVIRONMENT_FILE, STATE_DIRECTORY
+from fleet.start.errors import Finding
+from fleet.text.phrases import count_of, quote_shell, some_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from fleet.config.node import NodeState
+    from fleet.config.sections import Fleet
+    from fleet.findings.checks import Facts
+
+
+# -- Files --
+
+
+@check("Files", "disk")
+def check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Say of the generated files whether they are what the config makes of them."""
+    yield from facts.file_problems
+    groups: dict[str, list[str]] = {}
+    for change in facts.changes:
+        groups.setdefault(change.action, []).append(change.path)
+
+    if "unchanged" in groups:
+        count = count_of(groups["unchanged"], "generated file")
+        yield Finding("files-unchanged", "ok", f"{count} up to date")
+    for action, words in (("created", "not generated yet"), ("updated", "out of date"),
+                          ("removed", "their agents are gone")):
+        if action in groups:
+            fix = "subagent-fleet doctor --fix"
+            # Else it writes nothing at all.
+            if action == "created" and "edited" not in groups:
+                fix = "subagent-fleet generate"
+            yield Finding(f"files-{action}", "warning",
+                          f"{some_of(groups[action], 5)}: {words}", fix=fix)
+    for path in groups.get("edited", ()):
+        yield Finding("files-edited", "info", f"{path}: changed by hand; kept",
+                      fix="subagent-fleet generate --diff")
+
+
+@check("Files", "disk")
+def check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
+    """Say who else may get the key."""
+    path = quote_shell(facts.env_path)
+    if "env-readable" in facts.leaks:
+        yield Finding("env-readable", "error", f"other users can read the key in {path}",
+                      fix="subagent-fleet doctor --fix")
+    if "env-foreign" in facts.leaks:
+        yield Finding("env-foreign", "error",
+                      f"{path} belongs to another user, and so does the key in it",
+                      fix=f"rm {path}; subagent-fleet generate")
+    if "env-tracked" in facts.leaks:
+        yield Finding("env-tracked", "error", f"the key in {path} is in git",
+                      fix=f"git rm -f --cached {path}; rm {path}; subagent-fleet generate")
+    if "env-unignored" in facts.leaks:
+        ignore = quote_shell(facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore"))
+        yield Finding("env-unignored", "warning",
+                      f"git would commit your key: {path} is not ignored",
+                      fix=write_ignored(ignore))
+
+
+def write_ignored(path: str) -> str:
+    """Return the command that adds to a `.gitignore` what others shall not get."""
+    # The bare names: `./` or `../` before them would ignore nothing. An editor may have left
+    # out the end of the last line.
+    return f"printf '\\n{ENVIRONMENT_FILE}\\n{STATE_DIRECTORY}/\\n' >> {path}"
+
+
+# -- worker --
+
+
+def check_worker(program: str, state: NodeState,
+                 reached: Iterable[NodeState]) -> list[Finding]:
+    """Return what keeps this machine from being a node, and what mends it."""
+    if not program and not state.online:
+        return [Finding("ollama-absent", "error", "Ollama is not installed",
+                        fix="install it from ollama.com/download")]
+    if not state.online:
+        return [Finding("ollama-stopped", "error", f"Ollama is installed ({program}) but "
+                        f"does not answer: {state.reason} ({state.endpoint})",
+                        fix="start its app or its service, or: ollama serve")]
+
+    findings = []
+    hole = worst_hole(state)
+    if hole:
+        findings.append(name_hole(hole, f"Ollama {state.version}", ""))
+    if not rank_models(state):
+        findings.append(Finding("no-model", "warning", "no model here can answer an agent",
+                                fix=f"ollama pull {SMALL_PLACEHOLDER}"))
+    places = [place.name for place in reached if place.online and address_kind(place.name)]
+    if not places:
+        findings.append(Finding("closed-node", "warning", "Ollama answers this machine only",
+                                fix="open it as shown below"))
+    public = [place for place in places if address_kind(place) == "public"]
+    if public:
+        findings.append(public_address("this machine", public[-1], "error"))
+    return findings

@@ -1,0 +1,178 @@
+"""Findings on machines: do they answer, who can reach them, what fits."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.config.address import address_kind
+from fleet.config.node import NodeState, kind_title
+from fleet.findings.checks import FIND_ROOM, check, locate_key, warn
+from fleet.findings.config import plan_prompt_tokens
+from fleet.plan.loads import describe_load, plan_loads
+from fleet.plan.measured import is_older
+from fleet.plan.memory import plan_fitting_context, plan_kept_gigabytes
+from fleet.plan.roles import MAIN_CONTEXT_TOKENS, SMALL_CONTEXT_TOKENS
+from fleet.plan.routes import find_resident, plan_route_state
+from fleet.start.errors import Finding
+from fleet.start.record import Record
+from fleet.text.phrases import count_of, join_words, some_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fleet.config.sections import Fleet
+    from fleet.findings.checks import Facts
+    from fleet.plan.loads import Load
+
+
+# -- Nodes --
+
+
+@check("Nodes", "nodes")
+def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say of each node what it answered, or why it did not and who then answers for it."""
+    for state in facts.states.values():
+        if state.online:
+            yield Finding("node-online", "ok", f"{state.name}: {state.runs} at "
+                          f"{state.endpoint}, {count_of(state.models, 'model')}")
+            continue
+
+        models = [model for model in fleet.models.values() if model.node == state.name]
+        alone = [model.name for model in models
+                 if not plan_route_state(fleet, facts.states, model).fallback]
+        what = f"{state.name}: no answer at {state.endpoint} ({state.why})"
+        if alone:
+            what += f"; no other machine can answer for {join_words(alone)}"
+        yield Finding("node-offline", "error" if alone else "warning", what,
+                      fix=state.mend_from_afar)
+
+
+class Hole(Record):
+    """What an Ollama does that is older than the version that fixed it."""
+
+    fixed_in: str
+    level: str
+    harm: str
+
+
+OLLAMA_HOLES = (  # the worst first (golang/vulndb, its history)
+    Hole("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
+    Hole("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
+    Hole("0.31.2", "warning", "takes harmful model files without checking them"))
+
+
+@check("Nodes", "nodes")
+def check_ollama_versions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Name the nodes whose Ollama has a known hole, those with the same one together."""
+    for hole in OLLAMA_HOLES:
+        states = [state for state in facts.states.values() if worst_hole(state) is hole]
+        if states:
+            who = join_words([f"{state.name} (Ollama {state.version})" for state in states])
+            yield name_hole(hole, who, f" on {join_words([state.name for state in states])}")
+
+
+def worst_hole(state: NodeState) -> Hole | None:
+    """Return the worst that is known of an Ollama's version."""
+    for hole in OLLAMA_HOLES if state.provider == "ollama" else ():
+        if is_older(state.version, hole.fixed_in):
+            return hole
+    return None
+
+
+def name_hole(hole: Hole, who: str, where: str) -> Finding:
+    return Finding("ollama-old", hole.level, f"{who}: this version {hole.harm}; fixed in "
+                   f"{hole.fixed_in}", fix=f"update Ollama{where} (ollama.com/download)")
+
+
+@check("Nodes", "nodes")
+def check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Name the nodes that web pages or the internet may use."""
+    # By provider: what holds of several is said once.
+    open_to_pages: dict[str, list[str]] = {}
+    for name, look in facts.looks.items():
+        node = fleet.nodes[name]
+        if look.answers_any_page:
+            open_to_pages.setdefault(node.provider, []).append(name)
+        for address in look.addresses:
+            is_named = address in node.endpoint  # then it is a warning of the config
+            if address_kind(address) == "public" and not is_named:
+                yield public_address(name, address, "warning")
+    for provider, names in open_to_pages.items():
+        who = join_words(names)
+        fix = f"remove OLLAMA_ORIGINS on `{who}`, then restart Ollama"
+        if provider != "ollama":
+            fix = f"give {kind_title(provider)} on `{who}` a key, and write `api_key_env:`"
+        yield Finding("open-origin", "warning", f"{who}: answers any web page that is opened "
+                      "in a browser near it", fix=fix)
+
+
+def public_address(who: str, address: str, level: str) -> Finding:
+    """Return the Finding on a machine that the internet may reach."""
+    return Finding("public-address", level, f"{who}: the internet may reach it at {address}",
+                   fix="close its port to the internet; use a LAN, Tailscale or WireGuard "
+                       "address")
+
+
+@check("Nodes", "nodes")
+def check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say what each model was counted to take, what it takes, and who stays warm there."""
+    for state in facts.states.values():
+        for load in plan_loads(fleet, state):
+            if load.held is None or load.warm is None:
+                continue
+            what = describe_load(load, fleet.nodes[state.name].memory_gb)
+            resident = find_resident(state, load.model)
+            if resident and resident.size and resident.context == load.context:
+                what += f" Measured: {resident.size / 1e9:.1f} GB in all."
+            if load.warm >= len(load.users) or state.provider not in ("ollama", "llamacpp"):
+                yield Finding("room", "ok", what)
+                continue
+            # In whole GiB, as its server counts, and a little for what it notes beside them.
+            wanted = len(load.users) - load.model.max_parallel + 1
+            cache = 1.02 * wanted * plan_kept_gigabytes(load.held, load.context)
+            gibibytes = int(cache * 1e9 / 2**30) + 1
+            yield Finding("few-warm", "info", what,
+                          locate_key(fleet, "models", load.model.name, "context"),
+                          fix=f"if {state.name} has the memory, set `LLAMA_ARG_CACHE_RAM="
+                          f"{gibibytes * 1024}` for its server, and write `cache_gb: "
+                          f"{gibibytes * 2**30 / 1e9:.1f}` under nodes.{state.name}")
+
+
+@check("Nodes", "file")
+def check_memory(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Name the models larger than their machine, then those that evict each other."""
+    for name, node in fleet.nodes.items():
+        state = facts.states.get(name) or NodeState(name, node.endpoint, "not asked")
+        memory = node.memory_gb or float("inf")
+        loads = plan_loads(fleet, state)
+        for load in loads:
+            if load.gigabytes > memory:
+                yield _name_large_model(fleet, load)
+
+        fitting = [load for load in loads if load.gigabytes <= memory]
+        need = sum(load.gigabytes for load in fitting)
+        is_spilled = any(0 < (loaded.gpu_percent or 0) < 100 for loaded in state.loaded)
+        if len(fitting) > 1 and (is_spilled or need > memory):
+            names = some_of([load.model.ollama_model for load in fitting], 5)
+            yield warn(fleet, "memory-short", ("nodes", name, "memory_gb"),
+                       what=f"{names} need about {need:.0f} GB and evict each other",
+                       fix=FIND_ROOM)
+
+
+def _name_large_model(fleet: Fleet, load: Load) -> Finding:
+    """Return the Finding on a model that does not fit its machine, even alone."""
+    model = load.model
+    memory = fleet.nodes[model.node].memory_gb or 0
+    key = "ollama_model"
+    what = f"by its name, {model.ollama_model} needs"
+    fix = FIND_ROOM
+    if load.held:
+        key = "context"
+        what = f"{model.ollama_model} with a context of {model.context:,} needs"
+        least = (MAIN_CONTEXT_TOKENS if plan_prompt_tokens(fleet)[model.name]
+                 else SMALL_CONTEXT_TOKENS)
+        context = plan_fitting_context(load.held, memory, model.max_parallel)
+        if context >= least:
+            fix = f"write `context: {context}`"
+    return warn(fleet, "model-too-large", ("models", model.name, key),
+                what=f"{what} about {load.gigabytes:.0f} GB; {model.node} has {memory:g}",
+                fix=fix)

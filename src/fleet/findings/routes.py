@@ -1,0 +1,128 @@
+"""Findings on routes: is there what each alias needs."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.config.node import kind_title
+from fleet.findings.checks import check, locate_key, mend_missing, mend_toolless
+from fleet.findings.config import plan_prompt_tokens
+from fleet.plan.measured import find_measurement
+from fleet.plan.routes import find_resident, held_model, models_by_alias, plan_fallbacks
+from fleet.start.errors import Finding
+from fleet.text.phrases import join_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fleet.config.node import NodeState
+    from fleet.config.sections import Fleet, Model
+    from fleet.findings.checks import Facts
+
+
+# -- Routes --
+
+
+@check("Routes", "nodes")
+def check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say of each model that its node serves it as it is asked, or what is in the way."""
+    prompts = plan_prompt_tokens(fleet)
+    for model in fleet.models.values():
+        users = [agent.name for agent in fleet.agents.values()
+                 if agent.model == model.name and agent.tools != ()] + prompts[model.name]
+        state = facts.states[model.node]
+        if not state.online:
+            continue  # said of the node
+        flaws = [*_presence_flaws(fleet, model, state),
+                 *_ability_flaws(fleet, model, facts, users),
+                 *_context_flaws(fleet, model, state)]
+        yield from flaws
+        if not flaws:
+            yield Finding("route", "ok",
+                          f"models.{model.name}: {model.ollama_model} on {model.node}")
+
+
+@check("Routes", "nodes")
+def check_needs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
+    """Say which aliases have nobody for images, and whose stand-ins hold shorter prompts."""
+    chains = plan_fallbacks(fleet)
+    sharing = models_by_alias(fleet)
+    for alias in sharing:
+        models = [model for link in (alias, *chains.get(alias, ()))
+                  for model in sharing[link]]
+        if len({model.ollama_model for model in models}) == 1:
+            continue  # there is nothing to choose
+        if all(_is_blind(model, facts) for model in models):
+            yield Finding("no-images", "info", f"`{alias}`: images are dropped: no model "
+                          "behind it can read them", fix="name one that can as a `fallback`")
+
+        first = models[0]
+        shorter = [model.context for model in models if model.context < first.context]
+        if shorter:
+            longest = max(shorter)
+            able = [model.name for model in models if model.context > longest]
+            yield Finding("short-fallback", "info", f"`{alias}`: prompts over {longest:,} "
+                          f"tokens can only go to {join_words(able)}")
+
+
+def _is_blind(model: Model, facts: Facts) -> bool:
+    """Tell whether a model's node says what it can, and images are not of it."""
+    capabilities = held_model(model, facts.states[model.node]).capabilities
+    return capabilities is not None and "vision" not in capabilities
+
+
+def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
+    """Yield that a model is not there, or only stands there for one at ollama.com."""
+    if model.cloud:
+        return
+    held = held_model(model, state)
+    where = locate_key(fleet, "models", model.name, "ollama_model")
+    if not held.name:
+        what = f"models.{model.name}: {model.ollama_model} is not on {model.node}"
+        yield Finding("model-missing", "error", what, where,
+                      fix=mend_missing(fleet, model, state))
+    elif held.remote:
+        yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is "
+                      f"sent by `{model.node}` to {held.remote}", where,
+                      fix="choose a local model, or add `cloud: true`")
+
+
+def _ability_flaws(fleet: Fleet, model: Model, facts: Facts, users: Sequence[str]
+                   ) -> Iterator[Finding]:
+    """Yield what a model will be asked and cannot do, or did not when `bench` tried."""
+    state = facts.states[model.node]
+    held = held_model(model, state)
+    capabilities = held.capabilities
+    what = f"models.{model.name}: {model.ollama_model}"
+    where = locate_key(fleet, "models", model.name, "ollama_model")
+    known = find_measurement(facts.measured, state.endpoint, model.ollama_model)
+    if users and capabilities is not None and "tools" not in capabilities:
+        yield Finding("no-tools", "error",
+                      f"{what} cannot call tools, which {', '.join(users)} will ask of it",
+                      where, fix=mend_toolless(model, state, facts.memory.get(model.node)))
+    elif users and known and known.instead and known.is_of(held):
+        yield Finding("bench-no-tools", "warning",
+                      f"models.{model.name}: in `bench` {model.ollama_model} "
+                      f"{known.instead}; {', '.join(users)} will ask it to call tools", where,
+                      fix="`subagent-fleet recommend` shows which model does")
+    if model.thinking and capabilities is not None and "thinking" not in capabilities:
+        title = kind_title(state.provider)
+        yield Finding("no-thinking", "error", f"{what} cannot think; {title} refuses it",
+                      locate_key(fleet, "models", model.name, "thinking"),
+                      fix="write `thinking: false`")
+
+
+def _context_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
+    """Yield that a context is more than the model was made for, or than it is loaded with."""
+    what = f"models.{model.name}: {model.ollama_model}"
+    where = locate_key(fleet, "models", model.name, "context")
+    trained = held_model(model, state).trained_context
+    wanted = min(model.context, trained or model.context)
+    if wanted < model.context:
+        yield Finding("context-untrained", "warning", f"{what} was trained for {wanted}",
+                      where, fix=f"write `context: {wanted}`")
+
+    loaded = find_resident(state, model)
+    if loaded and 0 < loaded.context < wanted:
+        yield Finding("context-short", "warning",
+                      f"{what} is loaded with context {loaded.context}, not {wanted}", where,
+                      fix=f"subagent-fleet warmup --model {model.name}")

@@ -1,0 +1,440 @@
+"""Who may ask which machine, and when."""
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from fleet.config.names import full_model_name
+from fleet.gateway.receipts import Passed
+from fleet.gateway.seats import LESSON_TOKENS, UNKNOWN_PROMPT, Seats, Ticket
+from fleet.plan.environment import is_cloud
+from fleet.plan.routes import models_by_alias, plan_fallbacks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from fleet.config.sections import Fleet, Model
+    from fleet.gateway.seats import Beginnings
+    from fleet.speech.answer import End
+    from fleet.speech.dialect import Conversation
+
+
+REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
+
+PATIENCE_SECONDS = 250.0  # who has waited longer takes a seat that has lasted
+
+LEAVING = 0.8  # to read all elsewhere must be worth so much
+# Which of those that are free is asked: the first of these rules by which two of them differ.
+PICKS = "least busy", "knows the prompt", "idle longest"
+
+
+# -- who may ask which node when --
+
+
+class Rest:
+    """How long a node, or one model that it lacks, is left alone after a failure.
+
+    That of a node ends when the gateway has asked it and it answers: a request that had
+    to find out would keep all others waiting for its first token. That of a model ends
+    by the clock.
+    """
+
+    def __init__(self) -> None:
+        self.until = 0.0  # 0: it does not rest
+        self.seconds = 0.0  # of this rest, or of the last one until a request was answered
+        self.why = ""
+        self.is_asked = False  # the question is on its way
+
+    def begin(self, now: float, why: str) -> None:
+        """Rest, twice as long as the last time."""
+        self.seconds = min(max(2 * self.seconds, REST_SECONDS), REST_LIMIT_SECONDS)
+        self.until = now + self.seconds
+        self.why = why
+
+    def end(self) -> None:
+        """Answer requests again, and begin with a short one the next time."""
+        self.until = self.seconds = 0.0
+
+
+class ModelPlace:
+    """What a model has on its node: slots, and a rest of its own while the node lacks it."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.slots, self.running = 1, 0
+        self.last_number = 0  # of the request that came last
+        self.missing = Rest()
+        self.seats = Seats()
+
+    def is_free(self) -> bool:
+        return self.running < self.slots
+
+
+class Scheduler:
+    """Slots, the queue, rests. Pure but for a lock and a clock; any thread may call."""
+
+    def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
+        self._lock, self._clock = threading.RLock(), clock
+        self.candidates = _plan_candidates(fleet)
+        self.places = plan_model_places(fleet)
+        self.is_due = threading.Event()  # a node is to be asked before its rest is over
+        self._rests = {name: Rest() for name in fleet.nodes}
+        self._busy = dict.fromkeys(fleet.nodes, 0)  # slots in use, by node
+        self._queue: dict[int, Ticket] = {}
+        self._holders: dict[int, Ticket] = {}  # of slots
+        self._number = 0
+
+    def enter(self, alias: str, conversation: Conversation,
+              candidates: list[list[Model]] | None = None, *,
+              prompt: Beginnings = UNKNOWN_PROMPT,
+              patience: float = PATIENCE_SECONDS) -> Ticket:
+        """Return a ticket in the queue of an alias; it may hold a slot at once.
+
+        Only these `candidates` will be asked, where not all can do what is needed.
+        """
+        with self._lock:
+            self._number += 1
+            ticket = Ticket(self._number, alias, conversation, prompt, self._clock(),
+                            patience)
+            self._queue_up(ticket, candidates or self.candidates[alias])
+            self._give_out()
+        return ticket
+
+    def _queue_up(self, ticket: Ticket, candidates: list[list[Model]]) -> None:
+        ticket.candidates = candidates
+        self._queue[ticket.number] = ticket
+        now = self._clock()
+        for place in self._places_of(ticket):
+            own = place.seats.find_own(ticket)
+            if own and own.has_seat(now) and not own.waiter:
+                own.waiter = ticket
+                ticket.kept.append(own)
+
+    def _places_of(self, ticket: Ticket) -> dict[ModelPlace, None]:
+        return {self.places[model.name]: None for group in ticket.candidates
+                for model in group}
+
+    def _take_off(self, ticket: Ticket) -> None:
+        """Take a request out of the queue, and its slot from it."""
+        self._queue.pop(ticket.number, None)
+        for memory in ticket.kept:
+            if memory.waiter is ticket:
+                memory.waiter = None
+        ticket.kept = []
+        if ticket.model:
+            del self._holders[ticket.number]
+            place = self.places[ticket.model.name]
+            place.running -= 1
+            self._busy[place.node] -= 1
+            if ticket.memory:
+                place.seats.end(ticket, self._clock())
+            ticket.model = ticket.memory = None
+
+    def leave(self, ticket: Ticket) -> None:
+        """Give up the wait or the slot; nothing is said about the node."""
+        with self._lock:
+            self._take_off(ticket)
+            self._give_out()
+
+    def move_on(self, ticket: Ticket, candidates: list[list[Model]]) -> None:
+        """Leave a model that cannot do what is needed for these; it goes on with others."""
+        with self._lock:
+            self._take_off(ticket)
+            self._queue_up(ticket, candidates)
+            self._give_out()
+
+    def claim(self, model: Model, tokens: float, *, is_sure: bool) -> None:
+        """Take how many tokens a place should keep besides its slots, as told or assumed."""
+        with self._lock:
+            seats = self.places[model.name].seats
+            seats.claim = tokens
+            if is_sure:
+                seats.room = tokens
+            self._give_out()
+
+    def succeed(self, ticket: Ticket) -> bool:
+        """Note that the node answered: it rests no more. Tell whether it had rested."""
+        assert ticket.model
+        with self._lock:
+            place = self.places[ticket.model.name]
+            rest = self._rests[place.node]
+            had_rested = rest.until > 0
+            rest.end()
+            place.missing.end()
+            place.seats.remember(ticket)
+            self._give_out()
+        return had_rested
+
+    def learn(self, ticket: Ticket, end: End, seconds: float) -> tuple[int, int, str]:
+        """Learn from an answer whose prompt took so many seconds.
+
+        Return how many of its tokens were warm, how many were read again, and why.
+        """
+        with self._lock:
+            if not ticket.memory or not ticket.model:
+                return end.cache_read, 0, ""
+            seats = self.places[ticket.model.name].seats
+            warm = seats.learn(ticket, end, seconds, self._clock())
+            # The prompt's tokens were guessed; no more can be read than the machine counts.
+            again = min(max(ticket.own, ticket.own_elsewhere), end.input_tokens) - warm
+            if again < LESSON_TOKENS:
+                return warm, 0, ""
+            if ticket.own_elsewhere > ticket.own:
+                return warm, again, f"moved from {ticket.elsewhere}"
+            return warm, again, "pushed out"
+
+    def fail(self, ticket: Ticket, why: str, *, is_missing: bool = False,
+             is_over: bool = False) -> float:
+        """Let the node, or only the model that it lacks, rest; queue for another.
+
+        Nobody else is asked where the request `is_over`. Return for how many seconds.
+        """
+        assert ticket.model
+        with self._lock:
+            now = self._clock()
+            place = self.places[ticket.model.name]
+            rest = place.missing if is_missing else self._rests[place.node]
+            # Who fails while it rests had been asked before: that is no second failure.
+            if rest.until <= (now if is_missing else 0):
+                rest.begin(now, why)
+
+            others = [[model for model in group if model is not ticket.model]
+                      for group in ticket.candidates]
+            self._take_off(ticket)
+            for other in self.places.values():
+                if other is place or (other.node == place.node and not is_missing):
+                    other.seats.forget()
+            ticket.candidates = [] if is_over else others
+            if any(ticket.candidates):
+                self._queue_up(ticket, others)
+            self._give_out()
+        return rest.seconds
+
+    def look(self) -> list[str]:
+        """Give out what became free by itself; return the nodes to ask whether they answer.
+
+        Each is told once; `end_rest` has to follow.
+        """
+        with self._lock:
+            self._give_out()
+            now = self._clock()
+            due = [name for name, rest in self._rests.items()
+                   if 0 < rest.until <= now and not rest.is_asked]
+            for name in due:
+                self._rests[name].is_asked = True
+            return due
+
+    def end_rest(self, name: str, why: str) -> float:
+        """Take what a node was found to be: it answers, or it does not, and `why`.
+
+        Return for how many seconds it rests on.
+        """
+        with self._lock:
+            rest = self._rests[name]
+            rest.is_asked = False
+            if rest.until and why:
+                rest.begin(self._clock(), why)
+            else:
+                rest.until = 0.0  # that it answers requests is not known yet
+            self._give_out()
+            return rest.seconds if rest.until else 0.0
+
+    def show(self) -> tuple[dict[str, dict[str, Any]], int]:
+        """Return what is true of each model's place, and how many wait."""
+        with self._lock:
+            now = self._clock()
+            places = {}
+            for name, place in self.places.items():
+                rest = self._rests[place.node]
+                rests = round(max(rest.until, place.missing.until) - now, 1)
+                rests = max(rests, 0.1 if rest.until else 0.0)  # until it is known to answer
+                places[name] = {"running": place.running, "slots": place.slots,
+                                "rests_seconds": rests, "warm": place.seats.show(now)}
+            return places, len(self._queue)
+
+    def show_sessions(self) -> dict[str, str]:
+        """Return {session: waiting or working} for those with requests here; working wins."""
+        with self._lock:
+            sessions = {ticket.conversation.session: "waiting"
+                        for ticket in self._queue.values()}
+            for ticket in self._holders.values():
+                sessions[ticket.conversation.session] = "working"
+            sessions.pop("", None)
+            return sessions
+
+    def rest_seconds(self, alias: str) -> int:
+        """Return after how many whole seconds the first candidate has rested enough."""
+        with self._lock:
+            ends = [max(self._rests[model.node].until, self.places[model.name].missing.until)
+                    for group in self.candidates[alias] for model in group]
+            return max(int(min(ends) - self._clock()) + 1, 1)
+
+    def _give_out(self) -> None:
+        """Give what is free to who waits, in order.
+
+        After each grant all are asked again: who has its seat and runs now is in nobody's
+        way any more.
+        """
+        # One for all: a rest that ends meanwhile is not for who came last.
+        now = self._clock()
+        while self._give_once(now):
+            pass
+
+    def _give_once(self, now: float) -> bool:
+        """Give the first who may have it what is free; tell whether anybody got something."""
+        line = sorted(self._queue.values(), key=lambda ticket: ticket.number)
+        # Whoever has waited long takes a seat that has lasted; who came before goes first.
+        late = max((ticket.number for ticket in line if now - ticket.came >= ticket.patience),
+                   default=0)
+        for ticket in line:
+            model = None
+            if any(place.is_free() for place in self.places.values()):
+                model = self._choose(ticket, now, is_late=ticket.number <= late)
+            if model:
+                self._grant(ticket, model, now)
+                return True
+            self._await_rests(ticket, now)
+        return False
+
+    def _await_rests(self, ticket: Ticket, now: float) -> None:
+        """Have resting nodes asked that could answer a request; let it go when none does."""
+        rests = {model.node: self._rests[model.node]
+                 for group in ticket.candidates for model in group}
+        if not all(rest.until for rest in rests.values()):
+            return  # somebody is only busy
+
+        for name in rests.keys() - ticket.asked:
+            ticket.asked.add(name)
+            rests[name].until = min(rests[name].until, now)
+            self.is_due.set()
+        if all(rest.until > now and not rest.is_asked for rest in rests.values()):
+            del self._queue[ticket.number]
+            ticket.silent = {name: rest.why for name, rest in rests.items()}
+            ticket.wake()
+
+    def _grant(self, ticket: Ticket, model: Model, now: float) -> None:
+        self._take_off(ticket)
+        self._holders[ticket.number] = ticket
+        place = self.places[model.name]
+        ticket.is_answered = False
+        if ticket.prompt.links:
+            others = [(other.seats.own_tokens(ticket), other.node)
+                      for other in self._places_of(ticket) if other is not place]
+            ticket.own_elsewhere, ticket.elsewhere = max(others, default=(0, ""))
+            place.seats.begin(ticket, now)
+        place.running += 1
+        place.last_number = ticket.number
+        self._busy[place.node] += 1
+        ticket.model = model
+        ticket.wake()
+
+    def _choose(self, ticket: Ticket, now: float, *, is_late: bool) -> Model | None:
+        """Return a model to ask, None to wait; a late ticket may take a seat that lasted."""
+        missing = []  # of nodes that are awake
+        for group in ticket.candidates:
+            there = [model for model in group if not self._rests[model.node].until]
+            awake = [model for model in there if self.places[model.name].missing.until <= now]
+            if awake:
+                free = [model for model in awake if self._admits(model, ticket, now, is_late)]
+                best = self._pick(free, ticket)
+                return None if best and self._stays(ticket, best, awake, now) else best
+            missing += there
+
+        # Nobody else has it: to ask for a model that was missing costs little.
+        ticket.chosen = "nobody else has it"
+        free = [model for model in missing if self.places[model.name].is_free()]
+        return min(free, default=None,
+                   key=lambda model: self.places[model.name].missing.until)
+
+    def _admits(self, model: Model, ticket: Ticket, now: float, is_late: bool) -> bool:
+        """Tell whether a place has a slot and a seat for a request."""
+        place = self.places[model.name]
+        if not place.is_free():
+            return False
+        if not ticket.prompt.links or place.seats.admits(ticket, now):
+            return True
+        if is_late and place.seats.has_lasted(now):
+            return True
+        if not ticket.waits_for:
+            first = min(place.seats.taken(now), key=lambda memory: memory.since).conversation
+            ticket.waits_for = first.agent or first.session or "another conversation"
+        return False
+
+    def _stays(self, ticket: Ticket, best: Model, awake: list[Model], now: float) -> bool:
+        """Tell whether to await a place that keeps its seat, rather than read all elsewhere.
+
+        No longer than that takes.
+        """
+        seats = self.places[best.name].seats
+        if (seats.find_own(ticket)
+                or now - ticket.came >= seats.read_seconds(ticket.prompt.tokens)):
+            return False
+        busy = [self.places[model.name] for model in awake]
+        own = [place.seats.find_own(ticket) for place in busy if not place.is_free()]
+        return any(memory and memory.waiter is ticket for memory in own)
+
+    def _pick(self, free: list[Model], ticket: Ticket) -> Model | None:
+        """Return who answers: the first by PICKS, or one that ends clearly sooner.
+
+        How soon is known once it is known how fast they read and write.
+        """
+        def rank(model: Model) -> tuple[int, ...]:
+            place = self.places[model.name]
+            is_new = place.seats.find_own(ticket) is None
+            return self._busy[model.node], is_new, place.last_number
+
+        if not free:
+            return None
+        best, *others = sorted(free, key=rank)
+        ticket.chosen = "no other was free"
+        if others:
+            ranks = zip(PICKS, rank(best), rank(others[0]))
+            ticket.chosen = next((rule for rule, one, other in ranks if one != other),
+                                 PICKS[-1])
+        seconds = {model.name: self.places[model.name].seats.estimate(ticket.prompt)
+                   for model in free}
+        fastest = min(free, key=lambda model: seconds[model.name])
+        if 0 < seconds[fastest.name] < LEAVING * seconds[best.name]:
+            ticket.chosen = "ends sooner"
+            return fastest
+        return best
+
+
+def _plan_candidates(fleet: Fleet) -> dict[str, list[list[Model]]]:
+    """Return {alias: groups of models}: its own, then those of each of its fallbacks."""
+    by_alias = models_by_alias(fleet)
+    chains = plan_fallbacks(fleet)
+    return {alias: [by_alias[name] for name in (alias, *chains.get(alias, ()))]
+            for alias in by_alias}
+
+
+def pass_over(groups: list[list[Model]], lacks: Callable[[Model], str]
+              ) -> tuple[list[list[Model]], list[Passed]]:
+    """Return who of the candidates can do what is needed, and who is passed over for what.
+
+    Where nobody can, all stay: to try is better than to refuse.
+    """
+    passed = []
+    able = []
+    for group in groups:
+        flaws = {model.name: lacks(model) for model in group}
+        passed += [Passed(name, why) for name, why in flaws.items() if why]
+        able.append([model for model in group if not flaws[model.name]])
+    if not passed or not any(able):
+        return groups, []
+    return able, passed
+
+
+def plan_model_places(fleet: Fleet) -> dict[str, ModelPlace]:
+    """Return each model's ModelPlace; two that are one model on a node share it."""
+    places = {}
+    shared: dict[tuple[str, str], ModelPlace] = {}
+    for model in fleet.models.values():
+        key = (model.node, full_model_name(model.ollama_model))
+        place = shared.setdefault(key, ModelPlace(model.node))
+        place.slots = place.seats.slots = max(place.slots, model.max_parallel)
+        if is_cloud(fleet, model) or fleet.nodes[model.node].provider == "vllm":
+            place.seats.room = float("inf")  # it keeps as many as anybody needs
+        places[model.name] = place
+    return places

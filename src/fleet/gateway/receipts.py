@@ -1,0 +1,256 @@
+"""What is kept of requests: receipts, the ledger, the log."""
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from fleet.start.errors import FleetError
+from fleet.start.record import Record
+from fleet.text.json import render_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from fleet.world.world import World
+
+
+class Try(Record):
+    """A node that was asked in vain."""
+
+    node: str
+    why: str  # a class of reasons
+
+
+class Passed(Record):
+    """A candidate that was not asked: the request needs what it cannot do."""
+
+    model: str
+    why: str  # images, context, tools or format
+
+
+TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failures")
+
+
+class Receipt(Record):
+    """What one request came to: nothing of the prompt or the answer."""
+
+    time: float
+    id: str
+    session: str
+    agent: str
+    alias: str
+    model: str | None  # who was asked last; None: nobody was
+    node: str | None
+    context: int | None
+    tries: tuple[Try, ...]
+    waited: float | None  # seconds for slots, without those that failed attempts took
+    first_byte: float | None
+    total: float
+    input_tokens: int
+    output_tokens: int
+    outcome: str  # ok, left, stopped, prompt_too_long, or the kind of the error
+    sent: int = 0  # tokens that the prompt was thought to have; 0: not known
+    cloud: bool = False  # it left the house
+    passed_over: tuple[Passed, ...] = ()
+    # Who failed and in which words, as far as those are no prompt's or answer's.
+    said: str = ""
+    cached_tokens: int = 0  # of the input tokens: that the machine still had
+    read_again: int = 0  # and that a machine had read before, but not this one or no more
+    read_again_why: str = ""  # pushed out, or from where it moved
+    waited_for: str = ""  # the agent or session whose prompt was kept warm meanwhile
+    chosen: str = ""  # why this machine, of those that could answer
+    broken_calls: int = 0  # of the answer: dropped, because their arguments were not JSON
+    asked: float = 0.0  # seconds until the machine that answered was asked; 0: not known
+    runs: str = ""  # `model` as its machine calls it; "": an older receipt
+    digest: str = ""  # of that model, where the machine says it
+
+    @property
+    def model_name(self) -> str:
+        """The model that was asked last: as its machine calls it, else as fleet.yaml did."""
+        return self.runs or self.model or ""
+
+
+class Rejection(Record):
+    """A request that was refused before it was anybody's."""
+
+    http: int
+    what: str
+
+
+ASIDE_SECONDS = 0.05  # for what comes at once
+ASIDE_LIMIT = 20_000  # receipts that wait for a disk, lines that wait for a reader
+
+RECEIPTS_SHOWN = 200
+
+
+# -- what is told --
+
+
+def plan_row(receipt: Receipt) -> dict[str, Any]:
+    """Return the row of a request of which only its receipt is known."""
+    began = receipt.time - receipt.total
+    place = {"node": receipt.node, "model": receipt.model, "runs": receipt.model_name}
+    steps = [{"at": began, "what": "wait"}]
+    for attempt in receipt.tries:
+        at = began + (receipt.waited or 0.0)
+        steps.append({"at": at, "what": "wait", "node": attempt.node, "why": attempt.why})
+    asked = receipt.asked or receipt.waited
+    for what, after in (("read", asked), ("write", receipt.first_byte)):
+        if after is not None and receipt.node:
+            steps.append({"at": began + after, "what": what, **place})
+    return {"kind": "request", "id": receipt.id, "session": receipt.session,
+            "agent": receipt.agent, "alias": receipt.alias, "steps": steps,
+            "tokens": receipt.output_tokens, "receipt": receipt}
+
+
+class LogRow:
+    """A row as it was put; those who follow share how it is told."""
+
+    def __init__(self, version: int, row: dict[str, Any]) -> None:
+        self.version, self.row = version, row
+        self._frame = b""
+
+    def frame(self) -> bytes:
+        """Return it as `/events` tells it."""
+        self._frame = self._frame or b"data: %b\n\n" % render_json(self.row)
+        return self._frame
+
+
+class Log:
+    """What is so now: a row for each request and each rest, put again whole when it changes.
+
+    Who follows asks for what came since a version, however late it comes or comes back:
+    nothing is queued for anybody, and nobody has to be told what he missed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: dict[str, LogRow] = {}  # what changed last is last
+        self._ended: dict[str, None] = {}  # requests, the oldest first
+        self.version = 0
+        self.epoch = 0  # who follows from another one on begins anew
+
+    def put(self, row: Mapping[str, Any]) -> None:
+        """Take a row as it is now."""
+        name = row["id"]
+        with self._lock:
+            self.version += 1
+            self._rows.pop(name, None)
+            self._rows[name] = LogRow(self.version, {**row})
+            if "receipt" in row:
+                self._ended[name] = None
+                if len(self._ended) > RECEIPTS_SHOWN:
+                    oldest = next(iter(self._ended))
+                    del self._ended[oldest], self._rows[oldest]
+
+    def since(self, version: int) -> tuple[int, list[LogRow]]:
+        """Return the version that is now, and the rows that changed after another one."""
+        if version == self.version:  # most of the time
+            return version, []
+        with self._lock:
+            changed = []
+            for row in reversed(self._rows.values()):
+                if row.version <= version:
+                    break
+                changed.append(row)
+            return self.version, changed[::-1]
+
+    def begin_anew(self) -> None:
+        """Forget what was under way: who told it has gone."""
+        with self._lock:
+            self.epoch += 1
+            self._rows = {name: row for name, row in self._rows.items()
+                          if name in self._ended}
+
+
+class Ledger:
+    """Adds up what each node has served."""
+
+    def __init__(self, nodes: Iterable[str]) -> None:
+        self._lock = threading.Lock()
+        self.totals: dict[str, dict[str, Any]] = {
+            name: dict.fromkeys(TOTALS, 0) for name in nodes}
+        self.left_house = dict.fromkeys(TOTALS[:3], 0)
+
+    def add(self, receipt: Receipt) -> None:
+        with self._lock:
+            for attempt in receipt.tries:
+                self.totals[attempt.node]["failures"] += 1
+            if receipt.node is None:
+                return
+            total = self.totals[receipt.node]
+            total["waited_seconds"] = round(total["waited_seconds"] + (receipt.waited or 0.0),
+                                            3)
+            for sums in (total, self.left_house) if receipt.cloud else (total,):
+                sums["requests"] += 1
+                sums["input_tokens"] += receipt.input_tokens
+                sums["output_tokens"] += receipt.output_tokens
+
+
+class Aside:
+    """Does in its own thread what may wait for a disk or a reader; `put` never waits.
+
+    What comes at once is done at once. Of more than so many things the latest are dropped.
+    """
+
+    def __init__(self, work: Callable[[list[Any]], None]) -> None:
+        self._work = work
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.dropped = 0
+
+    def put(self, thing: object) -> None:
+        if self._queue.qsize() >= ASIDE_LIMIT:
+            self.dropped += 1
+            return
+        self._queue.put(thing)
+        if self._thread:
+            return
+        # No more threads now: the next one.
+        with self._lock, contextlib.suppress(RuntimeError):
+            if not self._thread:
+                thread = threading.Thread(target=self._run, daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def _run(self) -> None:
+        is_over = False
+        while not is_over:
+            things = [self._queue.get()]
+            if things[0] is not None:
+                time.sleep(ASIDE_SECONDS)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    things.append(self._queue.get_nowait())
+            is_over = None in things
+            self._work([thing for thing in things if thing is not None])
+
+    def end(self, seconds: float) -> None:
+        """Let it do what was put in, as far as that takes no longer."""
+        self._queue.put(None)
+        if self._thread:
+            self._thread.join(seconds)
+
+
+def keep_receipts(world: World, path: str, tell: Callable[[str], None]
+                  ) -> Callable[[list[Receipt | Rejection]], None]:
+    """Return what keeps receipts as lines of JSON; while it cannot, it says so once."""
+    is_broken = False
+
+    def take(things: list[Receipt | Rejection]) -> None:
+        nonlocal is_broken
+        lines = [render_json(thing) + b"\n" for thing in things if isinstance(thing, Receipt)]
+        try:
+            if lines:
+                world.append_line(path, b"".join(lines))
+                is_broken = False
+        except FleetError as error:
+            if not is_broken:
+                tell(f"warning: no receipts for now: {error.what}\n")
+            is_broken = True
+    return take

@@ -1,0 +1,149 @@
+"""What is seen of a fleet, as plain values."""
+from __future__ import annotations
+
+import datetime
+import re
+from typing import TYPE_CHECKING
+
+from fleet.config.node import NodeState
+from fleet.findings.checks import OUR_GATEWAY, plan_next_step
+from fleet.findings.gateway import check_gateway
+from fleet.plan.measured import find_measurement
+from fleet.plan.routes import plan_route_states
+from fleet.start.errors import Finding
+from fleet.start.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from fleet.config.sections import Fleet
+    from fleet.plan.measured import Measurement
+    from fleet.plan.routes import RouteState
+    from fleet.text.terminal import Typing
+
+
+# The fleet on one page, for a browser on this machine. It can only be looked at: what is
+# known of the fleet (a picture, sent anew when it changes) and what happens go to it as JSON,
+# nothing comes back. A random token in the address becomes a cookie; without it there is
+# nothing to see.
+
+def format_expiry(expires: str, now: float) -> str:
+    """Return when a model leaves memory, from what `/api/ps` says."""
+    text = re.sub(r"\.\d+", "", expires).replace("Z", "+00:00")  # 3.9 reads neither
+    try:
+        left_seconds = datetime.datetime.fromisoformat(text).timestamp() - now
+    except (ValueError, OverflowError):
+        return "?"
+
+    if left_seconds < 0:
+        return "leaving, or busy"
+    if left_seconds < 2 * 3600:
+        return f"{left_seconds / 60:.0f} min"
+    if left_seconds < 366 * 86400:
+        return f"{left_seconds / 3600:.0f} h"
+    return "never"  # keep_alive: -1 is a date in the year 2318
+
+
+def show_record(record: Any) -> dict[str, Any]:
+    """Return a record as JSON has it: a finding without the drawn excerpt."""
+    if isinstance(record, Finding):
+        return {
+            "id": record.slug,
+            "level": record.level,
+            "what": record.what,
+            "where": record.where,
+            "fix": record.fix,
+        }
+    fields = dict(vars(record))
+    if isinstance(record, NodeState):
+        fields["online"] = record.online
+    return fields
+
+
+# -- what is known of a fleet, as plain values --
+
+
+class NodeTotals(Record):
+    """What a node has served since its gateway began, as `/fleet` says it."""
+
+    name: str
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    waited_seconds: float = 0
+    failures: int = 0
+
+
+class KeptWarm(Record):
+    """What a place is believed to keep of conversations, as `/fleet` says it."""
+
+    conversations: int = 0
+    tokens: int = 0
+
+
+class ModelSlots(Record):
+    """How busy a model is, as `/fleet` says it."""
+
+    name: str
+    running: int
+    slots: int
+    rests_seconds: float = 0
+    warm: KeptWarm = KeptWarm()
+
+
+class FleetPage(Record):
+    """What is needed of `/fleet`."""
+
+    fleet: str
+    config: str = ""
+    nodes: tuple[NodeTotals, ...] = ()
+    models: tuple[ModelSlots, ...] = ()
+    waiting: int = 0
+    left_house: dict[str, int] = {}  # requests and tokens
+
+
+class GatewayView(Record):
+    """Who holds a fleet's gateway port and, where that is one of this fleet, what it says."""
+
+    # OUR_GATEWAY where one serves this fleet with its key, else who listens, or "".
+    holder: str
+    page: FleetPage | None = None
+
+
+class Sight(Record):
+    """What is seen of a fleet at one moment: `status` and the page show it."""
+
+    fleet: Fleet
+    states: Mapping[str, NodeState]
+    routes: Mapping[str, RouteState]  # by model
+    gateway: Finding
+    following: str  # the sentence of plan_next_step
+    now: float  # seconds since 1970
+    typing: Typing
+    said: FleetPage  # by the fleet's gateway, where it answers
+    tasks: Sequence[Mapping[str, Any]] = ()
+    measured: Sequence[Measurement] = ()  # by `bench`
+    findings: Sequence[Finding] = ()
+    is_followed: bool = False  # the gateway tells what happens
+
+    @property
+    def places(self) -> dict[str, ModelSlots]:
+        """How busy each model is."""
+        return {model.name: model for model in self.said.models}
+
+    def find_measured(self, node: str, ollama_model: str) -> Measurement | None:
+        """Return what was measured of a model on a node."""
+        return find_measurement(self.measured, self.states[node].endpoint, ollama_model)
+
+
+def plan_sight(fleet: Fleet, states: Mapping[str, NodeState], view: GatewayView, now: float,
+               typing: Typing) -> Sight:
+    """Return what machines and the gateway have said, and what follows."""
+    gateway = check_gateway(fleet, view.holder)
+    routes = plan_route_states(fleet, states)
+    following = str(plan_next_step(fleet, states, routes, gateway))
+    said = FleetPage(fleet.name)
+    if view.page and view.holder == OUR_GATEWAY:
+        said = view.page
+    return Sight(fleet, states, routes, gateway, following, now, typing, said)

@@ -1,0 +1,66 @@
+"""What of a person a fleet file could send away."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.config.address import gateway_url, host_of, is_loopback, is_private
+from fleet.start.record import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from fleet.config.sections import Fleet, Node
+
+
+# -- what a fleet file could do with what is a person's --
+
+
+class Stake(Record):
+    """Something of a person's that would go where no fleet file may send it unasked."""
+
+    fact: str  # what is accepted, to the letter
+    what: str  # as a person reads it
+
+
+def plan_stakes(fleet: Fleet, own_hosts: Collection[str] = ()) -> list[Stake]:
+    """Return what is at stake when a fleet is used.
+
+    `own_hosts` are those of its hosts that turned out to be this machine's, or to be at home.
+    """
+    gateway = fleet.gateway
+    stakes = []
+    if not is_loopback(gateway.host) and gateway.host not in own_hosts:
+        url = gateway_url(gateway)
+        stakes.append(
+            Stake(f"gateway {url}", f"the gateway's key and all prompts go to {url}"))
+    stakes += plan_node_stakes(fleet.nodes.values(), own_hosts)
+    far = {stake.fact for stake in stakes}
+    for model in fleet.models.values():
+        endpoint = fleet.nodes[model.node].endpoint
+        if model.cloud and f"node {endpoint}" not in far:
+            stakes.append(Stake(f"cloud {model.ollama_model} {endpoint}", "prompts, and what "
+                                f"agents read, go to the cloud that runs {model.ollama_model} "
+                                f"for {endpoint} (node {model.node})"))
+    return stakes
+
+
+def plan_node_stakes(nodes: Iterable[Node], own_hosts: Collection[str] = ()) -> list[Stake]:
+    """Return what is at stake when these nodes are asked."""
+    stakes = []
+    for node in nodes:
+        host = host_of(node.endpoint)
+        if host not in own_hosts and not is_private(host):
+            stakes.append(Stake(f"node {node.endpoint}", "prompts, and what agents read, go "
+                                f"to {node.endpoint} (node {node.name})"))
+        if node.api_key_env:
+            stakes.append(plan_key_stake(node))
+        if node.auth:
+            stakes.append(Stake(f"login {node.endpoint}", "the login that Claude Code sends "
+                                f"goes to {node.endpoint} (node {node.name})"))
+    return stakes
+
+
+def plan_key_stake(node: Node) -> Stake:
+    """Return what is at stake when a node is sent the key that it wants."""
+    return Stake(f"key {node.api_key_env} {node.endpoint}",
+                 f"the key in {node.api_key_env} goes to {node.endpoint} (node {node.name})")

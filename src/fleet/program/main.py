@@ -1,0 +1,100 @@
+"""From start to exit status."""
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+from fleet.cli.rows import OTHER_NAMES
+from fleet.program.parse import name_command, run_words, tell_error
+from fleet.start.constants import EXIT_INTERRUPTED, EXIT_OK, EXIT_PROBLEM, HOME_URL
+from fleet.start.errors import FleetError
+from fleet.start.gate import OWN_FILE, VERSION
+from fleet.text.phrases import quote_shell
+from fleet.text.terminal import Typing, clean_text
+from fleet.world.disk import SEAL_BYTES
+from fleet.world.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+
+def name_program(world: World) -> str:
+    """Return what a person types to start this program, as far as that can be known."""
+    usual = Typing().program
+    typed = sys.argv[0]
+    _, name = world.split(typed)
+    if name in ("", "-", "-c", "<stdin>", usual, f"{usual}.exe"):  # piped, or installed
+        return usual
+    if __name__ == "__main__" and __spec__ is not None:
+        return "python3 -m subagent_fleet"
+    if world.which(name) == typed:  # a link on the PATH
+        return quote_shell(name)
+    if world.which(typed) == typed:  # it can be run as it is: a path, and executable
+        return quote_shell(typed)
+    return f"python3 {quote_shell(typed)}"
+
+
+LONG_LIVED = ("up", "serve", "ui", "run")
+# What `python3 -c` runs then: the bytecode, in the name of the file that it was made of.
+STARTER = ("import marshal, sys; _, __cached__, __file__, *sys.argv = sys.argv\n"
+           "with open(__cached__, 'rb') as stream:\n"
+           f" stream.seek({SEAL_BYTES}); exec(marshal.load(stream))")
+
+
+def start_from_bytecode(words: Sequence[str], world: World) -> None:
+    """Start what lives long again, without what compiling it took: 25 MB instead of 99."""
+    is_script = __name__ == "__main__" and not globals().get("__cached__")
+    name = words[0] if words else ""
+    if not is_script or OTHER_NAMES.get(name, name) not in LONG_LIVED:
+        return
+    bytecode = world.compile_own_source()
+    if bytecode:
+        # Isolated: `-c` would import from the working directory first.
+        world.become([sys.executable, "-I", "-S", "-c", STARTER, bytecode,
+                      world.real_path(OWN_FILE), *sys.argv])
+
+
+def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
+    """Run one command; return its exit status."""
+    if argv is None:  # as a program
+        World.leave_directories()
+    world = world or World()
+    try:
+        words = list(sys.argv[1:] if argv is None else argv)
+        # Without what the name of this program takes.
+        if words[:1] in (["-V"], ["--version"]):
+            world.write(f"subagent-fleet {VERSION}\n")
+            return EXIT_OK
+        if argv is None:
+            start_from_bytecode(words, world)
+            world.typing = Typing(name_program(world))
+        return run_words(words, world)
+    except KeyboardInterrupt:
+        world.err("\ninterrupted\n")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        world.discard_output()  # `| head` has read enough
+        name = "".join(name_command(words)[:1])
+        if name not in LONG_LIVED:
+            return EXIT_OK
+        what = f"{name}: nothing reads its output any more, so it has ended"
+        tell_error(FleetError("output", what, fix=f"subagent-fleet {name} > FILE"), world)
+        return EXIT_PROBLEM
+    except Exception:
+        world.err(f"subagent-fleet {VERSION}, Python {sys.version.split()[0]}: this is a "
+                  f"bug; please report it with these lines at {HOME_URL}/issues\n"
+                  + clean_text(traceback.format_exc()))
+        return EXIT_PROBLEM
+
+
+def main_and_end() -> NoReturn:
+    """Do what was typed, as a program."""
+    World.end(main())
+
+
+if __name__ == "__main__":
+    main_and_end()
+elif sys.argv[:1] == ["-m"] and "subagent_fleet.cli" in getattr(sys, "orig_argv", ()):
+    sys.exit("error: no module subagent_fleet.cli\n  fix: python3 -m subagent_fleet --help")

@@ -1,0 +1,227 @@
+"""From words to a command and its options; one command run."""
+from __future__ import annotations
+
+import argparse
+import functools
+import re
+from typing import TYPE_CHECKING
+
+from fleet.cli.rows import (
+    COMMANDS,
+    OTHER_NAMES,
+    WORK,
+    find_call,
+    find_command,
+    name_of,
+    parse_choice,
+    second_words,
+)
+from fleet.cli.say import print_report, retype
+from fleet.program.help import cmd_help
+from fleet.start.constants import EXIT_OK, EXIT_USAGE
+from fleet.start.errors import FleetError
+from fleet.start.record import Record
+from fleet.text.phrases import nearest, quote_shell
+from fleet.text.tables import format_finding
+from fleet.text.terminal import Typing, clean_line, paint
+from fleet.workspace.config import look_of
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Collection, Mapping, Sequence
+    from typing import Any, NoReturn
+
+    from fleet.cli.rows import Command
+    from fleet.world.world import World
+
+
+# Takes the words that were typed; finds the command, reads its flags, runs it, and prints
+# what it was refused with. What is typed again in a message is named here as it was typed.
+
+class CommandLine(Record):
+    """A command line that was understood."""
+
+    command: Command
+    options: Namespace
+
+
+def plan_typing(program: str, typed: Mapping[str, Any]) -> Typing:
+    """Return how messages name commands: with the places that were typed, where taken."""
+    # What `init` writes the next commands read.
+    values: dict[str, Any] = {
+        "--config": typed.get("output") or typed.get("config"), "--out": typed.get("out"),
+        "--output": typed.get("output")}
+    places = {}
+    for row in COMMANDS:
+        words = [f" {flag.name} {clean_line(quote_shell(values[flag.name]))}"
+                 for flag in row.flags if values.get(flag.name) not in (None, "", "-")]
+        places[row.name] = "".join(words)
+    return Typing(program, places)
+
+
+def read_call(words: Sequence[str]) -> CommandLine:
+    """Return the command and its options; what is wrong is said in one line."""
+    called = find_call(words)
+    return CommandLine(called.command, parse_arguments(called.command, called.words))
+
+
+def parse_arguments(row: Command, words: list[str]) -> Namespace:
+    """Return the options of a command; what is wrong is said in one line."""
+    own = words
+    passed = []
+    if row.passes and "--" in words:
+        cut = words.index("--")
+        own = words[:cut]
+        passed = words[cut + 1:]
+
+    parser = make_parser(row)
+    typed, unknown = parser.parse_known_intermixed_args(own)
+    if unknown:
+        raise FleetError("usage", f"{row.name}: unknown argument `{unknown[0]}`",
+                         status=EXIT_USAGE, fix=suggest_words(row, own, passed, unknown)
+                         or f"subagent-fleet {row.name} --help")
+    check_combination(row, parser, typed)
+    typed.passed = passed
+    return typed
+
+
+def check_combination(row: Command, parser: argparse.ArgumentParser, typed: Namespace,
+                      ) -> None:
+    """Refuse flags that would not count beside others that were typed."""
+    flags = {name_of(flag): flag.name for flag in row.flags}
+    for pair in row.excludes:
+        one, other = pair.split()
+        if all(getattr(typed, key) != parser.get_default(key) for key in (one, other)):
+            raise FleetError("usage", f"{row.name}: {flags[one]} and {flags[other]} "
+                             "cannot be used together", status=EXIT_USAGE,
+                             fix=f"leave out {flags[other]}")
+
+
+def make_parser(row: Command) -> argparse.ArgumentParser:
+    """Return an argparse parser that refuses as this program does."""
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            for theirs, ours in (("argument ", ""),
+                                 ("expected one argument", "expected a value"),
+                                 ("the following arguments are required:", "it needs"),
+                                 ("ignored explicit argument", "it takes no value, not")):
+                message = message.replace(theirs, ours, 1)
+            raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
+                             fix=f"subagent-fleet {row.name} --help")
+
+    parser = Parser(prog="subagent-fleet", add_help=False, allow_abbrev=False,
+                    # without a width it imports shutil, and with it three packers
+                    formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
+    # Commands share functions: the flags of another one are there,
+    # and none of them was typed.
+    parser.set_defaults(**{name_of(flag): None for each in COMMANDS for flag in each.flags})
+    for flag in row.flags:
+        names = [flag.short, flag.name] if flag.short else [flag.name]
+        if "choices" in flag.more:  # argparse says of a wrong one what only programmers read
+            choose = functools.partial(parse_choice, flag.more["choices"])
+            parser.add_argument(*names,
+                                **{**flag.more, "metavar": flag.metavar, "type": choose,
+                                   "choices": None})
+        elif flag.metavar:
+            parser.add_argument(*names, **{"metavar": flag.metavar, **flag.more})
+        else:
+            parser.add_argument(*names,
+                                **{"action": "store_true", "default": False, **flag.more})
+    return parser
+
+
+# Flags of other programs, each where a command has ours.
+OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch"}
+TASK_FLAG_WORDS = {
+    "--batch": "a pattern, as in: subagent-fleet task stop 'jwt-*'",
+    "--grouped": "leave it out: tasks of one `--times` stand together",
+    "--stop": "subagent-fleet task stop NAME"}
+
+
+def suggest_flag(word: str, flags: Collection[str]) -> str:
+    """Return what was probably meant by an unknown flag, or nothing."""
+    typed = word.partition("=")[0]
+    if OTHER_FLAGS.get(typed) in flags:
+        return f"did you mean `{OTHER_FLAGS[typed]}`?"
+    if typed in ("--host", "--port"):
+        return f"write `{typed[2:]}:` under project.gateway in fleet.yaml"
+    if re.fullmatch("-[a-z]", typed):
+        for flag in flags:
+            if flag.startswith(f"--{typed[1]}"):
+                return f"did you mean `{flag}`?"
+    # The dashes that all have in common would make `--port` look like `--out`.
+    bare = {flag.lstrip("-"): flag for flag in flags}
+    hint = nearest(typed.lstrip("-"), bare)
+    return hint.replace("`", "`--", 1)
+
+
+def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list[str]) -> str:
+    """Return what was probably meant by words that a command does not take, or nothing."""
+    flags = ["--help", *(flag.name for flag in row.flags if flag.name.startswith("-"))]
+    first = unknown[0]
+    better = [word for word in own if word not in unknown]
+
+    is_config = first.endswith((".yaml", ".yml", ".json")) and "--config" in flags
+    if is_config and "--config" not in own:
+        better += ["--config", first]
+        if passed:
+            better += ["--", *passed]
+    else:
+        hint = TASK_FLAG_WORDS.get(first) if row.group == WORK else ""
+        if row.name == "logs" and not first.startswith("-"):
+            hint = f"subagent-fleet task log {quote_shell(first)}"
+        hint = hint or suggest_flag(first, flags)
+        if hint or not row.passes:
+            return hint
+        if (row.name == "up"
+                and any(flag.name == first for flag in find_command("init").flags)):
+            return f"subagent-fleet init {first}"
+        better += ["--", *unknown, *passed]
+    return " ".join(("subagent-fleet", row.name, *map(quote_shell, better)))
+
+
+def name_command(words: Sequence[str]) -> Sequence[str]:
+    """Return the words in front of `--help` that name a command, as far as they do."""
+    first = [OTHER_NAMES.get(word, word) for word in words[:1]]
+    if not first or first[0].startswith("-"):
+        return ()
+    if words[1:2] and words[1] in second_words(first[0]):
+        return words[:2]
+    return first
+
+
+def run_words(words: list[str], world: World) -> int:
+    """Do what was typed, or say why not; return the exit status."""
+    world.typing = plan_typing(world.typing.program, {})
+    own = words[:words.index("--")] if "--" in words else words
+    try:
+        if not words or "-h" in own or "--help" in own:
+            cmd_help.run(argparse.Namespace(command=name_command(own)), world)
+            return EXIT_OK if words else EXIT_USAGE
+
+        call = read_call(words)
+        world.typing = plan_typing(world.typing.program, vars(call.options))
+        return call.command.run(call.options, world)
+    except FleetError as error:
+        tell_error(error, world)
+        if "--json" in own:
+            tell_error_as_json(error, " ".join(name_command(own)), world)
+        return error.status
+
+
+def tell_error(error: FleetError, world: World) -> None:
+    """Say why a command was refused; of a config everything that is wrong with it."""
+    look = look_of(world, "stderr")
+    if not error.findings:
+        world.err(format_finding(error.finding, look=look))
+        return
+    world.err(paint(f"Invalid {clean_line(error.where)}:", "bold", look) + "\n")
+    for finding in error.findings:
+        world.err(format_finding(finding, indent="  ", look=look))
+
+
+def tell_error_as_json(error: FleetError, name: str, world: World) -> None:
+    """Print the same for programs, with what the command knew before it was refused."""
+    findings = [retype(finding, world) for finding in error.findings]
+    print_report(world, name, {
+        "error": retype(error.finding, world), "findings": findings, **error.report})

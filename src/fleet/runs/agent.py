@@ -1,0 +1,326 @@
+"""What an agent is started with, and the agent at work."""
+from __future__ import annotations
+
+import json
+import re
+import traceback
+from typing import TYPE_CHECKING
+
+from fleet.config.rules import CODERS
+from fleet.files.harness import Start
+from fleet.files.harnesses import HARNESSES
+from fleet.findings.checks import CLAUDE_INSTALL
+from fleet.plan.environment import merge_environment, plan_settings
+from fleet.plan.roles import plan_prompt, plan_tools
+from fleet.runs.folder import OUTPUT_LINE_BYTES, OUTPUT_PART_BYTES
+from fleet.runs.git import SNAPSHOT_REFS
+from fleet.speech.claude_stream import QUESTION_TOOL, Heard, is_unknown_session
+from fleet.start.constants import HOME_URL
+from fleet.start.errors import FleetError
+from fleet.start.record import Record
+from fleet.tasks.scope import plan_permissions
+from fleet.tasks.spec import plan_alias
+from fleet.text.terminal import clean_line, crop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any
+
+    from fleet.config.sections import Fleet
+    from fleet.config.task_file import TaskSpec
+    from fleet.gateway.receipts import Receipt
+    from fleet.runs.folder import Folder
+    from fleet.runs.git import Git
+    from fleet.tasks.spec import TaskPlan
+    from fleet.tasks.state import TaskState
+    from fleet.world.programs import Child
+    from fleet.world.world import World
+
+
+# -- what an agent is started with --
+
+END_SECONDS = 0.4  # for Claude Code to end by itself
+TERM_SECONDS, STOP_SECONDS, KILL_SECONDS = 5.0, 1.2, 2.0
+SETTLE_SECONDS = 5.0
+STOP_GIT_SECONDS = 10.0  # for git to keep the work of a task that is stopped
+TURN_SECONDS = 1.0  # in which what was said during one turn begins the next
+SETUP_SECONDS = 600
+PROMPT_SECONDS = 60.0  # for a prompt to be read that is larger than a pipe
+LOCK_SECONDS = 5.0  # for a process that a killed supervisor was just starting
+GAP_SECONDS = 5.0  # between two looks; more is a machine that slept, which is no working time
+TOLD_CHARACTERS = 1000  # of an event
+AGENTS_LIMIT_BYTES = 100 * 1024  # of one argument; the system's own limit is 128 KiB
+AGENT_MEGABYTES = 400  # Claude Code takes 110 to 200 (2.1.327), and its commands some
+# A coder that only ends: its exit code is in a file, whoever supervises then.
+# The system's alarm ends this shell, and with it all of the session that it leads.
+# What is in the background has no input but one that is named, and no number of a file is
+# free: any may be the one by which it is known to be alive.
+CODER_SCRIPT = ('"$@" <"${0%code}in" & trap "kill -KILL 0" ALRM; wait $!; '
+                'echo $? >"$0.new"; mv "$0.new" "$0"')
+# What is left running in the background would outlive its turn; and in a terminal Claude Code
+# would fetch plugins from its makers (2.1.327), whatever else is switched off.
+TASK_VARIABLES = {"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+                  "CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL": "1"}
+ATTACHED_PROMPT = ("A person has worked in this session and in this worktree. Look at what "
+                   "has changed, then continue.")
+
+
+class Backing(Record):
+    """What serves the agents, and what else a supervisor is told from outside."""
+
+    fleet: Fleet | None = None
+    key: str = ""
+    look: Callable[[], Mapping[str, Any]] = dict  # the gateway's own page
+    receipts: Callable[[], Iterable[Receipt]] = tuple
+    reload: Callable[[], TaskPlan | None] = lambda: None  # the task file, when it has changed
+    tell: Callable[[str, str, str], object] = lambda name, word, text: None
+    serve: Callable[[], object] = lambda: None  # sees that a gateway answers
+    start_coder: Callable[[str], Start] = lambda name: Start((), {})  # on the fleet
+    most: int = 0  # agents at the same time; 0: as the fleet and the memory allow
+    worktrees: str = ""
+    notify: tuple[str, ...] | str | None = None
+
+
+def plan_agents(fleet: Fleet, first: str | None) -> str:
+    """Return the fleet's agents as Claude Code's `--agents` takes them, the one needed first.
+
+    A worktree lacks the files of those that are not committed. As many as fit an argument.
+    The task's own agent can ask a person, whatever its file says.
+    """
+    names = sorted(fleet.agents, key=lambda name: name != first)
+    agents: dict[str, Any] = {}
+    for name in names:
+        agent = fleet.agents[name]
+        entry: dict[str, Any] = {"description": agent.description,
+                                 "prompt": plan_prompt(agent),
+                                 "model": fleet.models[agent.model].alias}
+        if agent.tools is not None:
+            tools = plan_tools(agent.tools)
+            if name == first and QUESTION_TOOL not in tools:
+                tools = (*tools, QUESTION_TOOL)
+            entry["tools"] = list(tools)
+        longer = {**agents, name: entry}
+        if len(json.dumps(longer)) > AGENTS_LIMIT_BYTES and agents:
+            break
+        agents = longer
+    return json.dumps(agents)
+
+
+def plan_claude(task: TaskSpec, fleet: Fleet | None) -> list[str]:
+    """Return the words that name Claude Code's agent and model for a task."""
+    words = []
+    if fleet and fleet.agents:
+        words += ["--agents", plan_agents(fleet, task.agent)]
+    if task.agent:
+        words += ["--agent", task.agent]
+    model = plan_alias(task, fleet) or task.model
+    return [*words, "--model", model] if model else words
+
+
+# Who a person is to git, and where that is written.
+GIT_PERSON = re.compile("(?!GIT_)|GIT_(AUTHOR|COMMITTER)_|GIT_CONFIG_(GLOBAL|(NO)?SYSTEM)$")
+
+
+def plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what would lead git to another repository."""
+    return {name: value for name, value in environ.items() if GIT_PERSON.match(name)}
+
+
+def shell_words(world: World, *words: str) -> list[str]:
+    """Return how a script is run by the shell, with what else it is told."""
+    return [world.which("sh") or "/bin/sh", "-c", *words]
+
+
+def plan_task_session(task: TaskSpec, environ: Mapping[str, str], fleet: Fleet | None,
+                      key: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the environment and the settings of a task's Claude Code.
+
+    Without a fleet it has the person's own login and model.
+    """
+    environ = plain_environment(environ)
+    settings = plan_permissions(task)
+    if fleet:
+        environ = merge_environment(environ, fleet, key)
+        settings.update(plan_settings(fleet, environ, settings["permissions"]))
+        settings["env"].update(TASK_VARIABLES)
+    return {**environ, **TASK_VARIABLES}, settings
+
+
+# -- an agent at work --
+
+
+def feed_lines(heard: Heard, part: bytes, begin: int, now: float) -> bytes:
+    """Hand on each whole line of a part of an agent's output; return what is left of it."""
+    *lines, rest = part.split(b"\n")
+    for line in lines:
+        begin += len(line) + 1
+        heard.feed(line, begin, now)
+    return rest
+
+
+class AgentProcess:
+    """A process at work on a task: what it says, how it is spoken to, whether it lives."""
+
+    def __init__(self, folder: Folder, state: TaskState, child: Child | None = None) -> None:
+        self._world = folder.world
+        self._output = folder.of_try(state, "out.jsonl")
+        self._alive = folder.of_task(state.name, "alive")
+        self._code = folder.of_try(state, "code")
+        self._talks = state.task.talks
+        self._child = child
+        self._rest = b""
+        self.end = state.start_at  # how far its output was read
+        self.heard = Heard(heard_from=state.heard_from)
+        self.heard.last = self.heard.since = self._world.clock()  # silent from now on
+        self.pipe = self._world.open_pipe(folder.of_try(state, "in")) if self._talks else None
+        self.told_loops = False
+        self.told_at = -2  # how far its output was read when it was last told something
+
+    def listen(self) -> bool:
+        """Take what it has said since; tell whether it was anything."""
+        now = self._world.clock()
+        begin = self.end
+        if self.pipe:
+            self.pipe.push()
+        if self._talks:
+            self._feed(self._world.read_part(self._output, begin, OUTPUT_PART_BYTES), now)
+        else:  # a log, which may be of any size: only that it grows counts
+            self.end = self._world.size_of(self._output)
+        if self.end == begin:
+            return False
+        self.heard.last = now
+        return True
+
+    def _feed(self, part: bytes, now: float) -> None:
+        begin = self.end - len(self._rest)
+        self.end += len(part)
+        self._rest = feed_lines(self.heard, self._rest + part, begin, now)
+        if len(self._rest) > OUTPUT_LINE_BYTES:  # what comes of that line yet is no event
+            self._rest = b""
+
+    def lives(self) -> bool:
+        """Tell whether its process goes on."""
+        if self._child:
+            return self._child.exit_code() is None
+        return (self._talks or self.exit_code() is None) and self._world.is_held(self._alive)
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether it has; what it was told in its last turn may begin one of its own."""
+        settled_for = self._world.clock() - self.heard.since
+        return self.heard.is_settled and (
+            self.told_at < self.heard.turn_at or settled_for > TURN_SECONDS)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended without an answer, or has no session to go on with."""
+        if self.heard.is_settled:
+            return self.heard.turn_at < 0 and is_unknown_session(self.heard.result or {})
+        return self.exit_code() is None
+
+    def exit_code(self) -> int | None:
+        """Return the exit code of a coder that only ends; None: it has not, or was killed."""
+        content = self._world.read_part(self._code, 0, 16).strip()
+        return int(content) if content.isdigit() else None
+
+    def say(self, line: bytes) -> None:
+        """Hand a line to it, as soon as it reads."""
+        if self.pipe:
+            self.pipe.say(line)
+
+    def close(self) -> None:
+        """Speak to it no more."""
+        if self.pipe:
+            self.pipe.close()
+        self.pipe = None
+
+
+# -- what is refused before any work --
+
+
+def suffix_of(state: TaskState) -> str:
+    """Return what sets a fresh start's branch and worktree apart: no task's name has a dot."""
+    return f".{state.fresh + 1}" if state.fresh else ""
+
+
+def plan_branch(state: TaskState) -> str:
+    """Return the branch that a task has, or gets with its next worktree."""
+    return state.branch or (state.task.branch or f"run/{state.name}") + suffix_of(state)
+
+
+def find_work(main: Git, state: TaskState) -> str:
+    """Return the work of a task: its branch, where a person has added to it, too."""
+    tip = main.commit_of(f"refs/heads/{state.branch}") if state.kept else ""
+    return tip if tip and main.is_ancestor(state.kept, tip) else state.kept
+
+
+def last_snapshot(main: Git, name: str) -> int:
+    """Return the number of the last try of which there is a snapshot under a task's name."""
+    refs = main.out("for-each-ref", "--format=%(refname:lstrip=3)", f"{SNAPSHOT_REFS}/{name}/")
+    return max(map(int, re.findall(r"^\d+", refs, re.M)), default=0)
+
+
+def refuse_missing(folder: Folder, state: TaskState) -> None:
+    """Refuse a coder or a check whose program is nowhere: no agent helps against that."""
+    task = state.task
+    if not folder.world.which(task.program):
+        if task.talks:
+            raise FleetError("claude-missing", "Claude Code is not on the PATH",
+                             fix=CLAUDE_INSTALL)
+        fix = f"subagent-fleet task retry {state.name}"
+        if task.coder in CODERS:
+            fix = HARNESSES[task.program].install
+        raise FleetError("coder-missing", f"`{task.program}` is not on the PATH", fix=fix)
+    refuse_missing_check(folder.world, state, folder.repository.main,
+                         r"[\w+-][\w.+-]*(?=\s|$)")
+
+
+def refuse_missing_check(world: World, state: TaskState, directory: str,
+                         pattern: str) -> None:
+    """Refuse a check whose first word, if it looks so, cannot be run in a directory."""
+    word = re.match(pattern, state.task.check or "")
+    if not word or "/" not in word[0] and world.which(word[0]):
+        return
+    if world.run_program(["sh", "-c", 'cd "$1" && command -v -- "$2"', "sh", directory,
+                          word[0]]).code:
+        fix = f"install it, or change `check:`, then subagent-fleet task retry {state.name}"
+        if state.origin == "typed":
+            fix = (f"install it, then subagent-fleet task retry {state.name}; or "
+                   f"subagent-fleet task forget {state.name}, and type it again "
+                   "with another --check")
+        raise FleetError("check-missing", f"the check cannot be run (exit 127): `{word[0]}` "
+                         "is missing", fix=fix)
+
+
+def slug_of(error: Exception) -> str:
+    """Return the cause that an error is to programs."""
+    return error.slug if isinstance(error, FleetError) else "bug"
+
+
+def describe_error(error: Exception) -> str:
+    """Return in one line what went wrong with a task, and what to type."""
+    if isinstance(error, FleetError):
+        return f"{error.what}; {error.fix}" if error.fix else error.what
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return (f"{type(error).__name__} in {place.name}, line {place.lineno}; this is a bug, "
+            f"please report it at {HOME_URL}/issues")
+
+
+# -- the ends of texts --
+
+
+def shorten(text: str) -> str:
+    """Return the beginning of a text as one line."""
+    return crop(" ".join(text.split()), 71)
+
+
+def read_tail(world: World, log: str, most: int) -> str:
+    """Return the end of a log."""
+    begin = max(0, world.size_of(log) - most)
+    return world.read_part(log, begin, most).decode("utf-8", "replace")
+
+
+def last_line_of(world: World, log: str) -> str:
+    """Return the last line that a log has, clean."""
+    lines = [line for line in read_tail(world, log, 2000).splitlines() if line.strip()]
+    return clean_line(lines[-1])[:200] if lines else "it printed nothing"

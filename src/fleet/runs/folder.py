@@ -1,0 +1,287 @@
+"""A repository, and where the files of its tasks are."""
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from typing import TYPE_CHECKING
+
+from fleet.config.rules import TASK_NAME
+from fleet.config.task_file import TaskSpec
+from fleet.findings.files import write_ignored
+from fleet.start.constants import EXIT_USAGE
+from fleet.start.errors import FleetError
+from fleet.start.record import Record
+from fleet.tasks.state import UNREADABLE, TaskState, freeze, thaw_state
+from fleet.text.json import parse_object, read_page
+from fleet.text.phrases import quote_shell
+from fleet.text.terminal import clean_line
+from fleet.world.disk import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from fleet.world.world import World
+
+
+# Takes tasks; runs an agent in a worktree for each. Whoever holds the lock of a repository's
+# run folder is its supervisor, the one writer of its tasks. How it thinks:
+#
+# - Each task is a file, `tasks/NAME/state.json`, replaced whole *before* each step is taken.
+#   So whenever this process ends, even by kill -9, the next one enters the same function,
+#   `TaskWork.run`, at the step that the file names. Agents hang on files and a named pipe,
+#   never on us.
+# - Each task at work has a thread of its own, which may wait: for git, for setup,
+#   for an agent.
+# - What other commands want of a task is a file in `inbox/`; the main thread writes it into
+#   the task's state, where the task's thread finds it.
+# - An agent works in one worktree; its check runs in another, which is put to the
+#   snapshot that was taken of the first. So what is checked is what is kept, whatever
+#   else lies around.
+
+# -- where it all lies --
+
+RUN_DIRECTORY = "subagent-fleet/run"  # below the git directory that all worktrees share
+TASK_FILES = ("tasks.yaml", "tasks.yml", "tasks.json")
+OUTPUT_PART_BYTES = 4 * 1024 * 1024
+OUTPUT_LINE_BYTES = 1024 * 1024  # a longer line of an agent's output is dropped
+STATE_LIMIT_BYTES = 16 * 1024 * 1024
+ORDER_LIMIT_BYTES = 1024 * 1024
+TAIL_BYTES = 256 * 1024
+
+
+class Repository(Record):
+    """A git repository, and the checkout in it that somebody stands in."""
+
+    top: str  # of the checkout
+    common: str  # the git directory of all its worktrees
+    main: str  # the main checkout
+
+
+def find_repository(world: World, directory: str, *, begins: bool = False) -> Repository:
+    """Return the repository of a directory, or say in one sentence why none can be used.
+
+    How to make one is only told to a command that `begins` work: who looks is elsewhere
+    than where the tasks are.
+    """
+    seen = world.run_git(["rev-parse", "--show-toplevel", "--git-dir", "--git-common-dir"],
+                         directory)
+    if seen.code == 127:
+        raise FleetError("no-git", "git is not on the PATH", fix="install git")
+    if seen.code:
+        slug, what = ("no-repository",
+                      "is not a git repository, and every task needs a git worktree")
+        fix = "cd to the repository whose tasks you mean"
+        if begins:
+            fix = suggest_commit(world, world.real_path(directory), ".gitignore",
+                                 "git init && ")
+        if re.search("safe.bareRepository|must be run in a work tree", seen.talk):
+            slug, what = "bare-repository", "is a bare repository: agents need a checkout"
+            fix = "git clone it, and run this in the clone"
+        elif "dubious ownership" in seen.talk:
+            slug, what = ("foreign-repository",
+                          "belongs to somebody else, so git does not read it")
+            fix = "clone it, and run this in the clone"
+        raise FleetError(slug, f"{directory} {what}", fix=fix)
+
+    lines = seen.text.split("\n")
+    if len(lines) != 3:
+        raise FleetError("odd-path", "the path of this repository contains a line break",
+                         fix="rename the directory, or clone it into another one")
+    top, git, common = (world.real_path(world.path(directory, line)) for line in lines)
+    main = top
+    if git != common:
+        listed = world.run_git(["worktree", "list", "--porcelain"], directory)
+        main = listed.text.split("\n")[0].removeprefix("worktree ") or top
+    return Repository(top, common, main)
+
+
+def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
+    """Return what makes a first commit of a directory; never of a whole home or machine."""
+    if top in ("/", world.real_path(world.home)):
+        return "go into your project's directory (`cd PROJECT`), and run this there"
+    return f"{write_ignored(ignore)} && {first}git add -A && git commit -m start"
+
+
+def find_commit(world: World, repository: Repository, revision: str, where: str = "") -> str:
+    """Return the commit that a revision names, or refuse."""
+    seen = world.run_git(["rev-parse", "--quiet", "--verify", "--end-of-options",
+                          f"{revision}^{{commit}}"], repository.top)
+    if seen.code == 0:
+        return seen.text
+    if revision == "HEAD":
+        ignore = ".gitignore"
+        if world.real_path(world.directory) != repository.top:  # the key may lie above
+            ignore = quote_shell(world.path(repository.top, ignore))
+        raise FleetError("no-commit", "the repository has no commits yet; make one first",
+                         fix=suggest_commit(world, repository.top, ignore))
+    raise FleetError("bad-base", f"`{revision}` is not a commit of this repository",
+                     where=where, fix="name a branch, tag or commit: `git log --oneline`")
+
+
+class Folder:
+    """The files in which the tasks of a repository are kept."""
+
+    def __init__(self, world: World, repository: Repository, *,
+                 is_listed: bool = True) -> None:
+        self.world = world
+        self.repository = repository
+        self.path = world.path(repository.common, RUN_DIRECTORY)
+        self._is_listed = is_listed  # among those where this user has tasks
+
+    def place(self, *names: str) -> str:
+        """Return a path in the folder; nothing there is reached through a link."""
+        return Place(self.repository.common, self.world.path(RUN_DIRECTORY, *names))
+
+    def of_task(self, name: str, *names: str) -> str:
+        """Return a file of a task."""
+        return self.place("tasks", name, *names)
+
+    def of_try(self, state: TaskState, name: str, number: int | None = None) -> str:
+        """Return a file of a try."""
+        return self.of_task(state.name, str(number or state.tried), name)
+
+    @property
+    def run(self) -> str:
+        """The id of these tasks, part of the mark of all their processes; "": no tasks."""
+        run = self._read("run.json").get("run")
+        return run if isinstance(run, str) and re.fullmatch("[0-9a-f]{32}", run) else ""
+
+    def _read(self, *names: str) -> dict[str, Any]:
+        content = self.world.read_part(self.place(*names), 0, STATE_LIMIT_BYTES)
+        return parse_object(content) or {}
+
+    def write(self, report: Mapping[str, Any], *names: str) -> None:
+        """Replace a file whole: a crash leaves the old one or the new one, on the disk."""
+        content = json.dumps(report, indent=1, default=list).encode("ascii") + b"\n"
+        self.world.replace_files([(self.place(*names), content, 0o600)], syncs=True)
+
+    def make(self, *, renews: bool = False) -> str:
+        """Make the folder, which only its owner can enter; return the id of its tasks.
+
+        It is kept for this user, too: a folder that came with a copy or an archive
+        is not ours.
+        """
+        self.world.make_directory(self.place("inbox"), is_private=True)
+        self.world.make_directory(self.place(), is_private=True)
+        run = self.run
+        if not run or renews:
+            with self.world.hold_soon(self.place("made"), 10.0):
+                run = "" if renews else self.run  # somebody else may have been faster
+                if not run:
+                    run = self.world.token(16)
+                    self.write({"schema": "subagent-fleet/run/1", "run": run}, "run.json")
+        if self._is_listed and read_repositories(self.world).get(self.repository.main) != run:
+            keep_repository(self.world, self.repository.main, run)
+        return run
+
+    def read_states(self) -> tuple[dict[str, TaskState], int]:
+        """Return the state of every task, and how many could not be read.
+
+        Those are tasks, too, such as one of a newer version: their names stay taken.
+        """
+        paths = self.world.paths_below(self.path, "tasks/*/state.json")
+        names = [self.world.split(self.world.parent(path))[1] for path in paths]
+        found = [(name, thaw_state(self._read("tasks", name, "state.json")))
+                 for name in names]
+        states = [state for name, state in found if state and state.name == name]
+        states.sort(key=lambda state: (state.order, state.name))
+        tasks = {state.name: state for state in states}
+        for name in names:
+            if name not in tasks and re.fullmatch(TASK_NAME, name):
+                path = self.of_task(name, "state.json")
+                tasks[name] = TaskState(name, TaskSpec(name), len(tasks), state=UNREADABLE,
+                                        reason=f"its state cannot be read: {clean_line(path)}")
+        return tasks, len(names) - len(states)
+
+    def write_state(self, state: TaskState) -> None:
+        """Keep the state of a task."""
+        self.write({"schema": "subagent-fleet/task/2", **freeze(state)}, "tasks", state.name,
+                   "state.json")
+
+    def read_orders(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield (file, order) of what other commands have asked for, the oldest first."""
+        for name in self.world.names_in(self.place("inbox")):
+            if re.fullmatch(r"\d+[.]\d+-[0-9a-f]+[.]json", name):
+                yield name, self._read("inbox", name)
+
+    def ask(self, order: Mapping[str, Any]) -> str:
+        """Hand an order to whoever supervises now or next; return its name."""
+        self.make()
+        try:
+            if order.get("do") != "gone":  # which names a path
+                json.dumps(order, ensure_ascii=False, default=list).encode("utf-8")
+        except UnicodeEncodeError:
+            raise FleetError("not-utf8", "what you typed is not UTF-8 text", status=EXIT_USAGE,
+                             fix="use a UTF-8 terminal: `locale` shows what this one is"
+                             ) from None
+        if len(json.dumps(order)) > ORDER_LIMIT_BYTES:
+            raise FleetError("too-large", "that is more than 1 MiB of text",
+                             fix="write it into a file in the repository, and name the file")
+        name = f"{self.world.now():017.6f}-{self.world.token(4)}.json"
+        self.write(order, "inbox", name)
+        return name
+
+    def tell(self, name: str, word: str, text: str) -> None:
+        """Add what has happened to the supervisor's own log."""
+        event = {"at": round(self.world.now(), 3), "task": name, "event": word, "text": text}
+        self.world.append_line(self.place("events.jsonl"),
+                               json.dumps(event).encode("ascii") + b"\n")
+
+    def is_news(self, what: str) -> bool:
+        """Tell whether a person was never told something in this repository; now they are."""
+        told = self._read("told.json")
+        if what in told:
+            return False
+        self.write({**told, what: True}, "told.json")
+        return True
+
+    def holder(self) -> int:
+        """Return the process that supervises, 0 where none does."""
+        if not self.world.is_held(self.place("lock")):
+            return 0
+        content = self.world.read_part(self.place("lock.pid"), 0, 64)
+        return int(content) if content.isdigit() else 1
+
+
+REPOSITORIES_SCHEMA = "repositories/2"
+
+
+def known_repositories(world: World) -> str:
+    """Return the file of the repositories in which this user has tasks."""
+    return world.user_place("state", "repositories.json")
+
+
+class RepositoryList(Record):
+    """The repositories where a user ever added a task, and the id of the tasks in each."""
+
+    repositories: dict[str, str]
+
+
+def read_repositories(world: World) -> dict[str, str]:
+    """Return {repository: id of its tasks} of this user."""
+    with contextlib.suppress(FleetError):  # none was added yet
+        page = read_page(RepositoryList, world.read_bytes(known_repositories(world)),
+                         REPOSITORIES_SCHEMA)
+        return page.repositories if page else {}
+    return {}
+
+
+def keep_repository(world: World, path: str, run: str) -> None:
+    """Note that the tasks in a repository are this user's."""
+    place = known_repositories(world)
+    world.make_directory(world.parent(place))
+    with world.hold_soon(f"{place}.lock", 10.0):
+        report = {"schema": f"subagent-fleet/{REPOSITORIES_SCHEMA}",
+                  "repositories": {**read_repositories(world), path: run}}
+        content = json.dumps(report, indent=1).encode("ascii") + b"\n"
+        world.replace_files([(place, content, 0o600)])
+
+
+class Wanted(Exception):
+    """A person wants something else of a task than what its thread is doing."""
+
+
+class Asleep(Exception):
+    """A task's thread ends here; its state says how it goes on."""

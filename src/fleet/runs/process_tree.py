@@ -1,0 +1,145 @@
+"""What an agent has started, however it was left."""
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING
+
+from fleet.runs.agent import KILL_SECONDS
+from fleet.runs.folder import STATE_LIMIT_BYTES
+from fleet.start.record import Record
+from fleet.text.json import parse_object
+from fleet.text.phrases import some_of
+from fleet.text.terminal import clean_line
+from fleet.world.process_list import CHECK_MARK, TASK_MARK, ProcessList
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from fleet.runs.folder import Folder
+    from fleet.world.process_list import Process
+    from fleet.world.world import World
+
+
+# -- the processes of a task --
+
+PROCESS_LOOK_SECONDS = 1.0  # between two looks at what an agent starts
+
+
+class Ended(Record):
+    """What it came to that processes were ended."""
+
+    count: int
+    left: str = ""  # what still runs, for people; "": nothing
+
+
+class ProcessTree:
+    """The processes that a program of ours has started, however they were left behind.
+
+    One is known by its mark in the environment, by its session, by its parent, by the file that
+    all of them inherit. Whoever was seen once stays known by its number and its start: an agent
+    starts a shell (known by its parent), that one `env -i setsid server` and ends; the server
+    has no mark, no parent and a session of its own, but was seen while the shell was there.
+    What is known is kept in a file for the next supervisor.
+    """
+
+    def __init__(self, world: World, mark: str, *, path: str = "", inherited: str = "") -> None:
+        self._world = world
+        self._mark = mark
+        self._path = path
+        self._inherited = inherited
+        self._lock = threading.Lock()
+        page = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES) if path else b"") or {}
+        self._known = {int(number): str(start) for number, start in page.items()
+                       if number.isdigit()}
+        self._sessions: dict[int, float] = {}  # and since when
+        self._found = ProcessList(-1.0, {})
+
+    def add(self, number: int) -> None:
+        """Note a program that was just started in a session of its own."""
+        with self._lock:
+            self._sessions[number] = self._world.clock()
+
+    def find(self, since: float) -> dict[int, Process]:
+        """Return what runs of it, as was seen at that time of the clock or later."""
+        seen = self._world.list_processes(since)
+        own = self._world.process_id
+        with self._lock:
+            if seen.at <= self._found.at:
+                return dict(self._found.processes)
+            tree = {number for number, process in seen.processes.items()
+                    if self._mark in process.marks
+                    or self._known.get(number) == process.start}
+            tree.discard(own)
+            count = -1
+            while count < len(tree):
+                count = len(tree)
+                self._sessions.update(dict.fromkeys(
+                    (number for number in tree - self._sessions.keys()
+                     if seen.processes[number].session == number), seen.at))
+                tree.update(number for number, process in seen.processes.items()
+                            if (process.parent in tree or process.session in self._sessions)
+                            and number != own)
+            # Its number may be another's soon.
+            for number in [number for number, at in self._sessions.items() if at < seen.at]:
+                if all(seen.processes[one].session != number for one in tree):
+                    del self._sessions[number]
+            known = {number: seen.processes[number].start for number in tree}
+            if self._path and known.keys() - self._known.keys():
+                self._world.replace_files(
+                    [(self._path, json.dumps(known).encode("ascii"), 0o600)])
+            self._known = known
+            self._found = ProcessList(
+                seen.at, {number: seen.processes[number] for number in tree})
+            return dict(self._found.processes)
+
+    def is_inherited(self) -> bool:
+        """Tell whether any process has the file that all of them inherit."""
+        return bool(self._inherited) and self._world.is_held(self._inherited)
+
+    def find_last(self) -> dict[int, Process]:
+        """Return what runs now, be it only known by the file that it has inherited."""
+        world = self._world
+        tree = self.find(world.clock())
+        if tree or not self.is_inherited():
+            return tree
+        # Who only asks whether it is held has it open for a moment.
+        openers = world.find_openers(self._inherited)
+        world.sleep(0.02)
+        openers &= world.find_openers(self._inherited)
+        processes = world.list_processes(world.clock()).processes
+        return {number: processes[number] for number in openers & processes.keys()
+                if world.process_id not in (number, processes[number].parent)}
+
+
+def end_trees(world: World, trees: Sequence[ProcessTree], patience: float,
+              spared: Collection[int] = ()) -> Ended:
+    """End what runs of these: TERM, some patience, then KILL until nothing is left."""
+    ended: set[int] = set()
+    until = world.clock() + patience
+    while True:
+        left: dict[int, Process] = {}
+        for tree in trees:
+            left.update(tree.find(world.clock()) if spared else tree.find_last())
+        left = {number: process for number, process in left.items() if number not in spared}
+        is_held = not spared and any(tree.is_inherited() for tree in trees)
+        now = world.clock()
+        if not left and not is_held:
+            return Ended(len(ended))
+        if now > until + KILL_SECONDS:
+            names = [f"{clean_line(process.name)} (pid {number})"
+                     for number, process in sorted(left.items())]
+            return Ended(len(ended.difference(left)),
+                         some_of(names, 3) or "a process that this system does not show")
+        is_late = now >= until
+        world.end_processes(left if is_late else left.keys() - ended, at_once=is_late)
+        ended.update(left)
+        world.sleep(0.02)
+
+
+def tree_of(folder: Folder, name: str, variable: str) -> ProcessTree:
+    """Return the processes of a task's agent, or of its check."""
+    inherited = {TASK_MARK: "alive", CHECK_MARK: "checking"}[variable]
+    return ProcessTree(folder.world, f"{variable}={folder.run}/{name}",
+                       path=folder.of_task(name, f"processes-{inherited}.json"),
+                       inherited=folder.of_task(name, inherited))

@@ -1,0 +1,87 @@
+"""What can be seen of tasks without the lock."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.runs.agent import feed_lines
+from fleet.runs.folder import TAIL_BYTES
+from fleet.runs.process_tree import PROCESS_LOOK_SECONDS, tree_of
+from fleet.runs.supervisor import find_limits, find_merged
+from fleet.speech.claude_stream import Heard
+from fleet.start.record import replace
+from fleet.tasks.rows import TaskSight
+from fleet.tasks.state import LIVE_STATES, UNREADABLE, TaskState, revise_task, thaw_task
+from fleet.world.process_list import TASK_MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
+
+    from fleet.runs.agent import Backing
+    from fleet.runs.folder import Folder
+
+
+# -- what can be seen without the lock --
+
+
+def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
+               ) -> tuple[dict[str, TaskState], int]:
+    """Return every task as it is, whoever supervises, and how many files could not be read.
+
+    What was ordered, and what more is about to be, counts as if it was taken up.
+    """
+    now = folder.world.now()
+    tasks, unreadable = folder.read_states()
+    for order in [*(order for _, order in folder.read_orders()), *more]:
+        task = thaw_task(order.get("spec")) if order.get("do") == "add" else None
+        if task and (task.name not in tasks or tasks[task.name].state != UNREADABLE):
+            new = TaskState(task.name, task, len(tasks), at=now,
+                            base=str(order.get("base")))
+            tasks[task.name] = revise_task(tasks.get(task.name, new), task,
+                                           str(order.get("origin")))
+    for name in find_merged(folder, tasks):
+        tasks[name] = replace(tasks[name], state="done", reason="merged")
+    return tasks, unreadable
+
+
+def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]] = ()
+              ) -> TaskSight:
+    """Return what is so of the tasks of a repository: what agents say, and what they take."""
+    fleet = backing.fleet
+    tasks, unreadable = see_states(folder, more)
+    live = [state for state in tasks.values()
+            if state.state in LIVE_STATES and not state.asleep]
+    # The session's own, not a subagent's.
+    served = {one.session: one for one in backing.receipts()
+              if one.session and not one.agent} \
+        if live else {}
+    limits = find_limits(folder.world, backing, tasks, {})
+    windows = {model.alias: model.context for model in fleet.models.values()} if fleet else {}
+    return TaskSight(
+        tasks, {state.name: listen_to_tail(folder, state) for state in live},
+        folder.world.now(), limits, windows, served, measure_agents(folder, live), unreadable,
+        folder.holder())
+
+
+def measure_agents(folder: Folder,
+                   live: Sequence[TaskState]) -> dict[str, list[tuple[int, float]]]:
+    """Return what each process of a task takes: megabytes, percent of a processor."""
+    measured = {}
+    for state in live:
+        processes = tree_of(folder, state.name, TASK_MARK).find(
+            folder.world.clock() - PROCESS_LOOK_SECONDS)
+        measured[state.name] = [(process.memory_mb, process.cpu_percent)
+                                for process in processes.values()]
+    return measured
+
+
+def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
+    """Return what an agent has said lately: enough to know what it does now."""
+    path = folder.of_try(state, "out.jsonl")
+    size = folder.world.size_of(path)
+    start = max(state.start_at, size - TAIL_BYTES)
+    at = folder.world.changed_at(path)
+    heard = Heard(heard_from=state.heard_from)
+    feed_lines(heard, folder.world.read_part(path, start, TAIL_BYTES), start, at)
+    heard.last = at
+    return heard

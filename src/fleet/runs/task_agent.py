@@ -1,0 +1,296 @@
+"""A task on its way: its agent, started and heard."""
+from __future__ import annotations
+
+import json
+import uuid
+from typing import TYPE_CHECKING
+
+from fleet.config.rules import CODERS
+from fleet.plan.environment import harness_environment
+from fleet.runs.agent import (
+    CODER_SCRIPT,
+    GAP_SECONDS,
+    LOCK_SECONDS,
+    PROMPT_SECONDS,
+    TERM_SECONDS,
+    AgentProcess,
+    plain_environment,
+    plan_claude,
+    plan_task_session,
+    shell_words,
+)
+from fleet.runs.folder import Asleep
+from fleet.runs.process_tree import PROCESS_LOOK_SECONDS
+from fleet.runs.task_desk import LOST
+from fleet.runs.task_place import TaskPlace
+from fleet.speech.claude_stream import (
+    LOOPS_PROMPT,
+    LOOPS_TOLD,
+    answer_to,
+    questions_in,
+    render_answer_line,
+    render_prompt_line,
+)
+from fleet.start.errors import FleetError
+from fleet.tasks.next import ASK_AWAITED_SECONDS, ASK_SECONDS, find_stall
+from fleet.tasks.scope import decide_request
+from fleet.tasks.state import plan_first_words
+from fleet.tasks.verdict import Ruling, after_failure
+from fleet.text.phrases import show_span
+from fleet.world.process_list import CHECK_MARK, TASK_MARK
+from fleet.world.programs import Launch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from fleet.config.task_file import TaskSpec
+    from fleet.tasks.state import TaskState
+    from fleet.world.programs import Hold
+
+
+class TaskAgent(TaskPlace):
+    """A task's agent: started, heard, answered."""
+
+    def _start(self) -> None:
+        """Start an agent and hand it what it is told."""
+        state = self.state
+        hold = self._hold_alive()
+        session = state.session
+        if not state.spoken:
+            session = str(uuid.uuid4())
+        size = self._world.size_of(self._file("out.jsonl"))
+        told = filter(None, [state.prompt, *state.says])
+        state = self._hand_on(state.says, "starting", session=session, start_at=size,
+                              heard_from=size, prompt="\n\n".join(told),
+                              told=(*state.told, *state.says))
+        words = plan_first_words(state)
+        if state.task.talks:
+            self._world.make_pipe(self._file("in"))
+            self._world.remove(self._file("err"))  # of the process before
+        else:
+            self._world.remove(self._file("code"))
+            self._world.replace_files([(self._file("in"), words.encode(), 0o600)])
+        try:
+            child = self._supervisor.spawn(self._plan_launch(state, hold))
+        finally:
+            hold.release()
+
+        agent = self._agent = AgentProcess(self._folder, state, child)
+        agent.say(render_prompt_line(words))
+        until = self._world.clock() + PROMPT_SECONDS
+        while agent.pipe and not agent.pipe.push() and self._world.clock() < until:
+            self._pause(0.01)
+        processes = self._trees[TASK_MARK]
+        processes.add(child.number)
+        processes.find(self._world.clock())  # for who comes after us
+        self._write("running", spoken=True, client=child.number)
+        self._tell("resumed" if state.spoken else "started", self._describe(state))
+
+    def _hold_alive(self) -> Hold:
+        """Return the lock that each agent of a task holds as long as it lives: there is one.
+
+        A supervisor that was killed while it started an agent leaves a process without the
+        mark behind, which holds the lock for the moment until it becomes that agent.
+        """
+        until = self._world.clock() + LOCK_SECONDS
+        while True:
+            hold = self._world.hold(self._folder.of_task(self.name, "alive"))
+            if hold:
+                return hold
+            ended = self._end(0.0, TASK_MARK)
+            if self._world.clock() > until:
+                raise FleetError("still-alive", "an agent of an earlier try is still running: "
+                                 f"{ended.left or 'it is ending'}",
+                                 fix=f"end it, then subagent-fleet task retry {self.name}")
+            self._pause(0.05)
+
+    def _plan_launch(self, state: TaskState, hold: Hold) -> Launch:
+        """Return how the agent of a task is started."""
+        task, path = state.task, self._file
+        program = self._world.which(task.program) or task.program
+        if task.talks:
+            environ, settings = plan_task_session(task, self._world.environ,
+                                                  self._backing.fleet, self._backing.key)
+            # The key is in it, which an argument would show to everybody.
+            self._world.replace_files(
+                [(path("settings.json"), json.dumps(settings).encode("ascii"), 0o600)])
+            argv = [program, "-p", "--input-format", "stream-json", "--output-format",
+                    "stream-json", "--verbose", "--include-partial-messages",
+                    "--permission-prompt-tool", "stdio", "--permission-mode",
+                    "bypassPermissions" if task.permission == "bypass" else "default",
+                    "--resume" if state.spoken else "--session-id", state.session,
+                    *plan_claude(task, self._backing.fleet),
+                    "--settings", path("settings.json")]
+        else:
+            words, environ = self._plan_coder(task)
+            argv = shell_words(self._world, CODER_SCRIPT, path("code"), program, *words)
+        own = {TASK_MARK: self._mark, "FLEET_TASK_ID": state.name,
+               "FLEET_TASK_DIR": path(".")}
+        return Launch(argv, state.worktree, {**environ, **own}, path("out.jsonl"),
+                      path("err"), stdin=path("in"), hold=hold, seconds=task.deadline + 60)
+
+    def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:
+        """Return the words and the environment of a coder that only ends."""
+        environ = plain_environment(self._world.environ)
+        if not isinstance(task.coder, str):
+            return task.coder[1:], environ
+        if not self._backing.fleet:
+            return CODERS[task.coder], environ
+        start = self._backing.start_coder(task.coder)
+        environ = harness_environment(environ, self._backing.fleet, self._backing.key)
+        return [*start.words, *CODERS[task.coder]], {**environ, **start.environment}
+
+    def _describe(self, state: TaskState) -> str:
+        """Return who does a task, where, and how it is checked."""
+        who = state.task.program
+        if state.task.talks:
+            who = state.task.agent or self._supervisor.alias_of(self.name) or "Claude Code"
+        nodes = [f"{model.node} ({model.ollama_model})"
+                 for model in self._supervisor.models_of(self.name)]
+        where = f", planned for {' or '.join(nodes)}" if nodes else ""  # another may answer
+        check = f", check: {state.task.check}" if state.task.check else ", no check"
+        return f"{who}{where}, branch {state.branch}{check}"
+
+    def _adopt(self) -> None:
+        """Go on with an agent that an earlier supervisor started, or with what it left."""
+        state = self.state
+        if state.state == "checking":
+            self._end(0.0, CHECK_MARK)
+        self._prepare_check()
+        agent = self._agent = AgentProcess(self._folder, state)
+        while agent.listen() and state.task.talks:
+            pass
+        if agent.lives() and state.state != "checking":
+            self._tell("reattached", f"the agent has been {state.state} for "
+                       f"{show_span(self._world.now() - state.at)}")
+            # Whether it was told that is not known; twice does no harm.
+            if state.prompt and agent.heard.turn_at <= state.heard_from:
+                self._say(state.prompt)
+
+    def _hand_on(self, says: Sequence[str], to: str = "", **changes: Any) -> TaskState:
+        """Note that an agent is told what a person has said; more may have come since."""
+        with self._supervisor.changed:
+            return self._write(to, says=self.state.says[len(says):], **changes)
+
+    def _say(self, text: str) -> None:
+        """Hand a prompt to an agent that waits for one."""
+        agent = self._agent
+        assert agent
+        agent.heard.prompted(agent.end, self._world.clock())
+        agent.say(render_prompt_line(text))
+        self._write(heard_from=agent.end)
+
+    # -- listening --
+
+    def _talk(self) -> Ruling | None:
+        """Listen until the agent has answered, or has ended otherwise: then how."""
+        agent = self._agent
+        assert agent
+        pause = 0.01
+        self._looked_at = self._world.clock()
+        while True:
+            self._trees[TASK_MARK].find(self._world.clock() - PROCESS_LOOK_SECONDS)
+            pause = 0.01 if agent.listen() else min(pause * 1.5, 0.25)
+            if agent.has_answered:
+                return LOST if agent.is_lost else None
+            if not agent.lives():
+                agent.listen()  # what it has said last
+                return LOST if agent.is_lost else None
+            if self._hear_requests(agent):
+                pause = 0.01
+            else:
+                ending = self._look_at_clock(agent)
+                if ending:
+                    return ending
+            self._pause(pause)
+
+    def _hear_requests(self, agent: AgentProcess) -> bool:
+        """Answer what it asks, by the rules or by a person; hand on what a person said."""
+        for identity, request in list(agent.heard.requests.items()):
+            if self._hear_request(agent, identity, request):
+                return True
+        state = self.state
+        if state.state == "asking":
+            is_awaited = self._supervisor.waits_for_time  # others could use its place
+            if self._world.now() - state.at > (ASK_AWAITED_SECONDS if is_awaited
+                                               else ASK_SECONDS):
+                self._fall_asleep()
+            if agent.heard.requests:
+                return False
+            self._write("running")
+        elif state.says and state.task.talks:
+            for text in state.says:
+                agent.say(render_prompt_line(text))
+            agent.told_at = agent.end
+            self._hand_on(state.says)
+            self._tell("told", "; ".join(state.says))
+        else:
+            return False
+        return True
+
+    def _hear_request(self, agent: AgentProcess, identity: str,
+                      request: Mapping[str, Any]) -> bool:
+        """Answer one request, or ask a person; tell whether anything was done."""
+        state = self.state
+        answer = decide_request(state.task, state.worktree, request, self._world.real_path)
+        is_persons = answer is None
+        if answer is None:
+            if state.question.get("id") != identity:
+                self._ask_person(identity, request)
+                return True
+            if not state.answer:
+                return False
+            answer = answer_to(request, state.answer)
+        elif answer["behavior"] == "deny":
+            agent.heard.note_denial(request.get("tool_name"), request.get("input"))
+        agent.say(render_answer_line(identity, answer))
+        agent.heard.answered(identity, self._world.clock())
+        if is_persons:
+            self._write("running")
+            self._tell("answered", ", ".join(state.answer.values()))
+        return True
+
+    def _ask_person(self, identity: str, request: Mapping[str, Any]) -> None:
+        self._write("asking", question={"id": identity, "request": request})
+        words = []
+        for question, labels in questions_in(request):
+            numbered = [f"{number} {label}" for number, label in enumerate(labels, 1)]
+            words.append("  ".join([question, *numbered]))
+        self._tell("asks", f"{' | '.join(words)}  `subagent-fleet task answer {self.name} "
+                   f"{'1' if '  ' in words[0] else 'TEXT'}`")
+
+    def _fall_asleep(self) -> None:
+        """End the process of a task that gets no answer: its place is free meanwhile."""
+        self._end_agent(TERM_SECONDS)
+        self._write(asleep=True, prompt="")
+        raise Asleep
+
+    def _look_at_clock(self, agent: AgentProcess) -> Ruling | None:
+        """Return why an agent that takes too long, or has got stuck, shall be ended."""
+        state, heard = self.state, agent.heard
+        now = self._world.clock()
+        gap, self._looked_at = now - self._looked_at, now
+        if gap >= GAP_SECONDS:  # the machine has slept, and so has the agent
+            heard.last = heard.since = now
+        elif state.state == "running":
+            state = self._remember(worked=state.worked + gap)
+        if state.worked > state.task.deadline:
+            words = f"deadline of {show_span(state.task.deadline)} reached"
+            return after_failure(state, words, "deadline")
+        if heard.repeats >= LOOPS_TOLD and not agent.told_loops:
+            agent.told_loops = True
+            agent.told_at = agent.end
+            agent.say(render_prompt_line(LOOPS_PROMPT.format(count=heard.repeats)))
+            self._tell("loops",
+                       f"{heard.now}: {heard.repeats} times in a row, told the agent")
+        view = "unknown"
+        if now - heard.last > 10 and state.task.talks:
+            view = self._supervisor.view_of(state.session)
+        timeout = max((model.timeout for model in self._supervisor.models_of(self.name)),
+                      default=0)
+        stall = find_stall(state.task, heard, view, float(timeout), now)
+        if not stall:
+            return None
+        return Ruling("failed" if state.stalls else "waiting", f"stalled: {stall}",
+                      cause="stalled")

@@ -1,0 +1,143 @@
+"""A task on its way: its state, its files, its processes."""
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from fleet.runs.agent import END_SECONDS, STOP_GIT_SECONDS
+from fleet.runs.folder import Wanted
+from fleet.runs.git import git_in, git_of
+from fleet.runs.process_tree import end_trees, tree_of
+from fleet.speech.claude_stream import render_stream_line
+from fleet.start.record import replace
+from fleet.tasks.verdict import Ruling
+from fleet.world.process_list import CHECK_MARK, TASK_MARK
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fleet.runs.agent import AgentProcess
+    from fleet.runs.git import Git
+    from fleet.runs.process_tree import Ended
+    from fleet.runs.supervisor import Supervisor
+    from fleet.tasks.state import TaskState
+    from fleet.world.programs import Hold
+
+
+LOST = Ruling("waiting", cause="lost")  # an agent has ended without a result
+
+
+class TaskDesk:
+    """A task's state and files, its git, and the ending of its processes."""
+
+    def __init__(self, supervisor: Supervisor, name: str) -> None:
+        self._supervisor = supervisor
+        self._folder = supervisor.folder
+        self._world = supervisor.folder.world
+        self._backing = supervisor.backing
+        self._main = git_of(self._folder)
+        self._hold: Hold | None = None  # on the gits of this task
+        self._trees = {variable: tree_of(self._folder, name, variable)
+                       for variable in (TASK_MARK, CHECK_MARK)}
+        self._agent: AgentProcess | None = None
+        self._preparing: threading.Thread | None = None  # of the check's worktree
+        self._trouble: Exception | None = None  # in that thread
+        self._is_closing = False
+        self._stopping_since = 0.0  # when a git was first seen at work then
+        self._looked_at = 0.0
+        self.name = name
+
+    @property
+    def state(self) -> TaskState:
+        """What is known of the task."""
+        return self._supervisor.tasks[self.name]
+
+    def _write(self, to: str = "", **changes: Any) -> TaskState:
+        return self._supervisor.write(self.name, to, **changes)
+
+    def _remember(self, **changes: Any) -> TaskState:
+        """Note what could be found out again: it is written with the next step."""
+        return self._supervisor.remember(self.name, **changes)
+
+    def _tell(self, word: str, text: str = "") -> None:
+        self._supervisor.tell(self.name, word, text)
+
+    def _file(self, name: str) -> str:
+        return self._folder.of_try(self.state, name)
+
+    def _wait_for_git(self) -> None:
+        """Wait until no earlier supervisor's git works for this task: that one is not killed."""
+        self._world.make_directory(self._folder.of_task(self.name))
+        while not self._hold:
+            self._hold = self._world.hold(self._folder.of_task(self.name, "git"))
+            if not self._hold:
+                self._pause(0.05)
+        self._hold.is_over = self._ends_git
+        self._main = git_of(self._folder, self._hold)
+
+    def _ends_git(self) -> bool:
+        """Tell whether a git of this task is to end: a filter of the person's may hang.
+
+        At the end of a task that is stopped, it has some seconds to keep the work.
+        """
+        if threading.current_thread() is self._preparing:
+            return self._is_closing or bool(self.state.wanted)
+        if not self._is_closing:
+            return bool(self.state.wanted)
+        if self.state.wanted != "stop":
+            return False
+        self._stopping_since = self._stopping_since or self._world.clock()
+        return self._world.clock() - self._stopping_since > STOP_GIT_SECONDS
+
+    def _pause(self, seconds: float) -> None:
+        """Wait a while, or until something has happened; stop where a person wants that."""
+        if self.state.wanted or self._is_closing:
+            raise Wanted
+        self._supervisor.wait(seconds)
+
+    def _git(self) -> Git:
+        """Return git in the agent's worktree, which is looked at before each use."""
+        return git_in(self._folder, self.state.worktree, self.state.git, self._hold)
+
+    # -- the agent --
+
+    @property
+    def _mark(self) -> str:
+        """What all processes of this task have in their environment, whoever started them."""
+        return f"{self._supervisor.run}/{self.name}"
+
+    # -- ending processes --
+
+    def _end_agent(self, patience: float) -> Ended:
+        """End an agent, gently first, then all that was started for its task.
+
+        Claude Code ends its own commands on TERM, even those that ignore it.
+        """
+        agent, state = self._agent, self.state
+        count = 0
+        if agent and agent.lives():
+            count = 1
+            agent.say(render_stream_line("control_request", request_id=self._world.token(8),
+                                   request={"subtype": "end_session"}))
+            until = self._world.clock() + END_SECONDS
+            while state.task.talks and agent.lives() and self._world.clock() < until:
+                self._supervisor.wait(0.02)
+        ended = self._end(patience)
+        return replace(ended, count=max(count, ended.count))
+
+    def _end(self, patience: float, variable: str = "", *,
+             spares_client: bool = False) -> Ended:
+        """End what was started for this task: by its agent, by its check, or by both.
+
+        A client that is idle may be spared, with its helpers: its children in its session.
+        """
+        trees = [tree for name, tree in self._trees.items() if variable in ("", name)]
+        spared: set[int] = set()
+        if spares_client:
+            client = self.state.client
+            processes = self._trees[TASK_MARK].find(self._world.clock())
+            spared = {client}
+            for _ in processes:
+                spared.update(number for number, process in processes.items()
+                              if process.parent in spared and process.session == client)
+        return end_trees(self._world, trees, patience, spared)

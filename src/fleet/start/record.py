@@ -1,0 +1,188 @@
+"""Record, the frozen data class, and `read`, which makes records of JSON."""
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from fleet.start.gate import dataclass_transform
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from typing import Any, ClassVar, NoReturn, TypeVar
+    _Record = TypeVar("_Record", bound="Record")
+
+
+# What may go wrong is a FleetError: it holds a Finding, and `main` alone prints it. What is
+# passed from section to section is a frozen Record. JSON from a disk or from another
+# program becomes one by `read`, which believes nothing: a field that does not fit counts as
+# absent.
+
+REQUIRED = object()  # the default of what has none
+_ABSENT = object()  # the value of what was not given
+
+
+class Field:
+    """One name of a record: its annotation, its default, and what `noted` says of it."""
+
+    kind: str  # a record that has it fills it in
+
+    def __init__(self, default: Any, note: Any = None) -> None:
+        self.default, self.note = default, note
+
+
+def noted(note: object, default: Any = REQUIRED) -> Any:
+    """Declare a field of a record with what some reader wants to know of it."""
+    return Field(default, note)
+
+
+def _compile_start(usual: Mapping[str, Any]) -> Callable[..., None]:
+    """Return the `__init__` of fields with these defaults; Python refuses what does not fit."""
+    words = []
+    lines = ["    _values = self.__dict__"]
+    for name, default in usual.items():
+        if default is not REQUIRED:
+            words.append(f"{name}=_usual['{name}']")
+        elif words and "=" in words[-1]:  # it stands behind one that has a default
+            words.append(f"{name}=_absent")
+            lines.append(f"    if {name} is _absent: raise TypeError('it needs {name}')")
+        else:
+            words.append(name)
+        if type(default) is dict:
+            lines.append(f"    if {name} is _usual['{name}']: {name} = {{}}")
+        lines.append(f"    _values['{name}'] = {name}")
+    names: dict[str, Any] = {"_usual": usual, "_absent": _ABSENT}
+    exec("\n".join([f"def __init__({', '.join(['self', *words])}):", *lines]), names)
+    return names["__init__"]
+
+
+@dataclass_transform(frozen_default=True)
+class Record:
+    """Values under the names that a subclass annotates; they stay as they are.
+
+    To a checker they are frozen dataclasses. The standard library writes and compiles eight
+    functions for each of those when the file is imported, which was two thirds of a start;
+    here `__init__` alone is compiled, at a class's first instance. `{}` as a default is a
+    new one in each record. A record of a record has the fields of both.
+    """
+
+    kinds: ClassVar[dict[str, type[Record]]] = {}  # every record, by its name: for `read`
+    _fields: ClassVar[dict[str, Field]] = {}
+    _usual: ClassVar[dict[str, Any]] = {}  # the default of each, in the order of the fields
+
+    def __init_subclass__(cls) -> None:
+        Record.kinds[cls.__name__] = cls
+        cls._fields = dict(cls._fields)
+        for name, kind in cls.__annotations__.items():
+            if name in cls._fields and name not in vars(cls):
+                continue  # Python 3.9 shows those of the class above
+            field = vars(cls).get(name, REQUIRED)
+            if isinstance(field, Field):
+                setattr(cls, name, field.default)  # as it is where nothing is noted
+            else:
+                field = Field(field)
+            field.kind = kind
+            cls._fields[name] = field
+        cls._usual = {name: field.default for name, field in cls._fields.items()}
+        cls.__init__ = Record.__init__  # type: ignore[method-assign] # not the one above's
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        cls = type(self)
+        cls.__init__ = _compile_start(cls._usual)  # type: ignore[method-assign]
+        cls.__init__(self, *values, **named)
+
+    def _check(self) -> None:
+        """Raise a ValueError where values contradict each other; `read` trusts none."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
+
+    def __repr__(self) -> str:
+        words = (f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({', '.join(words)})"
+
+    def __setattr__(self, name: str, value: object = None) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__}.{name} stays as it is")
+
+    __delattr__ = __setattr__
+
+
+def fields(record: type[Record]) -> dict[str, Field]:
+    """Return what a kind of record consists of, by name."""
+    return record._fields
+
+
+def replace(record: _Record, **changes: Any) -> _Record:
+    """Return a record with other values under some of its names."""
+    return type(record)(**{**vars(record), **changes})
+
+
+# -- JSON as records --
+
+READ_NUMBER_LIMIT = 1e15  # more than any size, date or count that this program keeps
+_READ_TYPES = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float)}
+
+
+def read(record: type[_Record], value: object) -> _Record | None:
+    """Return the record that a JSON value holds, None where it holds none.
+
+    A field that is absent, or of another type, has its default; without a default there is
+    no record. What is `noted` of a field is how other programs spell it. Other keys are
+    passed over: a newer program may write them. There is none where its `_check` fails.
+    """
+    if not isinstance(value, dict):
+        return None
+    words = {}
+    for name, field in fields(record).items():
+        key = field.note or name
+        if key in value:
+            with contextlib.suppress(ValueError):
+                words[name] = _read_value(field.kind, value[key])
+    try:
+        made = record(**words)
+        made._check()
+    except (TypeError, ValueError):  # it lacks a field
+        return None
+    return made
+
+
+def _read_value(kind: str, value: Any) -> Any:
+    """Return a value as an annotation has it; ValueError where it is of another type.
+
+    Items that do not fit are left out. A number is never negative.
+    """
+    types = _READ_TYPES.get(kind)
+    if types:
+        fits = type(value) in types  # to isinstance, True is an integer
+        if fits and int in types:
+            fits = 0 <= value <= READ_NUMBER_LIMIT  # false for NaN, too
+        if not fits:
+            raise ValueError(f"no {kind}")
+        return value
+    if kind.endswith(" | None"):
+        return None if value is None else _read_value(kind[:-len(" | None")], value)
+    if kind in ("object", "Any"):
+        return value
+
+    outer, _, inner = kind.partition("[")
+    item = inner[:-1].removesuffix(", ...").removeprefix("str, ")
+    if outer == "tuple" and isinstance(value, list):
+        return tuple(kept for _, kept in _read_items(item, enumerate(value)))
+    if outer == "dict" and isinstance(value, dict):
+        return dict(_read_items(item, value.items()))
+    made = None
+    if outer not in ("tuple", "dict"):
+        made = read(Record.kinds[kind], value)  # a KeyError: the annotation is none to be read
+    if made is None:
+        raise ValueError(f"no {outer}")
+    return made
+
+
+def _read_items(kind: str, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    for place, value in items:
+        try:
+            yield place, _read_value(kind, value)
+        except ValueError:
+            continue

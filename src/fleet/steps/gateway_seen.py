@@ -1,0 +1,217 @@
+"""A gateway, seen from outside."""
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from fleet.config.address import gateway_url
+from fleet.files.target import fleet_digest
+from fleet.findings.checks import (
+    FAR_GATEWAY,
+    FOREIGN_LITELLM,
+    OLD_GATEWAY,
+    OUR_GATEWAY,
+    SILENT_GATEWAY,
+)
+from fleet.findings.gateway import check_gateway
+from fleet.gateway.keys import prove_key, proves_key
+from fleet.gateway.reception import QUIET_SECONDS
+from fleet.gateway.server import EVENTS_PATH, PROOF_PATH
+from fleet.nodes.probe import probe_nodes
+from fleet.page.sight import FleetPage, GatewayView
+from fleet.speech.backend import read_field
+from fleet.speech.talk import Ask, Reply
+from fleet.start.constants import CONNECT_SECONDS, PROBE_LIMIT_BYTES
+from fleet.start.errors import FleetError, NodeFailure
+from fleet.start.record import read, replace
+from fleet.text.json import parse_object
+from fleet.workspace.trust import find_untrusted, is_here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from fleet.config.sections import Fleet, Gateway
+    from fleet.workspace.directory import Workspace
+    from fleet.world.world import World
+
+
+# -- the gateway, from outside --
+
+
+def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
+    """Return the answer to a GET."""
+    with contextlib.closing(world.open_exchange(url, headers=headers,
+                                                deadline=until)) as exchange:
+        exchange.read_head()
+        return Reply(exchange.status, exchange.headers, exchange.read_all())
+
+
+def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
+    """Return who holds a fleet's gateway port."""
+    return see_gateway(world, fleet, key, until).holder
+
+
+def see_gateway(world: World, fleet: Fleet, key: str, until: float) -> GatewayView:
+    """Return who serves a fleet, and its page where that is a gateway of ours.
+
+    Whoever came first can hold the port and say any name. So the key is sent only after a
+    proof that it is known there already.
+    """
+    is_far = not is_here(world, fleet.gateway.host)
+    if is_far and any(stake.fact.startswith("gateway ")
+                      for stake in find_untrusted(world, fleet)):
+        return GatewayView(FAR_GATEWAY)
+    url = gateway_url(fleet.gateway)
+    try:
+        if b'"subagent-fleet"' in get_page(world, url + "/", until).body:
+            page = None
+            if key and _knows_key(world, fleet, key, until):
+                page = read(FleetPage, prove_to(world, url + "/fleet", key, until))
+            if not page or page.fleet != fleet.name:
+                return GatewayView("subagent-fleet")
+            is_new = page.config == fleet_digest(fleet)
+            return GatewayView(OUR_GATEWAY if is_new else OLD_GATEWAY, page)
+        if b"I'm alive!" in get_page(world, url + "/health/liveliness", until).body:
+            return GatewayView(_serves_as_litellm(world, fleet, key, until))
+    except NodeFailure as failure:
+        if failure.reason in ("refused", "unreachable", "dns"):
+            return GatewayView("")
+        if failure.reason == "timeout":  # of a busy or hung gateway nothing else can be told
+            known = "" if is_far else describe_holder(world, fleet.gateway.port)
+            return GatewayView(SILENT_GATEWAY + known)
+    return GatewayView("another program")
+
+
+def _knows_key(world: World, fleet: Fleet, key: str, until: float) -> bool:
+    """Tell whether the gateway proves that it knows the key, which it is not shown."""
+    nonce = world.token(32)
+    url = f"{gateway_url(fleet.gateway)}{PROOF_PATH}{nonce}"
+    with contextlib.closing(world.open_exchange(url, deadline=until)) as exchange:
+        address, port = exchange.find_peer()
+        exchange.read_head()
+        page = parse_object(exchange.read_all(PROBE_LIMIT_BYTES)) or {}
+    return proves_key(page.get("proof"), prove_key(key, nonce, address, port))
+
+
+def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> str:
+    """Return whether a LiteLLM has every alias of this fleet.
+
+    It can prove nothing. But it can be told whose program it is, and who runs one as this
+    user or as root can read the file with the key anyway. To a wrong key it may say anything
+    (401, or 400 without a database, 1.106.2), and so may who only poses as LiteLLM.
+    """
+    # And then a person has said it may see it.
+    is_far = not is_here(world, fleet.gateway.host)
+    if not is_far and not world.is_port_ours(fleet.gateway.port):
+        return FOREIGN_LITELLM
+    if not key:
+        return "LiteLLM"
+    url = f"{gateway_url(fleet.gateway)}/v1/models"
+    served = read_field(prove_to(world, url, key, until), "data", list)
+    lacks = {model.alias for model in fleet.models.values()}
+    lacks -= {read_field(model, "id") for model in served}
+    return OUR_GATEWAY if served and not lacks else "LiteLLM"
+
+
+def prove_to(world: World, url: str, key: str, until: float) -> dict[str, Any]:
+    """Return the page that a gateway shows to who has its key; to others it is empty."""
+    try:
+        body = get_page(world, url, until, Authorization=f"Bearer {key}").body
+    except (NodeFailure, UnicodeEncodeError):  # no answer, or a key that no header can hold
+        return {}
+    return parse_object(body) or {}
+
+
+def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) -> bool:
+    """Tell whether this fleet's gateway runs; refuse another, and its absence if needed."""
+    holder = who_serves(world, fleet, key, world.clock() + CONNECT_SECONDS)
+    finding = check_gateway(fleet, holder)
+    runs = finding.slug == "gateway-up"
+    if finding.level == "error":
+        known = describe_holder(world, fleet.gateway.port)
+        what = finding.what.replace(known, "") + known  # of a silent one it is said already
+        raise FleetError(finding.slug, what, fix=name_stop(world, fleet, holder, finding.fix))
+    if needed and not runs:
+        raise FleetError(finding.slug, finding.what, fix=finding.fix)
+    return runs
+
+
+def describe_holder(world: World, port: int) -> str:
+    """Return ` (PROGRAM, pid PID, in DIRECTORY)` of who listens on a port, if known."""
+    holder = world.find_holder(port)
+    if not holder:
+        return ""
+    place = f", in {holder.directory}" if holder.directory else ""
+    return f" ({holder.program}, pid {holder.process_id}{place})"
+
+
+def name_stop(world: World, fleet: Fleet, server: str, fix: str) -> str:
+    """Return a fix that names a free port, and how another fleet's gateway is stopped."""
+    holder = world.find_holder(fleet.gateway.port)
+    if holder and server == "subagent-fleet":
+        fix = fix.replace("stop it",
+                          f"`kill {holder.process_id}`, which ends its Claude Code")
+    port = world.find_free_port(fleet.gateway.host, fleet.gateway.port)
+    return fix.replace("another `port:`", f"`port: {port}`") if port else fix
+
+
+def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any]]:
+    """Return {node: what it has served} from a gateway of ours that serves this fleet."""
+    view = see_gateway(world, fleet, key, world.clock() + CONNECT_SECONDS)
+    if not view.page or view.holder != OUR_GATEWAY:
+        return {}
+    return {node.name: vars(node) for node in view.page.nodes}
+
+
+def follow_events(world: World, fleet: Fleet, key: str, wait: Callable[[], object]
+                  ) -> Iterator[dict[str, Any]]:
+    """Yield what this fleet's gateway tells until it ends; NodeFailure if nothing answers.
+
+    `wait` is called while it tells nothing, and comes back soon.
+    """
+    holder = who_serves(world, fleet, key, world.clock() + CONNECT_SECONDS)
+    if holder not in (OUR_GATEWAY, OLD_GATEWAY):
+        raise NodeFailure("refused", "no gateway of this fleet answers")
+    ask = Ask(EVENTS_PATH, _read_frame, headers={"Authorization": f"Bearer {key}"})
+    for value in world.ask_lines(gateway_url(fleet.gateway), ask, wait,
+                                 stall_seconds=3 * QUIET_SECONDS):
+        if value:
+            yield value
+
+
+def _read_frame(reply: Reply) -> dict[str, Any] | None:
+    """Return the object that a line of `/events` holds, None for a line that holds none."""
+    if reply.status != 200:
+        raise NodeFailure("bad answer", f"it answers {reply.status} to a follower")
+    if not reply.body.startswith(b"data: "):
+        return None
+    return parse_object(reply.body[len(b"data: "):])
+
+
+def avoid_taken_port(world: World, gateway: Gateway) -> Gateway:
+    """Return a gateway as is if nobody listens on its port, else with the next free one."""
+    try:
+        get_page(world, gateway_url(gateway) + "/", world.clock() + 1.0)
+    except NodeFailure as failure:
+        if failure.reason in ("refused", "unreachable", "dns"):
+            return gateway
+    port = world.find_free_port(gateway.host, gateway.port)
+    return replace(gateway, port=port or gateway.port)
+
+
+def plan_asking(workspace: Workspace, fleet: Fleet, seconds: float
+                ) -> dict[str, Callable[[], Any]]:
+    """Return what is to be asked of all machines and of the gateway, each by itself."""
+    world, key = workspace.world, known_key(workspace, fleet)
+    until = world.clock() + seconds
+    return {"states": lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models),
+            "view": lambda: see_gateway(world, fleet, key, until)}
+
+
+def known_key(workspace: Workspace, fleet: Fleet) -> str:
+    """Return the gateway's key if it can be read, else "": then who serves is unknown."""
+    try:
+        return workspace.find_key(fleet)
+    except FleetError:
+        return ""

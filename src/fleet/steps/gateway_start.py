@@ -1,0 +1,133 @@
+"""Starting a gateway."""
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from fleet.cli.say import tell, tell_findings
+from fleet.config.address import gateway_url, is_loopback
+from fleet.files.litellm import render_litellm
+from fleet.findings.checks import LITELLM_INSTALL, OUR_GATEWAY
+from fleet.findings.config import lint_key
+from fleet.gateway.reception import GRACE_SECONDS
+from fleet.gateway.server import Server
+from fleet.plan.environment import litellm_environment
+from fleet.start.constants import (
+    LITELLM_FILE,
+    LITELLM_LOG_FILE,
+    OTHER_PORT,
+    STATE_DIRECTORY,
+    TICK_SECONDS,
+)
+from fleet.start.errors import FleetError
+from fleet.steps.gateway_seen import describe_holder, find_gateway, name_stop, who_serves
+from fleet.text.terminal import clean_line
+from fleet.workspace.records import RECEIPTS_FILE
+from fleet.world.disk import Place, PrivateDirectory
+from fleet.world.programs import Launch
+
+if TYPE_CHECKING:
+    import contextlib
+
+    from fleet.config.sections import Fleet
+    from fleet.world.visitor import Listener
+    from fleet.world.world import World
+
+
+LITELLM_START_SECONDS = 90.0
+
+
+def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
+                  stops: contextlib.ExitStack) -> None:
+    """Start what serves the fleet, or find that it runs; `stops` will stop it."""
+    runs = find_gateway(world, fleet, key)
+    url = gateway_url(fleet.gateway)
+
+    if fleet.gateway.provider == "builtin":
+        listener = None if runs else open_door(world, fleet, key)
+        server = Server(fleet, key, world, receipts=receipts_path(world, out))
+        serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
+        serving.start()
+        server.study()
+        stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
+        stops.callback(server.stop, "up")
+
+    if runs:
+        tell(world, f"Using the gateway of {quote_name(fleet)} that already runs at {url}.\n")
+    elif fleet.gateway.provider == "builtin":
+        tell(world, f"Serving {quote_name(fleet)} at {url}.\n")
+    else:
+        start_litellm(world, fleet, key, out=out, stops=stops)
+        tell(world, f"LiteLLM serves {quote_name(fleet)} at {url}.\n")
+
+
+def quote_name(fleet: Fleet) -> str:
+    """Return a project's name as it may stand in a sentence."""
+    name = clean_line(fleet.name)
+    return f'"{name}"' if " " in name else name
+
+
+def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
+                  stops: contextlib.ExitStack) -> None:
+    """Start LiteLLM, and wait until it has every alias.
+
+    Its config can name Python to import, which it finds where the config lies and where it
+    was started (1.106.2). So it gets one that was just made, in a directory of its own.
+    """
+    program = world.which("litellm")
+    if not program:
+        raise FleetError("litellm-missing",
+                         "the gateway is LiteLLM, which is not on the PATH",
+                         fix=f"{LITELLM_INSTALL}, or write `provider: builtin`")
+
+    log = world.enter(out, LITELLM_LOG_FILE)
+    place = stops.enter_context(PrivateDirectory())
+    config = world.path(place, LITELLM_FILE)
+    world.replace_files([(config, render_litellm(fleet).encode("utf-8"), 0o600)])
+
+    words = [program, "--config", config, "--host", fleet.gateway.host,
+             "--port", str(fleet.gateway.port)]
+    child = world.start(Launch(words, place, litellm_environment(world.environ, fleet, key),
+                               log, log, outlives=False))
+    stops.callback(child.stop)
+
+    until = world.clock() + LITELLM_START_SECONDS
+    while who_serves(world, fleet, key, until) != OUR_GATEWAY:
+        if child.exit_code() is not None or world.clock() > until:
+            raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
+        world.sleep(TICK_SECONDS)
+
+
+def open_door(world: World, fleet: Fleet, key: str) -> Listener:
+    """Return the port at which the fleet will be served; of a taken one, say who has it."""
+    gateway = fleet.gateway
+    try:
+        return world.listen(gateway.host, gateway.port)
+    except FleetError as error:
+        if error.slug != "port-taken":
+            raise
+        what = error.what
+
+    server = who_serves(world, fleet, key, world.clock() + 1.0)
+    holder = describe_holder(world, gateway.port)
+    if server:
+        what += ", by " + server.replace(holder, "")
+    if server == OUR_GATEWAY:
+        raise FleetError("port-taken", what + holder,
+                         fix="it serves already: `subagent-fleet launch claude`")
+    fix = name_stop(world, fleet, server, OTHER_PORT)
+    if not holder:
+        fix += f" (lsof -nP -iTCP:{gateway.port} -sTCP:LISTEN shows it)"
+    raise FleetError("port-taken", what + holder, fix=fix)
+
+
+def receipts_path(world: World, out: str) -> str:
+    """Return where the gateway of a workspace files what each request came to."""
+    world.make_directory(Place(out, STATE_DIRECTORY))
+    return world.enter(out, RECEIPTS_FILE)
+
+
+def check_key(fleet: Fleet, key: str, world: World) -> None:
+    """Refuse to serve beyond this machine with a weak key, wherever that stands."""
+    if not is_loopback(fleet.gateway.host):
+        tell_findings(lint_key(fleet, {fleet.gateway.master_key_env: key}), world)

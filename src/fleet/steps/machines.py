@@ -1,0 +1,267 @@
+"""Machines as typed, this machine, a scan, the first fleet file."""
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from fleet.cli.live import LiveLine
+from fleet.config.address import full_endpoint, show_host, split_endpoint
+from fleet.config.names import free_name_of, model_slot
+from fleet.config.node import NODE_KINDS
+from fleet.config.rules import obeys
+from fleet.config.sections import Gateway, Node
+from fleet.files.starter import render_starter
+from fleet.nodes.probe import probe_nodes
+from fleet.nodes.scan import parse_network, plan_networks, scan_machines
+from fleet.plan.memory import USABLE_SHARE
+from fleet.plan.starter import PLACEHOLDERS_MARK, plan_starter
+from fleet.plan.trust import plan_node_stakes
+from fleet.start.constants import EXIT_USAGE, INIT_TIMEOUT_SECONDS, OLLAMA_ENDPOINT
+from fleet.start.errors import FleetError
+from fleet.start.record import replace
+from fleet.steps.fleet_file import find_usual_port, write_fleet
+from fleet.steps.gateway_seen import avoid_taken_port, describe_holder
+from fleet.text.phrases import clean_name, count_of, quote_shell, some_of
+from fleet.text.tables import format_words
+from fleet.text.terminal import PLAIN, Cell, clean_line
+from fleet.workspace.config import load_config
+from fleet.workspace.trust import accept_stakes, is_here
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from fleet.config.address import Endpoint
+    from fleet.config.node import NodeState
+    from fleet.nodes.scan import Scan
+    from fleet.plan.measured import Measurement
+    from fleet.plan.starter import Starter
+    from fleet.text.terminal import Look
+    from fleet.world.world import World
+
+
+def format_answers(states: Sequence[NodeState]) -> str:
+    """Return which machines were asked for models, and what each said."""
+    text = ""
+    for state in states:
+        answer = state.reason or count_of(state.models, "model")
+        text += f"  {clean_line(f'{state.name} ({state.endpoint}): {answer}')}\n"
+    return text
+
+
+# -- set up --
+
+
+def format_scan(scan: Scan, look: Look = PLAIN) -> str:
+    """Return where a scan looked, what answered, and what was skipped."""
+    sentences: list[Cell | str] = []
+    if scan.networks:
+        counts = scan.counts
+        sentences.append(Cell(
+            f"Looked at {', '.join(scan.networks)}: {counts['open']} of "
+            f"{sum(counts.values())} addresses answer, {counts['refused']} "
+            f"refuse, {counts['silent'] + counts['unreachable']} are silent."))
+    if scan.peers:
+        sentences.append(Cell(f"Tailscale: {some_of([peer.name for peer in scan.peers])}."))
+    sentences += scan.notes
+    skipped: dict[str, list[str]] = {}
+    for address, why in scan.others:
+        skipped.setdefault(why, []).append(address)
+    if skipped:
+        groups = [f"as {why} {some_of(places, 4)}" for why, places in skipped.items()]
+        sentences.append(Cell(f"Skipped {'; '.join(groups)}."))
+    if not scan.found:
+        sentences.append("No machine was found.")
+    return "".join(format_words([sentence], look) for sentence in sentences)
+
+
+def look_around(options: Namespace, world: World, command: str, nodes: Mapping[str, Node],
+                ) -> Scan:
+    """Return what a scan found beyond these nodes and this machine."""
+    _, addresses = world.own_names()
+    networks = plan_networks(addresses)
+    if options.scan:
+        networks = [parse_network(options.scan, command)]
+
+    with LiveLine(world) as line:
+        scan = scan_machines(world, networks, nodes,
+                             lambda text: line.show(f"Scanning: {text}"))
+    known = {node.endpoint for node in nodes.values()}
+    own = {"127.0.0.1", *addresses}
+    found = [one for one in scan.found if one.node.endpoint not in known
+             and split_endpoint(one.node.endpoint).host not in own]
+    return replace(scan, found=tuple(found))
+
+
+def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
+    """Return the Nodes of NAME=URL texts; http and the port of Ollama may be left out."""
+    nodes: dict[str, Node] = {}
+    for text in texts:
+        name, _, url = text.partition("=")
+        endpoint = why = ""
+        try:
+            endpoint = full_endpoint(url).url
+        except FleetError as error:
+            why = error.what
+        if not url or not obeys(name, "name"):
+            why = "not of the form NAME=URL"
+        elif name in nodes:
+            why = f"a second `{name}`"
+        for other in nodes.values():
+            if other.endpoint == endpoint and not why:
+                why = f"the machine of `{other.name}`"
+        if why:
+            flag = "" if command == "add" else "--node "
+            raise FleetError("usage", f"{command}: `{text}`: {why}", status=EXIT_USAGE,
+                             fix=f"subagent-fleet {command} "
+                                 f"{flag}{suggest_node(text, nodes)}")
+        nodes[name] = Node(name, endpoint)
+    return nodes
+
+
+def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[NodeState]
+                 ) -> None:
+    """Refuse to replace a fleet that works by one with placeholders or without a machine."""
+    try:
+        fleet = load_config(world, output).fleet
+    except FleetError:
+        return  # nothing there works
+    if PLACEHOLDERS_MARK in fleet.document.text:
+        return
+    for state in silent:
+        raise FleetError("node-silent", f"node `{state.name}`: {state.why} ({state.endpoint}); "
+                         "nothing was written", fix=find_usual_port(world, state) or state.mend)
+    if not starter.has_models:
+        raise FleetError("no-model", "no machine that was asked has a model that can do the "
+                         f"work; nothing was written: {output} stays",
+                         fix="subagent-fleet status")
+
+
+def plan_first_fleet(world: World, states: Sequence[NodeState], measured: Sequence[Measurement],
+                     memory: Mapping[str, float]) -> Starter:
+    """Return the fleet of what was found, with what this machine can spare for models."""
+    unknown = plan_starter(states, measured, memory)
+    own = int(with_own_memory(world, memory)["local"])
+    if "local" in memory or not own:
+        return unknown
+    known = plan_starter(states, measured, {"local": own, **memory})
+    if known.has_models and sys.platform == "darwin":
+        return known
+    # Elsewhere a graphics card may have more than the machine: no model is left out for it.
+    placed = {model_slot(load.model) for load in known.assignment.placements}
+    wanted = {model_slot(load.model) for load in unknown.assignment.placements}
+    return unknown if wanted - placed else known
+
+
+def parse_memory(options: Namespace, nodes: Mapping[str, Node]) -> dict[str, float]:
+    """Return the GB of NAME=GB texts."""
+    memory = {}
+    for text in options.memory:
+        name, _, number = text.partition("=")
+        if name not in nodes or not re.fullmatch(r"[1-9]\d{0,4}(\.\d+)?", number):
+            raise FleetError("usage", f"init: `{clean_name(text)}` is not NAME=GB, with "
+                             f"one of {some_of(list(nodes))}", status=EXIT_USAGE,
+                             fix=f"subagent-fleet init --memory {next(iter(nodes))}=16")
+        memory[name] = json.loads(number)
+    return memory
+
+
+def with_own_memory(world: World, memory: Mapping[str, float]) -> dict[str, float]:
+    """Return how much memory models may take, with what this machine can spare for them."""
+    return {"local": world.total_gigabytes() * USABLE_SHARE, **memory}
+
+
+def suggest_node(text: str, taken: Iterable[str]) -> str:
+    """Return a machine as it is typed, as near as may be to what was."""
+    name, equals, url = text.partition("=")
+    if not equals and re.search("[.:]", text):
+        name, url = "", text
+    for address in (url, re.sub(r":\d+$", "", url), "http://192.168.1.50:11434"):
+        with contextlib.suppress(FleetError):
+            full_endpoint(address)
+            url = address
+            break
+    name = re.sub(r"[^\w.-]+", "-", name).strip("-")
+    if not obeys(name, "name"):
+        name = "mini"
+    return f"{free_name_of(name, '2', taken=set(taken))}={quote_shell(url)}"
+
+
+def with_this_machine(world: World, nodes: Mapping[str, Node]) -> dict[str, Node]:
+    """Return nodes with this machine first, unless one of them is it by another name."""
+    def name_place(endpoint: str) -> Endpoint:
+        place = split_endpoint(endpoint)
+        return replace(place, host="localhost") if is_here(world, place.host) else place
+
+    here = own_endpoint(world)
+    if any(name_place(node.endpoint) == name_place(here) for node in nodes.values()):
+        return dict(nodes)
+    return {"local": Node("local", here), **nodes}
+
+
+def ask_machines(world: World, nodes: Mapping[str, Node]) -> list[NodeState]:
+    """Return what machines have, this one also where it has no Ollama, but another server."""
+    states = probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS, are_known=False)
+    here = states.get("local")
+    if here and here.reason == "refused" and not world.environ.get("OLLAMA_HOST"):
+        for server in look_for_servers(world, (), INIT_TIMEOUT_SECONDS)[:1]:
+            states["local"] = replace(server[0], name="local")
+    return list(states.values())
+
+
+def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter: Starter, *,
+                  offline: bool = False) -> str:
+    """Write a fleet file of what was found; say what was written."""
+    gateway = Gateway()
+    if not offline:
+        gateway = avoid_taken_port(world, gateway)
+    _, name = world.split(world.real_path(world.parent(output)))
+    text = render_starter(starter.tree, starter.has_models,
+                          name if obeys(name, "line") else "local-dev",
+                          starter.notes, port=gateway.port)
+    lines = write_fleet(world, output, text)
+    if gateway.port != Gateway.port:
+        lines.append(f"Port {Gateway.port} is taken{describe_holder(world, Gateway.port)}: "
+                     f"this fleet uses {gateway.port}.")
+    accept_stakes(world, output, plan_node_stakes(nodes.values()))
+    return "".join(clean_line(line) + "\n" for line in lines)
+
+
+def own_endpoint(world: World) -> str:
+    """Return where Ollama answers on this machine: OLLAMA_HOST says where it listens."""
+    text = world.environ.get("OLLAMA_HOST", "").strip(" \"'")
+    # Everywhere is here, too. Without a port it reads 80 in http://, else its own (0.32.15).
+    text = re.sub(r"^(https?://)?(0\.0\.0\.0|\[::\]|::)?(?=:\d*$|$)", r"\1localhost", text)
+    if text.startswith("http://") and not re.search(r":\d+$", text):
+        text += ":80"
+    try:
+        return full_endpoint(text).url if text != "localhost" else OLLAMA_ENDPOINT
+    except FleetError:
+        return OLLAMA_ENDPOINT
+
+
+# How each other kind of server is opened to the LAN.
+SERVER_SETUPS = {
+    "llamacpp": "start llama-server with `--host 0.0.0.0`, and with `--api-key KEY` where "
+                "others are in the network",
+    "lmstudio": "in LM Studio, Developer: Server Settings, Serve on Local Network",
+    "vllm": "start vLLM with `--host 0.0.0.0 --api-key KEY`"}
+
+
+def look_for_servers(world: World, addresses: Sequence[str], seconds: float
+                     ) -> list[list[NodeState]]:
+    """Return what else than Ollama answers on this machine, and it at its open addresses."""
+    places = ("127.0.0.1", *addresses)
+    nodes = {f"{kind} {address}": Node(
+        address, f"http://{show_host(address)}:{NODE_KINDS[kind].port}", provider=kind)
+        for kind in SERVER_SETUPS for address in places}
+    states = probe_nodes(world, nodes, seconds)
+    servers = []
+    for kind in SERVER_SETUPS:
+        here, *others = (states[f"{kind} {address}"] for address in places)
+        if here.online:
+            servers.append([here, *(state for state in others if state.online)])
+    return servers

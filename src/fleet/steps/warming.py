@@ -1,0 +1,269 @@
+"""Waking machines and loading models, with progress."""
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING
+
+from fleet.cli.live import LiveLine
+from fleet.cli.say import open_workspace
+from fleet.config.address import WAKE_PORT, WAKE_SECONDS, is_private
+from fleet.config.names import full_model_name
+from fleet.nodes.wake import wake_nodes
+from fleet.nodes.warmup import Warmth, WarmUp, warm_nodes
+from fleet.start.constants import EXIT_USAGE, STATE_DIRECTORY
+from fleet.start.errors import FleetError
+from fleet.start.record import Record, fields
+from fleet.text.json import read_page, render_json
+from fleet.text.phrases import show_span, some_of
+from fleet.text.tables import format_entry, format_fix, format_words
+from fleet.text.terminal import PLAIN, Cell, mark, paint
+from fleet.text.width import width_of
+from fleet.workspace.trust import find_untrusted
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from typing import Any
+
+    from fleet.config.node import LoadedModel
+    from fleet.config.sections import Fleet, Node
+    from fleet.nodes.wake import Waking
+    from fleet.text.terminal import Look
+    from fleet.workspace.directory import Workspace
+    from fleet.world.world import World
+
+
+# -- serve --
+
+
+def format_waking(name: str, state: str, seconds: float, look: Look = PLAIN) -> str:
+    """Return how a machine was woken."""
+    role, words = {
+        "awake": ("ok", "answers already"),
+        "stopped": ("bad", "is awake, but nothing listens there: start Ollama"),
+        "woken": ("ok", f"answered after {seconds:.0f} s"),
+        "silent": ("bad", f"did not answer within {seconds:.0f} s. Check its `mac:`, and "
+                          "that its network card may wake it")}[state]
+    return format_words([mark(name, role, look), Cell(words)], look, indent="  ")
+
+
+def wake_all(world: World, nodes: Sequence[Node], seconds: float,
+             via: Sequence[tuple[str, int]], say: Callable[[Waking], None]) -> list[Waking]:
+    """Wake nodes, say of each how it ended, and on a terminal for whom is waited how long."""
+    began = world.clock()
+    wakings = []
+    with LiveLine(world) as line:
+        for waking in wake_nodes(world, nodes, seconds, via):
+            if waking:
+                line.clear()
+                wakings.append(waking)
+                say(waking)
+            ended = {done.node for done in wakings}
+            names = [node.name for node in nodes if node.name not in ended]
+            if names and world.clock() > began + 1:
+                line.show(f"Waiting for {some_of(names, 4)}: "
+                          f"{show_span(world.clock() - began)}")
+    return wakings
+
+
+def parse_via(world: World, text: str = "") -> list[tuple[str, int]]:
+    """Return where to send: an IPv4 address and perhaps a port, else to all around."""
+    if not text:
+        return [(host, WAKE_PORT) for host in world.broadcast_addresses()]
+    host, _, port = text.partition(":")
+    is_address = re.fullmatch(r"\d{1,3}([.]\d{1,3}){3}", host) and is_private(host)
+    is_everybody = host == "255.255.255.255"
+    if (is_address or is_everybody) and re.fullmatch(r"[0-9]{0,5}", port) \
+            and 0 < int(port or WAKE_PORT) < 65536:
+        return [(host, int(port or WAKE_PORT))]
+    raise FleetError("usage", f"wake: --via: `{text}` is not an address of a private network",
+                     status=EXIT_USAGE, fix="subagent-fleet wake --via 192.168.1.255")
+
+
+def wake_sleepers(fleet: Fleet, names: Collection[str], look: Look, world: World,
+                  say: Callable[[str], None]) -> None:
+    """Wake those of these nodes that have a hardware address and do not answer; say so."""
+    nodes = [node for name, node in fleet.nodes.items() if node.mac and name in names]
+    if not nodes or find_untrusted(world, fleet):
+        return
+
+    def tell(waking: Waking) -> None:
+        if waking.state != "awake":
+            say(format_waking(waking.node, waking.state, waking.seconds, look))
+
+    wake_all(world, nodes, WAKE_SECONDS, parse_via(world), tell)
+
+
+def format_share(loaded: LoadedModel) -> str:
+    """Return which part of a loaded model is on the GPU."""
+    if loaded.gpu_percent is None:
+        return ""
+    if loaded.gpu_percent == 0:
+        return "on CPU"
+    return f"{loaded.gpu_percent} % on GPU"
+
+
+def format_warmth(warmth: Warmth, row: Sequence[str], widths: Sequence[int],
+                  look: Look = PLAIN) -> str:
+    """Return how it ended, behind its row, and what fixes it.
+
+    Of one that waits for others, it says for whom.
+    """
+    fix = ""
+    if warmth.stage == "busy":
+        outcome = mark("busy:", "warn", look)
+        said = f"{warmth.wait}; waiting"
+    elif warmth.ok:
+        loaded = warmth.loaded
+        details = [f"context {loaded.context or '?'}", format_share(loaded)] if loaded else []
+        details += [f"{warmth.seconds:.1f} s", warmth.detail]
+        outcome = mark("ok", "ok", look)
+        said = f"({', '.join(filter(None, details))})"
+    else:
+        outcome = mark(f"{warmth.state}:", "warn" if warmth.state == "busy" else "bad", look)
+        said = warmth.detail
+        fix = format_fix(warmth.fix, look, margin="    ")
+    # Then without what the machine calls it.
+    if look.columns and sum(widths) + 36 > look.columns:
+        row, widths = row[:2], widths[:2]
+    return format_entry(row, widths, [outcome, said], look, margin="  ") + fix
+
+
+def tell_progress(works: Iterable[Warmth], now: float) -> str:
+    """Return one line about what is going on."""
+    parts = []
+    for work in works:
+        stage = work.stage
+        if stage in ("waiting", "done"):
+            continue
+        if stage == "pulling" and work.size:
+            stage += f" {100 * work.pulled // work.size} % of {work.size / 1e9:.1f} GB,"
+        elif stage == "busy":
+            stage = f"waits for {some_of(work.rivals, 1)}"
+        parts.append(f"{work.model.name} {stage} {show_span(round(now - work.began))}")
+    return " | ".join(parts)
+
+
+class Teller(Record):
+    """Where a command says what it does: to whom, and how text looks there."""
+
+    say: Callable[[str], None]
+    look: Look
+
+
+def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, teller: Teller,
+               busy_seconds: float = WarmUp.busy_seconds) -> dict[str, Warmth]:
+    """Load models as their routes will ask for them; say how each ended, when it does."""
+    say, look = teller.say, teller.look
+    warmths = plan_warmths(fleet, options)
+    groups: dict[str, list[Warmth]] = {}
+    for warmth in dict.fromkeys(warmths.values()):
+        groups.setdefault(warmth.node.name, []).append(warmth)
+
+    heading = "Unloading models:"
+    if not options.unload:
+        wake_sleepers(fleet, groups, look, world, say)
+        heading = "Warming models:"
+    say(paint(heading, "bold", look) + "\n")
+
+    how = WarmUp(options.timeout or None, busy_seconds, pull=options.pull,
+                 unload=options.unload, fleet=fleet)
+    workspace = open_workspace(options, world)
+    rows = {name: (name, warmth.node.name, warmth.model.ollama_model)
+            for name, warmth in warmths.items()}
+    widths = [max(map(width_of, column)) for column in zip(*rows.values())]
+    said: dict[str, str] = {}  # by the model's name: each state is said once
+    kept_at = 0.0
+    try:
+        with LiveLine(world) as line:
+            for _ in warm_nodes(world, groups, how):
+                if world.clock() >= kept_at + 1.0:
+                    keep_warmths(workspace, warmths)
+                    kept_at = world.clock()
+                for name, warmth in warmths.items():
+                    state = f"{warmth.stage} {warmth.state}"
+                    if warmth.stage in ("busy", "done") and said.get(name) != state:
+                        said[name] = state
+                        line.clear()
+                        say(format_warmth(warmth, rows[name], widths, look))
+                line.show(tell_progress(dict.fromkeys(warmths.values()), world.clock()))
+    finally:
+        keep_warmths(workspace, warmths)
+    return warmths
+
+
+WARMUP_FILE = f"{STATE_DIRECTORY}/warmup.json"
+WARMUP_SECONDS = 10.0  # what is older was left by one that was cut off, or is long over
+SHOWN_WARMTHS_LIMIT = 200
+WARMUP_SCHEMA = "warmup-progress/1"
+
+
+class WarmRow(Record):
+    """How far the warm-up of a model is."""
+
+    model: str
+    node: str
+    ollama_model: str
+    stage: str
+    state: str
+    detail: str
+    pulled_bytes: int
+    size_bytes: int
+    seconds: float
+
+
+class WarmPage(Record):
+    """What a warm-up writes while it runs."""
+
+    time: float
+    models: tuple[WarmRow, ...]
+
+
+def keep_warmths(workspace: Workspace, warmths: Mapping[str, Warmth]) -> None:
+    """Keep how far a warm-up is where the dashboard reads it, if there is a workspace."""
+    world = workspace.world
+    if world.kind_of(workspace.path(STATE_DIRECTORY)) != "directory":
+        return
+    rows = [report_warmth(name, warmth, world.clock()) for name, warmth in warmths.items()]
+    page = {"schema": f"subagent-fleet/{WARMUP_SCHEMA}", "time": round(world.now(), 1),
+            "models": [{key: row[key] for key in fields(WarmRow)} for row in rows]}
+    with contextlib.suppress(FleetError):  # a full disk is no reason to load no model
+        workspace.keep(WARMUP_FILE, render_json(page) + b"\n")
+
+
+def read_warmup(workspace: Workspace) -> list[dict[str, Any]]:
+    """Return how far a warm-up is that runs or has just ended; nothing if there is none."""
+    page = read_page(WarmPage, workspace.read(WARMUP_FILE), WARMUP_SCHEMA)
+    if not page or abs(workspace.world.now() - page.time) >= WARMUP_SECONDS:
+        return []
+    return [vars(row) for row in page.models[:SHOWN_WARMTHS_LIMIT]]
+
+
+def plan_warmths(fleet: Fleet, options: Namespace) -> dict[str, Warmth]:
+    """Return {model: Warmth} of the chosen models, all where none is chosen.
+
+    What is one Ollama model with one context on a node is loaded once: it is one Warmth.
+    """
+    names = {*(options.model or ()),
+             *(fleet.agents[name].model for name in options.agent or ())}
+    shared = {}
+    warmths = {}
+    for name, model in fleet.models.items():
+        if names and name not in names:
+            continue
+        load = (model.node, full_model_name(model.ollama_model), model.context)
+        if load not in shared:
+            shared[load] = Warmth(node=fleet.nodes[model.node], model=model)
+        warmths[name] = shared[load]
+    return warmths
+
+
+def report_warmth(name: str, warmth: Warmth, now: float) -> dict[str, object]:
+    """Return what `warmup --json` says of a model."""
+    seconds = warmth.seconds or (now - warmth.began if warmth.began else 0.0)
+    return {"model": name, "node": warmth.node.name,
+            "ollama_model": warmth.model.ollama_model, "ok": warmth.ok,
+            "stage": warmth.stage, "state": warmth.state, "seconds": round(seconds, 1),
+            "loaded": warmth.loaded, "pulled_bytes": warmth.pulled,
+            "size_bytes": warmth.size, "detail": warmth.detail, "fix": warmth.fix}

@@ -1,0 +1,146 @@
+"""Which task starts, what the others wait for, which agent is stalled."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.speech.claude_stream import LOOPS_STALLED
+from fleet.start.record import Record
+from fleet.tasks.spec import expand_names
+from fleet.text.phrases import some_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleet.config.task_file import TaskSpec
+    from fleet.speech.claude_stream import Heard
+    from fleet.tasks.state import TaskState
+
+
+# -- what happens next --
+
+
+class Limits(Record):
+    """How much may happen at the same time, and where nothing can."""
+
+    slots: Mapping[str, int]  # by alias; an alias that is not there has no limit
+    most: int
+    resting: Mapping[str, str] = {}  # by alias: why
+    aliases: Mapping[str, str] = {}  # by task
+
+
+def count_busy(states: Mapping[str, TaskState], limits: Limits) -> dict[str, int]:
+    """Return how many places are taken, by alias."""
+    busy: dict[str, int] = {}
+    for state in states.values():
+        if state.is_at_work:
+            alias = limits.aliases.get(state.name, "")
+            busy[alias] = busy.get(alias, 0) + 1
+    return busy
+
+
+def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float) -> list[str]:
+    """Return the waiting tasks that start now: high priority first, then the oldest."""
+    busy = count_busy(states, limits)
+    room = limits.most - sum(busy.values())
+    ready = [state for state in states.values()
+             if state.state == "waiting" and state.until <= now]
+    ready.sort(key=lambda state: (-state.task.priority, state.at if state.spoken else 0.0,
+                                  state.order))
+    starts: list[str] = []
+    for state in ready:
+        alias = limits.aliases.get(state.name, "")
+        taken = busy.get(alias, 0)
+        if len(starts) < room and taken < limits.slots.get(alias, limits.most) \
+                and alias not in limits.resting and not blockers_of(state, states):
+            busy[alias] = taken + 1
+            starts.append(state.name)
+    return starts
+
+
+def blockers_of(state: TaskState, states: Mapping[str, TaskState]) -> list[str]:
+    """Return the tasks that must be done before this one, and are not."""
+    names = dependencies_of(state.task, states)
+    return [name for name in names if name not in states or states[name].state != "done"]
+
+
+def dependencies_of(task: TaskSpec, states: Mapping[str, TaskState]) -> tuple[str, ...]:
+    """Return the tasks that `after` names; the name of a group stands for all its twins."""
+    return expand_names(task.after, {name: state.task for name, state in states.items()})
+
+
+def explain_wait(state: TaskState, states: Mapping[str, TaskState], limits: Limits,
+                 now: float) -> str:
+    """Return what a waiting task waits for."""
+    blockers = blockers_of(state, states)
+    if blockers:
+        ended = {one.name: f"{one.name} ({one.state})" for one in states.values()
+                 if one.is_over}
+        return "for " + some_of([ended.get(name, name) for name in blockers], 3)
+    if state.until > now:
+        text = f"for its next try in {state.until - now:.0f} s"
+        return f"{text}: {state.reason}" if state.reason else text
+    alias = limits.aliases.get(state.name, "")
+    if alias in limits.resting:
+        return f"{alias}: {limits.resting[alias]}"
+    busy = count_busy(states, limits)
+    slots = limits.slots.get(alias, limits.most)
+    if slots <= limits.most and busy.get(alias, 0) >= slots:
+        asking = [f"; {one.name} asks: subagent-fleet task answer {one.name}"
+                  for one in states.values() if one.state == "asking" and one.is_at_work
+                  and limits.aliases.get(one.name, "") == alias]
+        return "".join([f"for a slot of {alias or 'its coder'} ({slots} of {slots} in use)",
+                        *asking[:1]])
+    if sum(busy.values()) >= limits.most:
+        return f"for one of {limits.most} places"
+    return "to start"
+
+
+INIT_SECONDS = 60.0
+HEARTBEAT_SECONDS = 90.0  # Claude Code says every 30 s that a command runs
+LEAST_HEARTBEATS = 0.5  # of that: a shorter `stall` would end commands that do run
+COMMAND_SECONDS = 660.0  # its own limit for a command is 600
+ASK_SECONDS, ASK_AWAITED_SECONDS = 300.0, 15.0
+
+
+def find_stall(task: TaskSpec, heard: Heard, view: str, timeout: float,
+               now: float) -> str:
+    """Return how a running agent has got stuck, or an empty string.
+
+    `timeout` is of the model's machine; 0: none of this fleet. `view` is what the gateway
+    says of its session: waiting, working, idle, or unknown.
+    """
+    silent, stands = now - heard.last, now - heard.since
+    if heard.phase in ("asking", "settled"):
+        return ""
+    if not task.talks:
+        return f"no output for {silent:.0f} s" if silent > task.stall else ""
+    if heard.phase == "silent":
+        return f"no sign of life for {stands:.0f} s" if stands > INIT_SECONDS else ""
+    if heard.repeats >= LOOPS_STALLED:
+        return f"the same call {heard.repeats} times in a row"
+    if view == "waiting":
+        return ""
+    if heard.phase == "tool":
+        return _find_tool_stall(task, heard, view, now)
+    limit = 2 * timeout
+    if view == "idle" or not timeout:
+        limit = float(task.stall)
+    quiet = silent if view == "unknown" else stands
+    if quiet > limit:
+        return f"no answer from the model for {quiet:.0f} s"
+    return ""
+
+
+def _find_tool_stall(task: TaskSpec, heard: Heard, view: str, now: float) -> str:
+    """Return how an agent has got stuck in a tool call."""
+    if view == "working" or not heard.calls:  # a subagent's request
+        return ""
+    call = list(heard.calls.values())[-1]
+    silent = now - heard.last
+    if call.tool != "Bash":
+        return f"{call.tool} silent for {silent:.0f} s" if silent > task.stall else ""
+    if silent > max(min(task.stall, HEARTBEAT_SECONDS), LEAST_HEARTBEATS * HEARTBEAT_SECONDS):
+        return f"a command without a sign of life for {silent:.0f} s"
+    if now - call.since > COMMAND_SECONDS:
+        return f"a command running for {now - call.since:.0f} s"
+    return ""

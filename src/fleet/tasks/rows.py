@@ -1,0 +1,160 @@
+"""What is shown of tasks."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.speech.claude_stream import Heard, question_of
+from fleet.start.record import Record
+from fleet.tasks.next import Limits, blockers_of, explain_wait
+from fleet.tasks.state import UNREADABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleet.gateway.receipts import Receipt
+    from fleet.tasks.state import TaskState
+
+
+# -- what is shown of tasks: for `tasks`, the dashboard and `trace` alike --
+
+
+class TaskRow(Record):
+    """A task as people and programs see it."""
+
+    name: str
+    group: str
+    state: str
+    attempt: str  # such as 1/2
+    seconds: float  # in this state
+    total: float  # of all its tries
+    idle: float | None  # since it was heard of
+    now: str
+    context: int | None  # percent
+    files: int
+    plus: int
+    minus: int
+    where: str  # the machine, or the alias
+    memory_mb: int
+    cpu_percent: float
+    processes: int
+    fix: str
+    session: str
+    branch: str
+    worktree: str
+    agent: str
+    alias: str
+    reason: str
+    cause: str
+
+
+class TaskSight(Record):
+    """What is seen of the tasks of a repository at one moment."""
+
+    tasks: Mapping[str, TaskState]
+    heard: Mapping[str, Heard]  # what agents at work have said
+    now: float
+    limits: Limits = Limits({}, 1)
+    windows: Mapping[str, int] = {}  # tokens, by alias
+    served: Mapping[str, Receipt] = {}  # by session: the last
+    loads: Mapping[str, Sequence[tuple[int, float]]] = {}
+    unreadable: int = 0
+    holder: int = 1  # the process that supervises; 0: none does
+
+
+def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
+    """Return a row for each task in the file's order; twins by their verdict and size."""
+    shown = [state for state in sight.tasks.values() if not state.forgotten]
+    firsts = {state.task.group: state.order for state in reversed(shown)}
+    ranks = {"done": 0, "review": 1}
+    return sorted((plan_task_row(state, sight) for state in shown), key=lambda row: (
+        firsts[row.group], ranks.get(row.state, 2), row.plus + row.minus))
+
+
+def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
+    """Return what is shown of one task."""
+    heard = sight.heard.get(state.name, Heard())
+    alias = sight.limits.aliases.get(state.name, "")
+    served = sight.served.get(state.session)
+    place = ""
+    if state.is_active:
+        place = served.node if served and served.node else alias
+    context = None
+    window = sight.windows.get(alias)
+    tokens = served.input_tokens if served else heard.context
+    if window and tokens and not state.is_over:
+        context = min(round(100 * tokens / window), 999)
+
+    loads = sight.loads.get(state.name, ())
+    memory, cpu = map(sum, zip((0, 0.0), *loads))
+    files, plus, minus = (int(state.diff.get(word, 0)) for word in ("files", "plus", "minus"))
+    # A person's retry gives it all of them again.
+    tried = state.tried - state.first
+    tries = tried + state.task.tries - state.failures
+    if state.open or state.tried and state.is_over:
+        tries -= 1
+    return TaskRow(
+        state.name, state.task.group, state.state, f"{tried}/{tries}",
+        sight.now - state.at, state.total_at(sight.now) if state.tried else 0.0,
+        sight.now - heard.last if heard.last else None, _describe_task(state, heard, sight),
+        context, files, plus, minus, place,
+        int(memory), round(cpu, 1), len(loads), suggest_task_step(state), state.session,
+        state.branch, state.worktree if state.git else "", state.task.agent or "", alias,
+        state.reason, state.cause)
+
+
+def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
+    """Return what a task does, waits for, asks or has ended with."""
+    if state.state == "waiting":
+        if not blockers_of(state, sight.tasks) and not sight.holder:
+            return "for `run`"
+        return explain_wait(state, sight.tasks, sight.limits, sight.now)
+    if state.state == "asking":
+        return question_of(state.question.get("request", {}))
+    if state.state == "running":
+        return heard.now if state.task.talks else state.task.program
+    if state.state == "checking":
+        return state.task.check or "looking at the diff"
+    return state.reason
+
+
+def suggest_look(states: Mapping[str, TaskState]) -> str:
+    """Return what shows the first task in review, and why the first failed; or nothing."""
+    lines: dict[str, str] = {}
+    for state in states.values():
+        word = {"review": "Look at it", "failed": "See why", "parked": "See why"}.get(
+            state.state)
+        if word:
+            lines.setdefault(word, f"{word}: {suggest_task_step(state)}")
+    return "\n".join(lines.values())
+
+
+def suggest_retry(states: Mapping[str, TaskState]) -> str:
+    """Return what to type for tasks that block themselves or others, a line each, if any."""
+    stuck = {name for state in states.values() if state.state == "waiting"
+             for name in blockers_of(state, states)}
+    lines: dict[str, str] = {}
+    for state in states.values():
+        word = {"review": "Accept: subagent-fleet task accept"}.get(state.state, "")
+        if (state.state in ("failed", "parked")
+                or state.state == "stopped" and state.name in stuck):
+            word = "Try again: subagent-fleet task retry"
+        if word and not state.forgotten:
+            lines[word] = f"{lines.get(word, word)} {state.name}"
+    return "\n".join(sorted(lines.values()))
+
+
+# By its cause: the log that says why a task was parked. Of the others nothing was started.
+LOGGED = {"check": " check", "setup-failed": " setup", "lost": " stderr", "coder": " stderr",
+          "api": ""}
+
+
+def suggest_task_step(state: TaskState) -> str:
+    """Return the command that helps with a task, or nothing."""
+    name = state.name
+    if state.state == "asking":
+        return f"subagent-fleet task answer {name}"
+    if state.state == "review" or state.cause == "scope":
+        return f"subagent-fleet task diff {name}"
+    if state.state == "failed" or state.state == "parked" and state.cause in LOGGED:
+        return f"subagent-fleet task log {name}{LOGGED.get(state.cause, '')}"
+    return f"subagent-fleet tasks {name}" if state.state in ("parked", UNREADABLE) else ""

@@ -1,0 +1,219 @@
+"""What is known of a task."""
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fleet.config.keys import FILE_KEYS
+from fleet.config.rules import REVISION, TASK_NAME, obeys
+from fleet.config.task_file import TaskSpec
+from fleet.speech.claude_stream import CONTINUE_PROMPT
+from fleet.start.record import Record, fields, read, replace
+from fleet.tasks.spec import HOT_KEYS
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+# -- what is known of a task --
+
+TERMINAL_STATES = ("done", "review", "failed", "stopped", "parked")
+LIVE_STATES = ("starting", "running", "asking", "checking")  # in which an agent may live
+ACTIVE_STATES = ("preparing", *LIVE_STATES)
+UNREADABLE = "unreadable"  # a state that no file has
+LOST_LIMIT = 5
+API_WAIT_SECONDS = (30, 60, 120)
+API_ERRORS_LIMIT = 20
+TRY_WAIT_SECONDS = (0, 10, 30, 60)
+
+
+class TaskState(Record):
+    """All that is known of a task: its file is replaced whole with each step."""
+
+    name: str
+    task: TaskSpec
+    order: int  # of acceptance
+    origin: str = "typed"  # or file
+    newer: TaskSpec | None = None  # what the file says by now; a retry takes it
+    state: str = "waiting"
+    at: float = 0.0  # since when
+    reason: str = ""
+    cause: str = ""  # the same for programs
+    until: float = 0.0  # it waits until then
+    orders: tuple[str, ...] = ()  # the last ones that were obeyed: none is obeyed twice
+    # Where it works.
+    id: str = ""  # random; the locks of its worktrees carry it, since a name proves nothing
+    base: str = ""  # the commit it began with
+    start: str = ""  # the commit of what was there when its agent came
+    branch: str = ""
+    tip: str = ""  # where the branch was when its work was last looked at
+    worktree: str = ""
+    git: str = ""  # the worktree's own git directory; "": not made, or tidied away
+    check_git: str = ""  # of the check's worktree
+    copies: tuple[str, ...] = ()
+    prepared: bool = False  # setup has ended well
+    fresh: int = 0  # how often a person has begun it anew
+    old: tuple[str, ...] = ()  # "branch\nworktree\ngit\ncheck_git\nid" of what was before
+    # Its tries.
+    tried: int = 0  # the number of the last one
+    first: int = 0  # tries before it was forgotten: those of another task of its name
+    open: bool = False  # that try goes on with its next process
+    failures: int = 0  # tries that counted, since a person's last `retry`
+    round: int = 0  # failed checks of this try
+    lost: int = 0  # in a row
+    stalls: int = 0  # of this try
+    api_errors: int = 0  # in a row
+    began: float = 0.0
+    worked: float = 0.0  # seconds of this try
+    ended: float = 0.0  # when its last try was over: what a person does then is not its time
+    spent: float = 0.0  # seconds of the tries before this one
+    # Its process.
+    session: str = ""
+    spoken: bool = False  # the session exists: it is resumed
+    client: int = 0  # its process: for signals, and to tell its helpers from what it started
+    start_at: int = 0  # where the output of its process begins
+    heard_from: int = 0  # results before are of an earlier prompt
+    prompt: str = ""  # what it is told beside the task, until it has answered
+    # What a person wants of it.
+    says: tuple[str, ...] = ()  # not yet handed on
+    told: tuple[str, ...] = ()  # handed on: who has no memory gets it each time
+    question: dict[str, Any] = {}  # {"id": …, "request": …}
+    answer: dict[str, Any] = {}  # not yet handed on
+    asleep: bool = False  # it asks, and its process was ended
+    wanted: str = ""  # stop, attach, go
+    before: str = ""  # the state before a person had its session
+    recheck: bool = False  # what is there is judged first
+    forgotten: bool = False
+    # What it came to.
+    kept: str = ""  # the commit for its branch, with which a task after it begins
+    diff: dict[str, Any] = {}  # files, plus, minus, commits
+    checks: tuple[int, ...] = ()  # exit codes of this try
+    check_seconds: float = 0.0
+    passes_on_base: bool | None = None
+
+    def _check(self) -> None:
+        if self.task.name != self.name:
+            raise ValueError("another task")
+        for name, pattern in _STATE_PATTERNS.items():
+            if not re.fullmatch(pattern, getattr(self, name), re.S):
+                raise ValueError(f"no {name}")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing happens to it any more without a person."""
+        return self.state in TERMINAL_STATES
+
+    def total_at(self, now: float) -> float:
+        """Return the seconds that all its tries have taken: never less than before."""
+        until = self.ended if self.ended >= self.began else self.at
+        if self.open and not self.is_over:
+            until = now
+        return self.spent + (max(until - self.began, 0.0) if self.began else 0.0)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether something is being done for it."""
+        return self.state in ACTIVE_STATES and not self.asleep
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether it takes a place; a coder that has ended takes none while it is checked."""
+        return self.is_active and (self.task.talks or self.state != "checking")
+
+
+# What goes to git or to a program as a word: nothing that could be an option of it.
+_COMMIT = "([0-9a-f]{40,64})?"
+_STATE_PATTERNS = {
+    "base": _COMMIT, "start": _COMMIT, "tip": _COMMIT, "kept": _COMMIT,
+    "session": "([0-9a-f-]{36})?", "id": "[0-9a-f]*",
+    "branch": f"({REVISION.strip('^$')})?", "worktree": "(/.*)?", "git": "(/.*)?",
+    "check_git": "(/.*)?", "name": TASK_NAME,
+    "state": "|".join((*TERMINAL_STATES, *ACTIVE_STATES, "waiting", "attached"))}
+
+
+def freeze(value: Any) -> Any:
+    """Return a value as its file has it: of a record what is not as usual."""
+    if isinstance(value, Record):
+        usual = value._usual
+        return {name: freeze(each) for name, each in vars(value).items()
+                if each != usual[name]}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def thaw_task(frozen: object) -> TaskSpec | None:
+    """Return the task that was kept; None where it is none."""
+    rules = {"name": "task name",
+             **{name: one.rule for name, one in FILE_KEYS["task"].items()}}
+    if not isinstance(frozen, dict) or "name" not in frozen or not all(
+            name in rules and obeys(value, rules[name])
+            or (name, value) == ("check", "")  # as `none` is kept
+            for name, value in frozen.items()):
+        return None
+    words: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
+                             for name, value in frozen.items()}
+    return TaskSpec(**words)
+
+
+def thaw_state(frozen: dict[str, Any]) -> TaskState | None:
+    """Return the state that a file keeps; None if it is none or says what no state can."""
+    state = read(TaskState, frozen)
+    if state is None:
+        return None
+    state = replace(state, task=thaw_task(frozen["task"]),
+                    newer=thaw_task(frozen.get("newer")))
+    # What did not fit has its default, and differs.
+    fits = all(freeze(getattr(state, name)) == value for name, value in frozen.items()
+               if name in fields(TaskState))
+    return state if fits else None
+
+
+def revise_task(state: TaskState, task: TaskSpec, origin: str = "file") -> TaskState:
+    """Return a state after its task was written anew: all of it counts before the first try.
+
+    One that was forgotten begins anew: in a file where it has changed, typed in any case.
+    """
+    if task == (state.newer or state.task) and not (state.forgotten and origin == "typed"):
+        return state
+    if state.forgotten:
+        return replace(plan_fresh(state), task=task, newer=None, origin=origin,
+                       first=state.tried, spent=0.0)
+    if state.state == "waiting" and not state.start:
+        return replace(state, task=task, newer=None)
+    hot = replace(state.task, **{name: getattr(task, name) for name in HOT_KEYS})
+    return replace(state, task=hot, newer=task if task != hot else None)
+
+
+def can_accept(state: TaskState) -> bool:
+    """Tell whether a person can accept a task: it has work, and nothing else calls it bad."""
+    return bool(state.kept) and (state.state == "review" or
+                                 state.state == "parked" and state.cause == "scope")
+
+
+def plan_fresh(state: TaskState) -> TaskState:
+    """Return a task that begins anew, with another worktree, branch and session."""
+    kept = {name: getattr(state, name) for name in (
+        "name", "task", "order", "origin", "newer", "at", "orders", "base", "tried", "first")}
+    place = "\n".join((state.branch, state.worktree, state.git, state.check_git, state.id))
+    return TaskState(**kept, fresh=state.fresh + 1, spent=state.total_at(state.at),
+                     old=(*state.old, place) if state.git else state.old)
+
+
+def disown_task(state: TaskState) -> TaskState:
+    """Return a task that came with a copied repository: nothing of the original is used."""
+    bare = replace(state, id="", worktree="", git="", check_git="", prepared=False, session="",
+                   spoken=False, old=(), client=0)
+    return bare if state.is_over else plan_fresh(bare)
+
+
+def plan_first_words(state: TaskState) -> str:
+    """Return what a task's next process is told.
+
+    A session that is resumed knows the task; whoever else does it gets the whole
+    of it each time.
+    """
+    if state.spoken and state.task.talks:
+        return state.prompt or CONTINUE_PROMPT
+    notes = [note for note in state.told if note not in state.prompt]
+    if state.prompt not in ("", CONTINUE_PROMPT):
+        notes.append(state.prompt)
+    return "\n\n".join([state.task.prompt or "", *notes])

@@ -1,0 +1,176 @@
+"""From work done to a ruling, a receipt and its flags."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.start.gate import LatePattern
+from fleet.start.record import Record, replace
+from fleet.tasks.scope import describe_scope
+from fleet.text.phrases import some_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from fleet.config.task_file import TaskSpec
+    from fleet.gateway.receipts import Receipt
+    from fleet.speech.claude_stream import Heard
+    from fleet.tasks.state import TaskState
+
+
+# -- the verdict --
+
+FEEDBACK_LINES = 100
+
+
+class WorkDone(Record):
+    """What is true of a worktree after an agent has ended or settled."""
+
+    ref: str = ""  # that has all of it
+    commit: str = ""  # for the branch
+    head: str = ""
+    tip: str = ""  # of the branch
+    commits: int = 0
+    files: tuple[tuple[str, int, int], ...] = ()  # path, lines added, lines removed
+    changed: tuple[str, ...] = ()  # by the agent, not by setup
+    outside: tuple[str, ...] = ()
+    said: str = ""  # the agent's last words
+    exit_code: int = 0  # of a coder that only ends
+    notes: tuple[str, ...] = ()  # what else has changed meanwhile, by whomever
+
+    @property
+    def sums(self) -> dict[str, int]:
+        """Files, and lines added and removed."""
+        return {"files": len(self.files), "plus": sum(one[1] for one in self.files),
+                "minus": sum(one[2] for one in self.files), "commits": self.commits}
+
+
+class Ruling(Record):
+    """What becomes of a task after a check, and what its agent is told."""
+
+    to: str
+    reason: str = ""
+    feedback: str = ""
+    # For programs: check, diff, scope, deadline, stalled, lost, api, or an id.
+    cause: str = ""
+
+
+def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ruling:
+    """Return the verdict: a final state, `running` or `asking` for the agent, or `waiting`.
+
+    `code` is the exit code of the check, None where the task has none.
+    """
+    task = state.task
+    problem = _find_problem(task, work, code, output)
+    if problem.cause == "asks":
+        return Ruling("asking")
+    if problem.cause and task.talks and state.round < task.rounds:
+        return replace(problem, to="running")
+    if work.outside:
+        return rule_out(task, work)
+    if problem.cause:
+        # What it said stands in no receipt, so not in the reason either.
+        hint = ""
+        if problem.cause == "diff" and not work.changed:
+            hint = " (if the task is only to answer: `changes: none`)"
+        failure = after_failure(state, problem.reason + hint, problem.cause)
+        return replace(failure, feedback=problem.feedback)
+    return Ruling("done" if task.check else "review")
+
+
+def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str) -> Ruling:
+    """Return what is wrong with work, and what its agent is told; no cause: nothing is."""
+    if task.check and code != 0:
+        tail = "\n".join(output.splitlines()[-FEEDBACK_LINES:]) or "It printed nothing."
+        return Ruling("", f"check failed (exit {code})", (
+            f"The check of this task failed (exit {code}): {task.check}\n\n{tail}\n\n"
+            "Fix that. The check runs again when you end."), "check")
+    # Where nothing was changed, a check that passes says nothing of a coder that has failed.
+    if work.exit_code and not (task.check and work.changed):
+        return Ruling("", f"{task.program} ended with exit code {work.exit_code}",
+                      f"The last try ended with exit code {work.exit_code}.", "coder")
+    if task.changes == "none" and work.changed:
+        return Ruling("", f"changed {some_of(work.changed, 3)}, but must change nothing", (
+            "This task must change nothing, but these files differ: "
+            f"{some_of(work.changed, 20)}. Undo that."), "diff")
+    if task.changes == "none" or work.changed:
+        return Ruling("")
+    if work.said.rstrip().endswith("?") and task.talks:
+        return Ruling("", cause="asks")
+    return Ruling("", "nothing was changed", (
+        "Nothing in the worktree has changed, so nothing was done. Do the task, or say why "
+        "it cannot be done."), "diff")
+
+
+def rule_out(task: TaskSpec, work: WorkDone) -> Ruling:
+    """Return the ruling on work that goes beyond what its task may touch."""
+    reason = f"scope: changed {some_of(work.outside, 5)}; {describe_scope(task)}"
+    return Ruling("parked", reason, cause="scope")
+
+
+def after_failure(state: TaskState, problem: str, cause: str) -> Ruling:
+    """Return what becomes of a task whose try has failed."""
+    to = "waiting" if state.failures + 1 < state.task.tries else "failed"
+    return Ruling(to, problem, cause=cause)
+
+
+_SUCCESS = LatePattern(r"(?i)\b(all|the) tests? (now )?pass|\btests? (are )?(passing|green)"
+                    r"|\b(successfully|have) "
+                    r"(implemented|created|updated|written|fixed|added)"
+                    r"|\ball done\b|\b(task|work) is (done|complete)")
+_TESTED = LatePattern(r"(?i)\btests? (now )?(pass|are (passing|green))")
+
+_DISPATCHED = LatePattern(
+    r"(?i)\b(dispatched|delegated to|asked|launched|started) (the |a |an )?"
+    r"([a-z0-9_-]+ )?(sub-?agent|agent)\b")
+
+
+def find_flags(heard: Heard, work: WorkDone, *, is_checked: bool = False) -> list[str]:
+    """Return where an agent's words and deeds differ; the verdict does not depend on that."""
+    said = heard.said
+    flags = []
+    if _SUCCESS.search(said) and not heard.worked:
+        flags.append("says it is done, but made no call that changes anything")
+    if _TESTED.search(said) and not is_checked and not heard.has_tested:
+        flags.append("says tests pass, but ran no test command")
+    changed = tuple(f"/{path}" for path, _, _ in work.files)
+    absent = [path for path in dict.fromkeys(heard.written)
+              if not f"/{path}".endswith(changed)]
+    if absent:
+        flags.append(f"wrote files that are not in the diff: {some_of(absent, 3)}")
+    if _DISPATCHED.search(said) and not heard.tools.keys() & {"Agent", "Task"}:
+        flags.append("says it called an agent, but called none")
+    flags += [f"subagent {name} used no tool" for name, record in heard.subagents.items()
+              if record["runs"] and not record["tool_uses"]]
+    return [*flags, *work.notes]
+
+
+def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
+                 ended: str) -> dict[str, Any]:
+    """Return what a try came to: no prompt, no answer."""
+    return {
+        "schema": "subagent-fleet/receipt/1", "task": state.name, "try": state.tried,
+        "session": state.session, "agent": state.task.agent or "", "alias": alias,
+        "base": state.base, "head": work.head, "snapshot": work.ref, "ended": ended,
+        **{name: getattr(heard, name) for name in (
+            "turns", "tools", "tool_errors", "denied", "questions", "subagents")},
+        "commits": work.commits, "files": [list(one) for one in work.files],
+        "outside": list(work.outside), "stalls": state.stalls,
+        "check": {"command": state.task.check or "", "in": state.task.check_in,
+                  "rounds": list(state.checks), "passes_on_base": state.passes_on_base},
+        "flags": find_flags(heard, work, is_checked=state.checks[-1:] == (0,))}
+
+
+def sum_served(receipts: Iterable[Receipt], session: str) -> list[dict[str, Any]]:
+    """Return what each machine did for a session, of the gateway's receipts."""
+    sums: dict[tuple[str, str | None], dict[str, Any]] = {}
+    for receipt in receipts:
+        if receipt.session == session and receipt.node:
+            row = sums.setdefault((receipt.node, receipt.model), {
+                "node": receipt.node, "model": receipt.model, "requests": 0, "input": 0,
+                "output": 0, "waited_seconds": 0.0})
+            row["requests"] += 1
+            row["input"] += receipt.input_tokens
+            row["output"] += receipt.output_tokens
+            row["waited_seconds"] = round(row["waited_seconds"] + (receipt.waited or 0), 1)
+    return list(sums.values())

@@ -1,0 +1,95 @@
+"""JSON from other programs, bounded, and to them; the digest of a text."""
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from fleet.start.gate import late_decorator
+from fleet.start.record import read
+
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    from fleet.start.record import Record
+    _Record = TypeVar("_Record", bound="Record")
+
+
+# -- JSON, which programs send --
+
+NUMBER_LIMIT_DIGITS = 100  # int() of millions of digits takes minutes (Python before 3.10.7)
+
+
+def parse_json(text: str | bytes | bytearray) -> Any:
+    """Return the value of a JSON text from outside; ValueError says why it is none.
+
+    NaN, infinities and endless numbers are refused as well: no other program takes them back.
+    """
+    try:
+        if not isinstance(text, str):
+            text = text.decode("utf-8")
+        return _json_decoder().decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+@late_decorator(lambda: functools.lru_cache(1))
+def _json_decoder() -> json.JSONDecoder:
+    return json.JSONDecoder(parse_int=_bounded_int, parse_float=_finite_float,
+                            parse_constant=_finite_float)
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits) > NUMBER_LIMIT_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _finite_float(digits: str) -> float:
+    number = float(digits)
+    if number - number:  # NaN of NaN and infinities
+        raise ValueError(f"a number that no program can hold: {digits[:20]}")
+    return number
+
+
+def parse_object(text: str | bytes | bytearray) -> dict[str, Any] | None:
+    """Return the JSON object in a text, None where there is none."""
+    try:
+        value = parse_json(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_page(record: type[_Record], content: bytes | bytearray | None,
+              schema: str) -> _Record | None:
+    """Return the record in a JSON text of a schema (`bench/1`); None: there is none."""
+    page = parse_object(content or b"")
+    if not page or page.get("schema") != f"subagent-fleet/{schema}":
+        return None
+    return read(record, page)
+
+
+def count_marks(body: bytes | bytearray) -> int:
+    """Return how many values a JSON text may hold at most; 8 MiB of `[],` become 180 MB."""
+    return sum(map(body.count, (b"[", b"{", b":", b",")))
+
+
+def render_json(value: object) -> bytes:
+    """Return compact ASCII JSON, where lone surrogates survive, or raise a ValueError."""
+    try:
+        return _json_encoder().encode(value).encode("ascii")
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+@late_decorator(lambda: functools.lru_cache(1))
+def _json_encoder() -> json.JSONEncoder:
+    return json.JSONEncoder(separators=(",", ":"), allow_nan=False,
+                            default=vars)  # of Records
+
+
+def digest(content: bytes | None) -> str:
+    """Return the SHA-256 of a file's bytes."""
+    return hashlib.sha256(content or b"").hexdigest()

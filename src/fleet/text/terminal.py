@@ -1,0 +1,188 @@
+"""What a terminal can show: commands as typed, clean text, colors, widths."""
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fleet.start.gate import LatePattern
+from fleet.start.record import Record
+from fleet.text.width import width_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+# The kit: takes texts, Cells and a Look; gives lines, tables and findings that a person
+# reads. What a command says of its own stands beside the command. Whatever came from a
+# node, a file or a log passes `clean_line` or `clean_text` here: nothing else stands
+# between it and the terminal. With the Look of a pipe, text is as it ever was: no escape,
+# no mark, no line broken. On a terminal, text is wrapped first and painted last.
+
+# -- commands, as they were typed --
+
+
+class Typing(Record):
+    """How this program was called, so messages name commands as they can be typed again."""
+
+    program: str = "subagent-fleet"
+    # By command: the flags that name the places which were typed, such as ` --out build`.
+    places: dict[str, str] = {}
+
+
+AS_USUAL = Typing()
+
+
+def as_typed(text: str, typing: Typing) -> str:
+    """Return a message with its commands as they were typed, where it leaves this program.
+
+    Messages are written with `subagent-fleet COMMAND`. The program becomes what was typed for
+    it, and a command gets the places that were typed, unless the message names one itself.
+    """
+    def retype(call: re.Match[str]) -> str:
+        words = call["words"]
+        rest = text[call.end():]
+        if rest.startswith((" --config", " --out")):
+            return f"{typing.program} {words}"
+        return f"{typing.program} {words}{typing.places.get(call['name'], '')}"
+
+    if "subagent-fleet " not in text:  # usually: the pattern takes longer than the rest
+        return text
+    names = "|".join(typing.places)
+    return re.sub(
+        rf"(?<![\w./-])subagent-fleet (?P<words>(?P<name>{names}|--help)( claude)?)\b"
+        r"(?! claude)", retype, text)
+
+
+# -- what a terminal can show --
+
+
+def clean_text(text: str) -> str:
+    """Return text with everything that could steer a terminal shown as an escape."""
+    if text.isascii() and text.isprintable():
+        return text
+    # Controls, bidirectional marks and line separators: text from a node or a file could
+    # use them to rewrite the terminal or to look like something else.
+    unsafe = (
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e"
+        "\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]")
+    return re.sub(unsafe, lambda match: ascii(match[0])[1:-1], text)
+
+
+def clean_line(text: str) -> str:
+    """Return clean text on one line."""
+    text = clean_text(text)
+    return text.replace("\n", "\\n").replace("\t", " ")
+
+
+# What this program itself draws with: colors, a line drawn again, a screen drawn again.
+_DRAWN = LatePattern(r"(\x1b\[[0-9;]*m|\r\x1b\[K|\x1b\[H\x1b\[2J)")
+
+
+def guard_terminal(text: str) -> str:
+    """Return text in which nothing steers a terminal but what this program draws with.
+
+    What comes from outside is cleaned where it is put into words; this is for what was not.
+    """
+    parts = _DRAWN.split(text)
+    parts[::2] = map(clean_text, parts[::2])
+    return "".join(parts)
+
+
+class Look(Record):
+    """How text may look where it is read; the default is a pipe, a file or a program."""
+
+    colour: bool = False
+    marks: bool = False
+    columns: int = 0  # to wrap at; 0: nothing is wrapped
+    typing: Typing = AS_USUAL
+
+
+PLAIN = Look()
+LEAST_COLUMNS = 20  # a narrower terminal breaks lines by itself
+
+
+def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
+              encoding: str, columns: int) -> Look:
+    """Return the Look of a stream, from what it is and what its reader asked for."""
+    is_dumb = environ.get("TERM") == "dumb"
+    # A Windows console that shows escapes instead of obeying them.
+    is_old = environ.get("OS") == "Windows_NT" and not any(
+        environ.get(name) for name in ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI"))
+
+    # In the order of Python 3.13: who wants no colour is heard before who wants it anywhere.
+    if environ.get("NO_COLOR"):
+        colour = False
+    elif environ.get("FORCE_COLOR"):
+        colour = True
+    else:
+        colour = is_terminal and not is_dumb and not is_old
+
+    # Colour that is forced into a pipe wraps nothing there: the reader behind it has a
+    # width of its own, and a program does not know our marks.
+    if not is_terminal:
+        return Look(colour)
+    marks = not is_dumb
+    try:
+        "".join(MARKS.values()).encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        marks = False
+    return Look(colour, marks, max(columns, LEAST_COLUMNS))
+
+
+# A role says what a text means. Its colour and its mark only underline the words, which say
+# it as well: one is not seen by everybody, the other not shown everywhere.
+MARKS = {"ok": "✓", "warn": "!", "bad": "✗"}
+COLOURS = {"ok": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
+
+
+# The machines of a fleet: no green, amber or red, which are states; apart in lightness,
+# too, for colour-blind eyes; for a page, and the nearest of a terminal's 256.
+MACHINE_COLOURS = (("#1257b0", 33), ("#c2338a", 169), ("#0f7a96", 38), ("#7b4fd0", 99),
+                   ("#5d6b82", 103))
+COLOURS.update({f"machine {index}": f"38;5;{number}"
+                for index, (_, number) in enumerate(MACHINE_COLOURS)})
+
+
+def plan_machine_colours(nodes: Iterable[str]) -> dict[str, int]:
+    """Return {node: which of MACHINE_COLOURS is its own}, in the order of the fleet file."""
+    return {node: index % len(MACHINE_COLOURS) for index, node in enumerate(nodes)}
+
+
+def paint(text: str, role: str, look: Look) -> str:
+    """Return text in the colour of its role: ok, warn, bad, dim, bold or `machine N`."""
+    if not look.colour or not text or role not in COLOURS:
+        return text
+    return f"\x1b[{COLOURS[role]}m{text}\x1b[0m"
+
+
+class Cell(Record):
+    """Text and its role: measured and wrapped as text, and painted last, line by line."""
+
+    text: str
+    role: str = ""
+
+
+def as_cell(value: object) -> Cell:
+    """Return a value as a Cell whose text is one clean line."""
+    if isinstance(value, Cell):
+        return Cell(clean_line(value.text), value.role)
+    return Cell(clean_line(str(value)))
+
+
+def mark(word: str, role: str, look: Look) -> Cell:
+    """Return a word with the mark of its role before it, where marks can be shown."""
+    if look.marks and role in MARKS:
+        word = f"{MARKS[role]} {word}"
+    return Cell(word, role)
+
+
+def crop(text: str, width: int) -> str:
+    """Return text that fits, with an ellipsis where something is missing."""
+    if width_of(text) <= width:
+        return text
+    used = 0
+    for end, char in enumerate(text):
+        used += width_of(char)
+        if used > width - 1 and end > 0:
+            break
+    return f"{text[:end]}…"

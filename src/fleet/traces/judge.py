@@ -1,0 +1,237 @@
+"""Which machine served an agent, and was it as planned."""
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fleet.config.names import full_model_name, leaves_house
+from fleet.gateway.receipts import Receipt
+from fleet.gateway.service import describe_place
+from fleet.plan.environment import is_cloud
+from fleet.plan.routes import plan_fallbacks
+from fleet.plan.trust import plan_node_stakes
+from fleet.start.record import Record, replace
+from fleet.text.terminal import clean_line
+from fleet.traces.transcript import GENERATING_SECONDS, IDLE_SECONDS, SILENT_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from fleet.config.sections import Fleet, Model
+    from fleet.traces.session import AgentTrace
+    from fleet.traces.transcript import SessionAnswer
+
+
+# -- what served an agent --
+
+
+class AgentSource(Record):
+    """An agent's file as it lies there now."""
+
+    path: str
+    line: int  # of its `model:`
+    model: str  # what that names; "": its session's
+    has_tools: bool
+    changed: float
+
+
+class TraceFacts(Record):
+    """What an audit compares a session with."""
+
+    fleet: Fleet | None
+    now: float
+    fleet_path: str = "fleet.yaml"
+    fleet_changed: float = 0.0
+    files: Mapping[str, AgentSource] = {}  # by agent
+
+
+class Judged(Record):
+    """One request, and whether it went where it was planned to go."""
+
+    receipt: Receipt  # made of its answer where none was kept
+    planned: str  # yes, fallback, no or unknown
+    why: str = ""
+    beyond: str | None = ""  # what says that it left the house; None: not known
+    is_kept: bool = True
+
+
+class Served(Record):
+    """What one model on one machine did for an agent."""
+
+    model: str  # as its machine calls it; "": not known
+    route: str  # what fleet.yaml called it, else the alias that was asked
+    node: str  # "": not known
+    planned: str  # yes, fallback, no, failed, left or unknown
+    why: str = ""
+    at: float = 0.0  # when the first of them began
+    requests: int = 0
+    waited: float | None = None  # seconds in the queue, all together
+    first_token: float | None = None  # the median, from the slot on
+    rate: float | None = None  # tokens a second
+    input_tokens: int = 0
+    output_tokens: int = 0
+    read_again: int = 0  # of the input tokens; another turn had them read before
+    read_again_why: str = ""  # the reasons
+    waited_for: str = ""  # agents or sessions whose prompts were kept warm meanwhile
+
+
+def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
+    """Return whether a request went to a planned machine."""
+    fleet = facts.fleet
+    if receipt.node is None:
+        return Judged(receipt, "yes", f"nobody answered: {receipt.outcome}")
+    if fleet is None:
+        return Judged(receipt, "unknown", "no valid fleet file", None)
+
+    model = fleet.models.get(receipt.model or "")
+    beyond = _tell_beyond(receipt, fleet)
+    if model and model.node == receipt.node and _is_as_written(receipt, model):
+        if model.alias == receipt.alias:
+            after = ", ".join(f"{tried.node}: {tried.why}" for tried in receipt.tries)
+            return Judged(receipt, "yes", after and f"after {after}", beyond)
+        if model.alias in plan_fallbacks(fleet).get(receipt.alias, ()):
+            tries = [f"{tried.node}: {tried.why}" for tried in receipt.tries]
+            tries += [f"{one.model} was passed over: {one.why}"
+                      for one in receipt.passed_over]
+            # Who failed just before is skipped, and then neither says so.
+            why = (clean_line(receipt.said) or ", ".join(tries)
+                   or "the first choice was skipped")
+            return Judged(receipt, "fallback", why, beyond)
+
+    # An older file may have declared it: nobody is accused by a file that was not there yet.
+    if facts.fleet_changed > receipt.time:
+        return Judged(receipt, "unknown", f"{facts.fleet_path} was edited since", beyond)
+    return Judged(receipt, "no", "not declared", beyond)
+
+
+def _is_as_written(receipt: Receipt, model: Model) -> bool:
+    """Tell whether the model that answered is the one that a fleet file names now."""
+    return not receipt.runs or \
+        full_model_name(receipt.runs) == full_model_name(model.ollama_model)
+
+
+def _tell_beyond(receipt: Receipt, fleet: Fleet) -> str:
+    """Return what of those that were asked is not at home, "" where all were."""
+    is_remote = receipt.cloud
+    if not receipt.runs:  # an older receipt: only the file can tell more
+        node = fleet.nodes.get(receipt.node or "")
+        model = fleet.models.get(receipt.model or "")
+        is_remote |= bool(node and plan_node_stakes([node]))
+        is_remote |= bool(model and (model.cloud or leaves_house(model.ollama_model)))
+    if not is_remote:
+        return ""
+    who = f"`{receipt.model_name}` on `{receipt.node}`"
+    clouds = {other.node for other in fleet.models.values() if is_cloud(fleet, other)}
+    tried = [attempt.node for attempt in receipt.tries if attempt.node in clouds]
+    if tried and receipt.node not in clouds:  # which came to the rescue
+        who = f"`{tried[0]}`, asked before `{receipt.node}`,"
+    return f"{who} is outside your machines and networks"
+
+
+def judge_answer(answer: SessionAnswer, facts: TraceFacts) -> Judged:
+    """Judge an answer without a receipt by its id: ours have their own form."""
+    fleet = facts.fleet
+    receipt = Receipt(
+        time=answer.time, id=answer.id, session="", agent="", alias=answer.asked, model=None,
+        node=None, context=None, tries=(), waited=None, first_byte=None, total=0.0,
+        input_tokens=answer.input_tokens, output_tokens=answer.output_tokens, outcome="ok")
+    unknown = Judged(receipt, "unknown", "nothing says which machine answered", None,
+                     is_kept=False)
+    if re.fullmatch("req_[0-9a-f]{24}", answer.id):
+        return replace(unknown, why="its receipt is gone")
+    if fleet is None:  # then nothing says either whether LiteLLM serves
+        return unknown
+
+    # LiteLLM hands on no id of this form, so it is its upstream's, or that of somebody else.
+    is_litellm = fleet.gateway.provider == "litellm"
+    models = [model for model in fleet.models.values() if model.alias == answer.asked]
+    if answer.id.startswith("req_") and not (is_litellm and models):
+        beyond = f"`{answer.asked}` was answered, and not by this gateway"
+        return Judged(receipt, "no", "not by this gateway", beyond, is_kept=False)
+    if not is_litellm:
+        return unknown
+    if facts.fleet_changed > answer.time:
+        return replace(unknown, why=f"{facts.fleet_path} was edited since")
+    if len(models) != 1 or plan_fallbacks(fleet).get(answer.asked):
+        return replace(unknown, why="LiteLLM does not say which machine answered")
+    only = replace(receipt, **describe_place(models[0]))
+    return replace(judge_receipt(only, facts), why="by the file", is_kept=False)
+
+
+PLANNED_ORDER = ("no", "unknown", "fallback", "yes")  # the worst first
+
+
+def plan_served(judged: Sequence[Judged]) -> list[Served]:
+    """Return which models on which machines served an agent, in the order they began."""
+    groups: dict[tuple[str, ...], list[Judged]] = {}
+    for one in judged:
+        receipt = one.receipt
+        origin = "" if receipt.node else one.why
+        place = receipt.runs, receipt.model or receipt.alias, receipt.node or "", origin
+        groups.setdefault(place, []).append(one)
+    return [_sum_up(group) for group in groups.values()]
+
+
+def _sum_up(group: Sequence[Judged]) -> Served:
+    """Return what a model on a machine did, of its requests."""
+    first = group[0].receipt
+    planned, why = _sum_up_plan(group)
+    receipts = [one.receipt for one in group]
+    waits = [receipt.waited for receipt in receipts if receipt.waited is not None]
+    firsts = sorted(max(receipt.first_byte - (receipt.asked or receipt.waited or 0), 0)
+                    for receipt in receipts if receipt.first_byte is not None)
+    sums = {}
+    for key in ("input_tokens", "output_tokens", "read_again"):
+        sums[key] = sum(getattr(receipt, key) for receipt in receipts)
+    for key in ("read_again_why", "waited_for"):
+        sums[key] = ", ".join(sorted({getattr(receipt, key) for receipt in receipts} - {""}))
+    return Served(
+        first.runs, first.model or first.alias, first.node or "", planned, why,
+        first.time - first.total, len(receipts),
+        waited=sum(waits) if waits else None,
+        # Not the mean: an answer that waited for its model to load would hide all the others.
+        first_token=firsts[len(firsts) // 2] if firsts else None,
+        rate=_answer_rate(receipts), **sums)
+
+
+def _sum_up_plan(group: Sequence[Judged]) -> tuple[str, str]:
+    """Return the worst that is true of requests to one place, and why."""
+    worst = min(group, key=lambda one: PLANNED_ORDER.index(one.planned))
+    planned, why = worst.planned, worst.why
+    # Who went away or stopped the gateway ended that request: nothing has failed.
+    failed = [one.receipt.outcome for one in group
+              if one.receipt.outcome not in ("ok", "left", "stopped")]
+    if planned == "yes" and failed:
+        planned, why = "failed", why or f"{len(failed)} of {len(group)}: {failed[0]}"
+    if any(one.beyond for one in group):
+        planned, why = "left", why or "left the house"
+    return planned, why
+
+
+def _answer_rate(receipts: Iterable[Receipt]) -> float | None:
+    """Return tokens a second while answers came; None where that took no time to speak of."""
+    tokens = seconds = 0.0
+    for receipt in receipts:
+        span = receipt.total - (receipt.first_byte or receipt.total)
+        if span > GENERATING_SECONDS:
+            tokens += receipt.output_tokens
+            seconds += span
+    return tokens / seconds if tokens else None
+
+
+def plan_state(agent: AgentTrace, now: float) -> str:
+    """Return an agent's state: done, failed, cut off or at work; "" where nothing tells."""
+    transcript = agent.transcript
+    if not transcript:
+        return "at work" if now - agent.ended < SILENT_SECONDS else ""
+
+    last, reported = transcript.last, agent.reported
+    if last and last.error:
+        return "failed"
+    if last and (last.stop in ("end_turn", "stop_sequence")
+                 or (reported == "completed" and not last.stop and not last.calls)):
+        return "done"
+    # A report that it was launched comes at once, and says nothing of its end.
+    is_over = reported not in ("", "async_launched")
+    is_silent = now - max(agent.ended, transcript.changed) > IDLE_SECONDS
+    return "cut off" if is_over or is_silent else "at work"

@@ -1,0 +1,235 @@
+"""Which commits could be questions, and what an exam comes to."""
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fleet.config.rules import obeys
+from fleet.plan.measured import ExamScore
+from fleet.start.constants import STATE_DIRECTORY
+from fleet.start.gate import LatePattern
+from fleet.start.record import Record
+from fleet.text.phrases import some_of
+from fleet.text.terminal import clean_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any
+
+    from fleet.config.sections import Model
+    from fleet.tasks.state import TaskState
+
+
+# Takes a repository's own history, asks models to do its fixes again, and says how many they
+# can. A question is a commit whose tests fail on its parent and pass on it, each time of two.
+# Nothing of it is where a model works: that is a repository which holds the parent's files
+# and no other object. It is a task of `run` with what the commit says of itself for a prompt.
+# Then the tests of the fix replace those of the model, and the check decides.
+
+EXAM_FILE = f"{STATE_DIRECTORY}/exam.json"
+EXAM_COMMITS = 2_000  # are looked at, the newest
+FIX_LINES, FIX_FILES = 200, 10  # of a small fix, its tests aside
+PROOF_SECONDS = 300.0  # for a check; longer ones make no question
+EXAM_DEADLINE_SECONDS = 1800  # of a question, where tasks.yaml has no other
+FAILING_TESTS = 20  # that are named to a model
+# What a project is usually checked with, by a file at its top;
+# the first that is there counts.
+USUAL_CHECKS = {
+    "package.json": "npm test", "Cargo.toml": "cargo test", "go.mod": "go test ./...",
+    "pyproject.toml": "python3 -m pytest -q", "setup.py": "python3 -m pytest -q",
+    "tox.ini": "python3 -m pytest -q", "pom.xml": "mvn -q test",
+    "build.gradle": "gradle test", "mix.exs": "mix test", "Makefile": "make test",
+    r"test.*\.py": "python3 -m unittest"}
+TEST_PATH = LatePattern(
+    r"(^|/)(tests?|specs?|__tests__|testdata)/|(^|/)(test_[^/]*|conftest)\.py$"
+    r"|[._-](test|tests|spec)\.\w+$|[a-z]Tests?\.\w+$")
+_GENERATED_PATH = LatePattern(
+    r"(^|/)(dist|vendor|node_modules|third_party|generated)/|\.lock$"
+    r"|-lock\.\w+$|(^|/)go\.sum$"
+    r"|\.min\.\w+$|_pb2\w*\.py$|\.pb\.go$|\.snap$")
+_REVERT = LatePattern(r"(?im)^revert\b|^this reverts commit")
+SAYS_FIX = LatePattern(r"(?i)\b(fix|bug|repair|correct|crash|regress|wrong|broken|handle)|#\d")
+_TRAILER = LatePattern(r"(?im)^(signed-off|co-authored|reviewed|acked|change-id)\S*:.*\n?")
+# How pytest, unittest, go, cargo, jest and TAP name a test that has failed.
+_FAILED_TEST = LatePattern(
+    r"(?m)^(?:FAILED|ERROR) (\S+)|^(?:FAIL|ERROR): (\S+ \(\S+\))|^ *--- FAIL: (\S+)"
+    r"|^test (\S+) \.\.\. FAILED|^ *● (\S.{0,120}\S)$|^not ok \d+ -? ?(\S.{0,120}\S)")
+
+
+# -- which commits could be questions --
+
+
+class Fix(Record):
+    """A commit, and why it is no question as far as that is plain."""
+
+    commit: str
+    parent: str
+    message: str
+    tests: tuple[str, ...] = ()
+    flaw: str = ""
+
+
+FIX_FORMAT = "--format=%x01%H %P%x02%B%x03"
+
+
+def parse_fixes(log: str) -> Iterator[Fix]:
+    """Yield the commits of `git log --raw --numstat -z` in this format."""
+    pieces = re.split(r"\x01([0-9a-f]{40,64}) ([0-9a-f ]*)\x02", log)[1:]
+    for commit, parents, rest in zip(pieces[::3], pieces[1::3], pieces[2::3]):
+        message, _, changes = rest.rpartition("\x03")
+        links = re.findall(r":(?:160000 \d+|\d+ 160000) ", changes)
+        sizes = {path: int(plus) + int(minus) for plus, minus, path in re.findall(
+            r"(\d+)\t(\d+)\t([^\0]+)\0", changes)}
+        parent, *more = parents.split() or [""]
+        flaw = "is a merge" if more else find_flaw(parent, message, sizes,
+                                                   has_link=bool(links))
+        tests = tuple(path for path in sizes if TEST_PATH.search(path))
+        yield Fix(commit, parent, _TRAILER.sub("", message).strip(), tests, flaw)
+
+
+def find_flaw(parent: str, message: str, sizes: Mapping[str, int], *, has_link: bool) -> str:
+    """Return why a commit with these changes is no question; "": nothing is against it."""
+    code = [path for path in sizes if not TEST_PATH.search(path)]
+    for is_so, flaw in (
+            (not parent, "has no parent"), (_REVERT.search(message), "is a revert"),
+            (has_link, "changes a submodule"), (len(code) == len(sizes), "changes no test"),
+            (not code, "changes tests only"),
+            (any(map(_GENERATED_PATH.search, code)), "changes generated files"),
+            (len(code) > FIX_FILES or sum(map(sizes.__getitem__, code)) > FIX_LINES,
+             "is too large")):
+        if is_so:
+            return flaw
+    return ""
+
+
+def find_failed_tests(output: str) -> list[str]:
+    """Return the names of the tests that a check says have failed."""
+    names = ("".join(groups) for groups in _FAILED_TEST.findall(output))
+    return list(dict.fromkeys(clean_line(name)[:200] for name in names))[:FAILING_TESTS]
+
+
+def render_question(fix: Fix, failed: Sequence[str], check: str) -> str:
+    """Return what a model is told: nothing that only the fix knows."""
+    names = "\n".join(f"- {name}" for name in failed or fix.tests)
+    return (f"{fix.message}\n\nThis is not done yet in this repository: do it. These tests "
+            f"fail now and must pass; their newest form is not here:\n\n{names}\n\n"
+            f"They are run with `{check}`. Your own changes to tests do not count. Nobody "
+            "can answer questions.")
+
+
+# -- what is kept, as anybody's text --
+
+EXAM_OUTCOMES = {"passed": "passed", "check": "check failed", "diff": "changed nothing",
+            "asked": "asked a person", "deadline": "deadline", "stalled": "got stuck",
+            "context": "prompt too long"}
+
+
+class Tried(Record):
+    """A commit that was looked at: a question where there is no reason against it."""
+
+    commit: str
+    check: str  # a digest of the command, and of what prepares for it
+    reason: str = ""
+
+
+class Sitting(Record):
+    """One model at one question."""
+
+    commit: str
+    check: str
+    repository: str  # a digest of where it is
+    model: str
+    outcome: str
+    number: int = 1  # of the times that it was asked
+    digest: str = ""  # of the model
+    code: int | None = None  # of the check
+    seconds: float = 0.0
+    turns: int = 0
+    input: int = 0  # tokens
+    output: int = 0
+    date: str = ""
+
+    def _check(self) -> None:
+        if self.outcome not in EXAM_OUTCOMES or not obeys(self.model, "line"):
+            raise ValueError("no sitting")
+
+
+class ExamPage(Record):
+    """What an exam file holds."""
+
+    tried: tuple[Tried, ...] = ()
+    sittings: tuple[Sitting, ...] = ()
+
+
+# -- what it comes to --
+
+
+class Examinee(Record):
+    """A model of the fleet, wherever it runs."""
+
+    models: tuple[Model, ...]  # as the fleet file has it, once for each machine
+    digest: str
+
+    @property
+    def name(self) -> str:
+        return self.models[0].ollama_model
+
+    @property
+    def slots(self) -> int:
+        return sum(model.max_parallel for model in self.models)
+
+
+class Standing(Record):
+    """How a model did."""
+
+    model: str
+    digest: str
+    score: ExamScore | None = None
+    interval: tuple[float, float] | None = None
+    each_time: int = 0  # questions that it passed whenever they were asked
+    seconds: float = 0.0
+    input: int = 0
+    output: int = 0
+    failures: dict[str, int] = {}  # by outcome
+
+
+def plan_standing(examinee: Examinee, sittings: Sequence[Sitting]) -> Standing:
+    """Return what the sittings of a model come to."""
+    if not sittings:
+        return Standing(examinee.name, examinee.digest)
+    outcomes = [sitting.outcome for sitting in sittings]
+    questions = {sitting.commit for sitting in sittings}
+    failed = {sitting.commit for sitting in sittings if sitting.outcome != "passed"}
+    score = ExamScore(outcomes.count("passed"), len(outcomes), len(questions),
+                      sittings[0].repository)
+    return Standing(
+        examinee.name, examinee.digest, score, score.interval, len(questions - failed),
+        round(sum(sitting.seconds for sitting in sittings), 1),
+        sum(sitting.input for sitting in sittings),
+        sum(sitting.output for sitting in sittings),
+        {word: outcomes.count(word) for word in sorted({*outcomes} - {"passed"})})
+
+
+def tell_apart(standings: Sequence[Standing]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield each model, those it beats, and those below that nothing tells apart from it."""
+    scores = {standing.model: standing.score for standing in standings if standing.score}
+    names = list(scores)
+    for place, name in enumerate(names):
+        beaten = [other for other in names if scores[name].beats(scores[other])]
+        yield name, beaten, [other for other in names[place + 1:] if other not in beaten
+                             and not scores[other].beats(scores[name])]
+
+
+def find_outcome(state: TaskState, receipt: Mapping[str, Any], examinee: Examinee) -> str:
+    """Return how a task has ended; in other words where that says nothing of the model."""
+    others = {row["model"] for row in receipt.get("served") or ()}
+    others -= {model.name for model in examinee.models}
+    if others:
+        return f"{some_of(sorted(others))} answered instead"
+    if state.state == "review":
+        return "passed"  # so far: its check decides
+    if state.state == "stopped":
+        return "asked"
+    if state.cause == "api" and state.reason.startswith("too large"):
+        return "context"
+    return state.cause if state.state == "failed" else state.reason

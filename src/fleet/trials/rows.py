@@ -1,0 +1,326 @@
+"""The trials and their judges, as rows."""
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fleet.speech.talk import PromptTooLong, Tool, Turn
+from fleet.start.gate import LatePattern
+from fleet.start.record import replace
+from fleet.text.phrases import count_of
+from fleet.trials.kit import (
+    COUNT_SLACK_TOKENS,
+    COUNT_TOLERANCE,
+    FILLER,
+    FILLER_LINES_LIMIT,
+    QUICK_SECONDS,
+    RED_SQUARE,
+    SPEED_TOKENS,
+    THINKING_TOKENS,
+    Trial,
+    ask_about,
+    ask_to_load_model,
+    fill_prompt,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from fleet.speech.talk import Call
+    from fleet.trials.kit import Answer, Question, Subject
+
+
+# -- speed --
+
+
+def _ask_prompt(subject: Subject) -> Question:
+    tokens = min(SPEED_TOKENS, subject.model.context // 2)
+    return fill_prompt(subject, subject.count_lines(tokens), 1)
+
+
+def _ask_again(subject: Subject) -> Question:
+    """Ask about the prompt of the question before, which the node has cached."""
+    lines = len(FILLER)
+    if subject.fills:
+        lines = subject.fills[-1][0]
+    question = fill_prompt(subject, lines, 1, wish="Say it once more.")
+    return replace(question, lines=0)  # other words: its count would spoil what is learned
+
+
+def _ask_long_prompt(subject: Subject) -> Question | None:
+    """Ask with half the context: prompts are read the slower, the longer they are."""
+    half = subject.model.context // 2
+    if half < 2 * SPEED_TOKENS:
+        return None
+    return fill_prompt(subject, subject.count_lines(half), 2)
+
+
+def time_answer(answer: Answer) -> dict[str, Any]:
+    """Return the speeds that an answer shows: by the node's counters, else by our clock."""
+    end = answer.end
+    reads, writes = end.prompt_seconds or answer.first_seconds, end.answer_seconds
+    read, written = end.input_tokens - end.cache_read, end.output_tokens
+    first = answer.first_seconds
+    if writes is not None:  # the node counts: what it does not tell took no time
+        first = (end.load_seconds or 0) + (end.prompt_seconds or 0)
+    else:  # our clock starts at the first of them
+        written -= 1
+        writes = answer.seconds - answer.first_seconds
+
+    prompt_rate = round(read / reads, 1) if read > 0 and reads else None
+    return {"load_seconds": None if end.load_seconds is None else round(end.load_seconds, 2),
+            "prompt_rate": prompt_rate, "long_prompt_rate": prompt_rate,
+            "answer_rate": round(written / writes, 1) if written > 0 and writes > 0 else None,
+            "first_token_seconds": round(first, 3),
+            "is_counted": end.prompt_seconds is not None}
+
+
+# In this order: the first loads the model and teaches how many tokens a line of filler has,
+# the third asks again with the prompt that the second had the node cache.
+SPEED_TRIALS = (
+    Trial("speed", "load", ask_to_load_model, speeds=("load_seconds",)),
+    Trial("speed", "prompt", _ask_prompt, speeds=("prompt_rate", "is_counted")),
+    Trial("speed", "first token", _ask_again, speeds=("first_token_seconds",),
+          is_quick=False),
+    Trial("speed", "answer", lambda subject: ask_about(
+        subject, "Write the numbers from 1 to 200, one a line, and nothing else.",
+        tokens=128),
+        speeds=("answer_rate",)),
+    Trial("speed", "long prompt", _ask_long_prompt, speeds=("long_prompt_rate",),
+          is_quick=False))
+
+
+# -- tools --
+
+
+def _tool(name: str, description: str, **properties: Any) -> Tool:
+    return Tool(name, description, {"type": "object", "properties": properties,
+                                    "required": list(properties)})
+
+
+# Five, and each with something at which models that call tools badly fail: a name with a
+# dash, an enum, an object in an object, an array beside a flag. The last is there only
+# to be left alone.
+TEXT = {"type": "string"}
+TEXTS = {"type": "array", "items": TEXT}
+TRIAL_TOOLS = (
+    _tool("set-log-level", "Set how much a service logs.", service=TEXT,
+          level={"type": "string", "enum": ["debug", "info", "warning", "error"]}),
+    _tool("open_ticket", "Open a ticket in the tracker.", title=TEXT,
+          owner={"type": "object", "properties": {"name": TEXT, "team": TEXT},
+                 "required": ["name", "team"]}),
+    _tool("run_tests", "Run tests.", paths=TEXTS, stop_early={"type": "boolean"}),
+    _tool("get_setting", "Look up a setting by its key.", key=TEXT),
+    _tool("send_mail", "Send a mail.", receivers=TEXTS, text=TEXT))
+# What the tools give back: a trial goes on until the model calls none, as an agent does.
+TRIAL_RESULTS = {"get_setting": "retry_limit = 7391"}
+TRIAL_TURNS = 3
+TRIAL_CALLS = 16  # more in one turn are nobody's answer
+PRINTED_CALL = "printed the call as text"
+# What a call looks like that was meant and not made, whichever template or parser failed:
+# tags around it, a marker before it, JSON with a name and arguments, or Python.
+_TOOL_NAMES = "|".join(tool.name for tool in TRIAL_TOOLS)
+_PRINTED_CALL = LatePattern(
+    r"(?i)<[|｜]?/?(?:\w+:)?(?:tool|function|invoke)[\w▁]{0,20}[^<>\n]{0,80}>"
+    r"|\[/?TOOL_(?:CALLS?|REQUEST)\]|```tool_|\bto=functions\."
+    r"|\"(?:name|tool|tool_name|function|action)\"\s*:\s*\"[\w.-]{1,64}\"\s*,"
+    r"\s*\"(?:arguments|args|parameters|params|input|action_input)\"\s*:"
+    rf"|\b(?:{_TOOL_NAMES})\s*\(")
+
+
+def calls_rightly(*wanted: tuple[str, dict[str, Any]],
+                  says: str = "") -> Callable[[Answer], str]:
+    """Return the judge of an answer that makes these calls in any order, then says a word."""
+    def judge(answer: Answer) -> str:
+        is_short = len(answer.calls) < max(len(wanted), 1)
+        if is_short and _PRINTED_CALL.search(answer.text):
+            return PRINTED_CALL
+        if wanted and not answer.calls:
+            return "called no tool"
+        if answer.calls and not wanted:
+            return f"called `{answer.calls[0].name[:64]}` where no tool was needed"
+        if len(answer.calls) != len(wanted):
+            return f"made {count_of(answer.calls, 'call')}, not {len(wanted)}"
+        flaw = _compare_calls(answer.calls, wanted)
+        if not flaw and says not in answer.text.replace(",", ""):  # 7391 may be written 7,391
+            return (PRINTED_CALL if _PRINTED_CALL.search(answer.text)
+                    else f"did not answer {says}")
+        return flaw
+    return judge
+
+
+def _compare_calls(calls: Sequence[Call],
+                   wanted: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """Return what is wrong with the first call that is none of those wanted."""
+    left = list(wanted)
+    for call in calls:
+        flaws = {_flaw_of(call, *want): want for want in left}
+        if "" not in flaws:  # of its namesake, if there is one
+            return max(flaws, key=lambda flaw: " with " in flaw)
+        left.remove(flaws[""])
+    return ""
+
+
+def _flaw_of(call: Call, name: str, wanted: dict[str, Any]) -> str:
+    """Return what is wrong with a call."""
+    if call.name != name:
+        return f"called `{call.name[:64]}` instead of `{name}`"
+    for key in {**wanted, **call.arguments}:
+        value = call.arguments.get(key)
+        if key not in wanted and value:  # an empty one says nothing, so it is no mistake
+            return f"called `{name}` with an unknown `{key[:64]}`"
+        if key in wanted and _plain(value) != _plain(wanted[key]):
+            return f"called `{name}` with a wrong `{key}`"
+    return ""
+
+
+def _plain(value: Any) -> Any:
+    """Return an argument without what is no matter: case, and blanks around it."""
+    if isinstance(value, str):
+        return value.strip().lower()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return type(value), value  # JSON's own: 1 is not True
+
+
+def _call_trial(name: str, text: str, *wanted: tuple[str, dict[str, Any]],
+                says: str = "", is_quick: bool = False) -> Trial:
+    """Return the trial that asks a model with the five tools for these calls."""
+    return Trial("tools", name, lambda subject: ask_about(subject, text, tools=TRIAL_TOOLS),
+                 (calls_rightly(*wanted, says=says),), is_quick=is_quick)
+
+
+TOOL_TRIALS = (
+    _call_trial("an enum, a name with a dash",
+                "Set the log level of the service billing to debug.",
+                ("set-log-level", {"service": "billing", "level": "debug"}), is_quick=True),
+    _call_trial("a nested object",
+                'Open a ticket with the title "Login fails". Its owner is Ada, team web.',
+                ("open_ticket", {"title": "Login fails",
+                                 "owner": {"name": "Ada", "team": "web"}}),
+                is_quick=True),
+    _call_trial("an array",
+                "Run the tests in tests/api and tests/web, in this order; stop early.",
+                ("run_tests", {"paths": ["tests/api", "tests/web"], "stop_early": True})),
+    _call_trial("none where none fits",
+                "How much is 17 plus 25? Answer with the number alone.", says="42"),
+    _call_trial("two calls", "Set the log level of the service billing to error and "
+                "that of the service search to info.",
+                ("set-log-level", {"service": "billing", "level": "error"}),
+                ("set-log-level", {"service": "search", "level": "info"})),
+    _call_trial("an answer after the result", "What is the value of the setting retry_limit?",
+                ("get_setting", {"key": "retry_limit"}), says="7391", is_quick=True))
+
+
+# -- context --
+
+
+def _ask_full(subject: Subject) -> Question:
+    """Ask with the context full; with --quick only as far as is read soon."""
+    tokens = subject.model.context - subject.room
+    if subject.is_quick:
+        readable = int((subject.prompt_rate or 0) * QUICK_SECONDS)
+        tokens = min(tokens, max(SPEED_TOKENS, readable))
+    return fill_prompt(subject, subject.count_lines(tokens), 3)
+
+
+def _ask_too_much(subject: Subject) -> Question:
+    """Ask with one token more than the context holds, as far as the node's counts tell."""
+    tokens = subject.model.context + 1
+    lines = subject.count_lines(tokens)
+    missing = max(tokens - subject.count_tokens(lines), 0)
+    return fill_prompt(subject, lines, 4, extra=min(missing, FILLER_LINES_LIMIT))
+
+
+def holds_context(answer: Answer) -> str:
+    """Judge whether the whole context is there."""
+    refusal, question = answer.refusal, answer.question
+    if isinstance(refusal, PromptTooLong) and refusal.maximum < question.context:
+        return f"holds {refusal.maximum:,} tokens, not {question.context:,}"
+    if 0 < question.loaded < question.context:
+        return f"is loaded with {question.loaded:,} tokens, not {question.context:,}"
+    return answer.missing
+
+
+def knows_beginning(answer: Answer) -> str:
+    """Judge whether the word at the very beginning is still known."""
+    if answer.question.word.lower() in answer.text.lower():
+        return holds_context(answer)
+    return f"lost the beginning of a prompt of {answer.question.tokens:,} tokens"
+
+
+def counts_rightly(answer: Answer) -> str:
+    """Judge whether the node read all that was sent."""
+    expected, counted = answer.question.tokens, answer.end.input_tokens
+    if abs(counted - expected) <= COUNT_SLACK_TOKENS + COUNT_TOLERANCE * expected:
+        return ""
+    return f"counted {counted:,} tokens of about {expected:,}"
+
+
+def refuses_too_much(answer: Answer) -> str:
+    """Judge whether a prompt that is too long is refused, in words a client acts on."""
+    if isinstance(answer.refusal, PromptTooLong):
+        return ""
+    if answer.missing:
+        return f"too long a prompt: {answer.missing}"
+    # It may hold more than the fleet file says: what matters is that nothing was lost.
+    if knows_beginning(answer) or counts_rightly(answer):
+        return "cuts a prompt that is too long instead of refusing it"
+    return ""
+
+
+def find_flaws(trial: Trial, answer: Answer) -> list[str]:
+    """Return what each judge of a trial says of an answer; "": it is right."""
+    if answer.missing and refuses_too_much not in trial.judges:
+        return [holds_context(answer)] * len(trial.judges)
+    return [judge(answer) for judge in trial.judges]
+
+
+CONTEXT_TRIALS = (
+    Trial("context", "full", _ask_full, (knows_beginning, counts_rightly)),
+    Trial("context", "one token more", _ask_too_much, (refuses_too_much,), is_quick=False))
+
+
+# -- what it claims --
+
+
+def _ask_thought(subject: Subject) -> Question | None:
+    if "thinking" not in subject.claims:
+        return None
+    text = ("A bat and a ball cost 1.10 together; the bat costs 1.00 more. "
+            "What does the ball cost?")
+    return ask_about(subject, text, tokens=THINKING_TOKENS)
+
+
+def _ask_image(subject: Subject) -> Question | None:
+    if "vision" not in subject.claims:
+        return None
+    return ask_about(subject, Turn("user", texts=("Which colour is this? One word.",),
+                              images=(RED_SQUARE,)))
+
+
+def thinks_and_answers(answer: Answer) -> str:
+    """Judge whether there are thoughts, and an answer behind them."""
+    if not answer.thoughts.strip():
+        return "did not think"
+    if answer.text.strip():
+        return ""
+    if answer.end.reason == "max_tokens":
+        return f"was still thinking after {answer.end.output_tokens:,} tokens"
+    return "thought and did not answer"
+
+
+def sees_red(answer: Answer) -> str:
+    """Judge whether the red square was seen."""
+    if not re.search(r"\bred\b", answer.text.lower()):
+        return "did not see a red square"
+    return ""
+
+
+CLAIM_TRIALS = (Trial("thinking", "thinks", _ask_thought, (thinks_and_answers,), thinks=True,
+                      is_quick=False),
+                Trial("images", "sees", _ask_image, (sees_red,), is_quick=False))
+TRIALS = (*SPEED_TRIALS, *TOOL_TRIALS, *CONTEXT_TRIALS, *CLAIM_TRIALS)

@@ -1,0 +1,174 @@
+"""Looking at all that `doctor` judges."""
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from typing import TYPE_CHECKING
+
+from fleet.cli.say import print_report
+from fleet.config.address import split_endpoint
+from fleet.files.harnesses import HARNESSES
+from fleet.files.targets import target_of
+from fleet.findings.checks import Exposure, Facts, SeenProgram
+from fleet.findings.config import lint_key
+from fleet.nodes.probe import probe_nodes
+from fleet.runs.folder import TASK_FILES
+from fleet.speech.cloud import backend_of
+from fleet.start.constants import EXIT_PROBLEM
+from fleet.start.errors import FleetError, NodeFailure
+from fleet.start.record import replace
+from fleet.steps.gateway_seen import get_page, known_key, who_serves
+from fleet.steps.machines import with_own_memory
+from fleet.work.typed import load_tasks
+from fleet.workspace.claude import find_settings, managed_settings, usual_settings
+from fleet.workspace.directory import observe_files
+from fleet.workspace.records import read_measurements
+from fleet.world.programs import run_together
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from fleet.config.sections import Fleet, Node
+    from fleet.files.harness import Harness
+    from fleet.start.errors import Finding
+    from fleet.workspace.directory import Workspace
+    from fleet.world.world import World
+
+
+def find_task_file_near(world: World, source: str) -> str:
+    """Return the task file beside a fleet file, or nothing."""
+    for name in TASK_FILES if source != "<stdin>" else ():
+        path = world.path(world.split(source)[0], name)
+        if world.kind_of(path) == "file":
+            return path
+    return ""
+
+
+def refuse_config(error: FleetError, options: Namespace, world: World) -> int:
+    """Print what `validate --json` says of an invalid config; raise if it cannot be read."""
+    error.report = {"file": error.where or options.config, "valid": False}
+    if not error.findings:
+        raise error
+    print_report(world, "validate", {**error.report, "findings": error.findings})
+    return EXIT_PROBLEM
+
+
+def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Finding],
+            seconds: float) -> Facts:
+    """Return the Facts of this machine and, if there is a fleet, of its nodes and files."""
+    world = workspace.world
+    until = world.clock() + seconds  # at which every job ends by itself
+    facts = Facts(problems=tuple(problems), litellm=find_litellm(world))
+    jobs: dict[str, Callable[[], Any]] = {}
+
+    program = world.which("claude")
+    if program:
+        jobs["claude"] = lambda: ask_version(world, program, until)
+    if fleet:
+        facts = observe_task_file(world, fleet, facts)
+        weak = lint_key(fleet, world.environ)
+        paths = [*managed_settings(world), *usual_settings(world)]
+        memory = {name: node.memory_gb for name, node in fleet.nodes.items()
+                  if node.memory_gb}
+        facts = replace(facts, settings=find_settings(world, paths),
+                        measured=read_measurements(workspace),
+                        memory=with_own_memory(world, memory),
+                        problems=(*facts.problems, *weak))
+        facts = observe_files(workspace, fleet, facts)
+        key = known_key(workspace, fleet)
+        jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
+        jobs["looks"] = lambda: look_at_nodes(world, fleet, until)
+        jobs["holder"] = lambda: who_serves(world, fleet, key, until)
+        jobs["programs"] = lambda: look_at_programs(workspace, fleet, facts, until)
+
+    answers = {key: answer for key, answer in run_together(world, jobs) if key}
+    return replace(facts, **answers)
+
+
+def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
+    """Add which task file lies beside the fleet file, and whether its agents are confined."""
+    path = find_task_file_near(world, fleet.document.source)
+    if not path:
+        return facts
+    try:
+        tasks = load_tasks(world, path, fleet).tasks.values()
+    except FleetError as error:
+        return replace(facts,
+                       problems=(*facts.problems, *(error.findings or (error.finding,))))
+    is_confined = all(task.sandbox == "required" for task in tasks if task.talks)
+    return replace(facts, task_file=path, is_confined=is_confined)
+
+
+def look_at_programs(workspace: Workspace, fleet: Fleet, facts: Facts, until: float
+                     ) -> dict[str, SeenProgram]:
+    """Return what is seen of each program whose files are or will be generated, in order."""
+    owners = {target.name for target in map(target_of, (
+        change.path for change in facts.changes)) if target}
+    jobs = {name: functools.partial(look_at_program, workspace, fleet, harness, until)
+            for name, harness in HARNESSES.items() if name in owners}
+    seen = {name: program for name, program in run_together(workspace.world, jobs) if name}
+    return {name: seen[name] for name in jobs}
+
+
+def look_at_program(workspace: Workspace, fleet: Fleet, harness: Harness, until: float
+                    ) -> SeenProgram:
+    """Return the version of a program; nobody is asked."""
+    world = workspace.world
+    program = world.which(harness.program)
+    if not program:
+        return SeenProgram()
+    version = ask_version(world, program, until)
+    has_key = bool(world.environ.get(fleet.gateway.master_key_env))
+    return SeenProgram(version, has_key)
+
+
+def find_litellm(world: World) -> str | None:
+    """Return LiteLLM's version and whether litellm_init.pth is beside it; None without it."""
+    program = world.which("litellm")
+    if not program:
+        return None
+
+    # It is not run: `--version` takes 10 s and calls out (1.106.2), a .pth may do harm.
+    names = []
+    for place in ("lib/python*", "Lib"):
+        paths = world.paths_below(world.parent(world.real_path(program)),
+                                  f"../{place}/*-packages/litellm*")
+        names += [world.split(path)[1] for path in paths]
+    versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
+    version = versions[-1] if versions else "?"
+    if "litellm_init.pth" in names:
+        version += " with litellm_init.pth"
+    return version
+
+
+def ask_version(world: World, program: str, until: float) -> str:
+    """Return the first word that a program prints of its version, or `?`."""
+    ran = world.run_program([program, "--version"], seconds=until - world.clock())
+    # pi 0.73.1 says it on stderr.
+    words = f"{ran.text} {ran.talk}".split() if ran.code == 0 else []
+    numbers = [word for word in words if re.match(r"v?\d+\.\d", word)]
+    return (numbers or words)[0][:40] if words else "?"
+
+
+def look_at_nodes(world: World, fleet: Fleet, until: float) -> dict[str, Exposure]:
+    """Return who can reach each node beside the fleet, all asked at once."""
+    jobs = {name: lambda node=node: look_at_node(world, node, until)
+            for name, node in fleet.nodes.items()}
+    return {name: seen for name, seen in run_together(world, jobs) if name}
+
+
+def look_at_node(world: World, node: Node, until: float) -> Exposure:
+    """Return who can reach a node beside the fleet."""
+    foreign = "https://fleet-doctor.invalid"
+    addresses = ()
+    allowed = ""
+    with contextlib.suppress(NodeFailure):  # how a node fails is in its state
+        places = world.resolve(split_endpoint(node.endpoint).host, 0, until)
+        addresses = tuple(sorted({address[0] for *_, address in places}))
+        url = node.endpoint + backend_of(node).identify().path
+        headers = get_page(world, url, until, Origin=foreign).headers
+        allowed = headers.get("access-control-allow-origin", "")
+    return Exposure(addresses, allowed in ("*", foreign))

@@ -1,0 +1,249 @@
+"""Requests as rows: who asked, where, and how it went."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.cli.agree import known_fleet
+from fleet.gateway.receipts import TOTALS, Rejection
+from fleet.plan.routes import agents_by_alias
+from fleet.start.errors import FleetError
+from fleet.text.phrases import count_of, show_moment, show_span
+from fleet.text.tables import (
+    ENTRY_INDENT,
+    format_entry,
+    format_table,
+    format_words,
+    pad_row,
+    paint_words,
+)
+from fleet.text.terminal import PLAIN, Cell, clean_line, crop, mark, paint
+from fleet.text.width import width_of
+from fleet.work.shown import find_task_rows
+from fleet.workspace.claude import find_agent_type, find_session_words
+from fleet.workspace.config import look_of
+from fleet.workspace.records import ReceiptsReader
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any
+
+    from fleet.config.sections import Fleet
+    from fleet.gateway.receipts import Receipt
+    from fleet.text.terminal import Look
+    from fleet.workspace.directory import Workspace
+    from fleet.world.world import World
+
+
+def format_served(before: Mapping[str, Mapping[str, Any]],
+                  after: Mapping[str, Mapping[str, Any]], look: Look = PLAIN) -> str:
+    """Return what each node has served between two looks at a gateway's totals."""
+    if not after:  # LiteLLM has no such page
+        return "\nLiteLLM does not say which machine served what.\n"
+    if any(before.get(name, node)["requests"] > node["requests"]
+           for name, node in after.items()):
+        before = {}  # another gateway took over, and began at 0
+    rows = []
+    for name, node in after.items():
+        earlier = before.get(name, {})
+        requests, tokens_in, tokens_out, waited, failures = (
+            round(node[total] - earlier.get(total, 0), 1) for total in TOTALS)
+        if requests or failures or waited:
+            rows.append((name, f"{requests:,}", f"{tokens_in:,}", f"{tokens_out:,}",
+                         show_span(waited or None), failures))
+    if not rows:
+        return "\nNo request was served.\n"
+    headers = ("Machine", "Requests", "Tokens in", "Tokens out", "Waited", "Failures")
+    table = format_table(headers, rows, look=look, right=headers[1:])
+    return f"\n{paint('Served:', 'bold', look)}\n{table}"
+
+
+class LogTable:
+    """A table of requests that grows: when, who, which model where, how long, how it ended.
+
+    A line is `short`, and stays one on a narrow terminal, `whole`, or `long`: with its waits.
+    """
+
+    def __init__(self, requests: Iterable[Mapping[str, Any]], look: Look, now: float,
+                 extent: str = "whole") -> None:
+        self._look, self._extent = look, extent
+        self._widths = {"Time": 8, "Agent": 10, "Model": 10, "Machine": 10, "Took": 7}
+        for request in requests:
+            for column, cell in self._cells(request, now).items():
+                self._widths[column] = max(self._widths[column], width_of(clean_line(cell)))
+        width = sum(self._widths.values()) + 2 * len(self._widths)
+        if extent == "short" and 0 < look.columns < width + SHORT_OUTCOME:
+            del self._widths["Model"]
+
+    def _cells(self, request: Mapping[str, Any], now: float) -> dict[str, str]:
+        return {"Time": show_moment(request["time"], now), "Agent": request["name"],
+                "Model": request["model"] or request["route"] or "-",
+                "Machine": request["node"] or "-",
+                "Took": show_span(request["total"]).rjust(7)}
+
+    def head(self) -> str:
+        """Return the line above it."""
+        names = pad_row(list(self._widths), list(self._widths.values()))
+        line = f"{names}  Outcome"
+        if 0 < self._look.columns < width_of(line):  # it stands below
+            line = crop(names.rstrip(), self._look.columns)
+        return f"{paint(line, 'bold', self._look)}\n"
+
+    def line(self, request: Mapping[str, Any], now: float) -> str:
+        """Return a request."""
+        look = self._look
+        role = "bad"
+        if request["outcome"] == "ok":
+            role = "warn" if request["failures"] else "ok"
+        outcome = mark(_describe_outcome(request), role, look)
+        shown = self._cells(request, now)
+        cells = [shown[column] for column in self._widths]
+        widths = list(self._widths.values())
+        if self._extent == "short" and look.columns:
+            head = crop(clean_line(pad_row(cells, widths)), look.columns - SHORT_OUTCOME)
+            room = look.columns - width_of(head) - 2
+            return f"{head}  {paint_words([Cell(crop(outcome.text, room), role)], look)}\n"
+        waits = Cell(_describe_request(request), "dim") if self._extent == "long" else ""
+        return format_entry(cells, widths, [outcome, waits], look)
+
+
+SHORT_OUTCOME = 12  # columns that a short one takes at least
+
+
+def _describe_outcome(request: Mapping[str, Any]) -> str:
+    """Return how a request ended, and who failed on the way: in words, else by class."""
+    tries = [f"{tried.node}: {tried.why}" for tried in request["failures"]]
+    said = request["said"] or ", ".join(tries)
+    if said:
+        said = f" after {said}" if tries else f": {said}"
+    return clean_line(f"{request['outcome']}{said}")
+
+
+def _describe_request(request: Mapping[str, Any]) -> str:
+    """Return what else is known of a request: its waits and its tokens."""
+    words = [f"{word} {request[key]:.1f} s" for word, key in (
+        ("waited", "waited"), ("first token", "first_byte")) if request[key] is not None]
+    words.append(f"in {request['input_tokens']:,}, out {request['output_tokens']:,}")
+    if request["waited_for"]:
+        words.append(f"waited for {clean_line(request['waited_for'])}")
+    if request["read_again"]:
+        why = clean_line(request["read_again_why"])
+        words.append(f"read {request['read_again']:,} tokens again: {why}")
+    return f"({', '.join(words)})"
+
+
+def choose_failed(receipts: Iterable[Receipt]) -> list[Receipt]:
+    """Return those in which something failed."""
+    return [receipt for receipt in receipts if receipt.outcome != "ok" or receipt.tries]
+
+
+def log_requests(world: World, fleet: Fleet) -> Callable[[list[Receipt | Rejection]], None]:
+    """Begin a log; what it returns says of each request how it ended, of each refusal why."""
+    look, now = look_of(world, "stderr"), world.now()
+    names = AgentNames(world, agents_by_alias(fleet))
+    known = [("", model.ollama_model, model.node) for model in fleet.models.values()]
+    known += [(agent, "-", "") for agent in fleet.agents]
+    table = LogTable([{"time": now, "total": 0.0, "name": name, "model": model, "node": node}
+                      for name, model, node in known], look, now, "long")
+    world.err(table.head())
+
+    def take(things: list[Receipt | Rejection]) -> None:
+        for thing in things:
+            now = world.now()
+            if isinstance(thing, Rejection):
+                parts = [Cell(show_moment(now, now)), Cell(" refused:", "warn"),
+                         Cell(f"{thing.http}, {thing.what}")]
+                world.err(format_words(parts, look, indent=ENTRY_INDENT))
+            else:
+                world.err(table.line(report_receipt(thing, names), now))
+    return take
+
+
+def known_agents(options: Namespace, world: World) -> dict[str, list[str]]:
+    """Return {alias: the agents whose model has it}; nothing if there is no valid fleet."""
+    fleet = known_fleet(options, world)
+    return agents_by_alias(fleet) if fleet else {}
+
+
+class AgentNames:
+    """Who asked: the name of an agent is not on the wire, only its id (2.1.326)."""
+
+    def __init__(self, world: World, agents: dict[str, list[str]]) -> None:
+        self.world = world
+        self._agents = agents  # by alias
+        self._kept: dict[tuple[str, str], str] = {}
+
+    def find(self, session: str, agent: str, alias: str) -> str:
+        """Return a name, `NAME?` where only its alias tells it, else the id."""
+        if not agent:
+            return "main"
+        name = self._kept.get((session, agent)) or find_agent_type(self.world, session, agent)
+        if name:  # else it may still be written
+            self._kept[session, agent] = name
+            return name
+        namesakes = self._agents.get(alias, [])
+        if len(namesakes) == 1:
+            return f"{namesakes[0]}?"
+        return agent
+
+    def title(self, session: str) -> str:
+        """Return the first words of a session's prompt, where Claude Code has kept it."""
+        if not self._kept.get((session, "title")):
+            self._kept[session, "title"] = find_session_words(self.world, session)
+        return self._kept[session, "title"]
+
+
+def report_receipt(receipt: Receipt, names: AgentNames) -> dict[str, Any]:
+    """Return what is shown of a request: its receipt, who asked, and why a machine failed."""
+    shown = {**vars(receipt), "route": receipt.model or "", "node": receipt.node or "",
+             "name": names.find(receipt.session, receipt.agent, receipt.alias),
+             "failures": receipt.tries}
+    shown["model"] = shown.pop("runs")
+    return shown
+
+
+def name_task_sessions(options: Namespace, world: World) -> dict[str, str]:
+    """Return {session: the task's name}; one that has not begun has no session."""
+    return {row.session: row.name for row in find_task_rows(world, None, options)
+            if row.session}
+
+
+def report_requests(receipts: Sequence[Receipt], names: AgentNames, options: Namespace
+                    ) -> list[dict[str, Any]]:
+    """Return what is shown of requests; the main agent of a task has the task's name."""
+    tasks = {}
+    if receipts:
+        tasks = name_task_sessions(options, names.world)
+    requests = []
+    for receipt in receipts:
+        request = {**report_receipt(receipt, names), "task": tasks.get(receipt.session, "")}
+        if request["task"] and not receipt.agent and not options.json:
+            request["name"] = request["task"]
+        requests.append(request)
+    return requests
+
+
+FAILURES_SHOWN = 5
+
+
+def list_failures(workspace: Workspace, fleet: Fleet, began: float, stream: str) -> str:
+    """Return the last requests since then that failed or fell back, as `logs` shows them."""
+    try:
+        receipts = choose_failed(ReceiptsReader(workspace).read())
+    except FleetError:  # they cannot be read, which is no reason to fail now
+        return ""
+    # Who left or stopped the gateway ended a request: that is no failure.
+    failed = [receipt for receipt in receipts if receipt.time >= began
+              and (receipt.tries or receipt.outcome not in ("left", "stopped"))]
+    if not failed:
+        return ""
+    look, now = look_of(workspace.world, stream), workspace.world.now()
+    names = AgentNames(workspace.world, agents_by_alias(fleet))
+    requests = [report_receipt(receipt, names) for receipt in failed[-FAILURES_SHOWN:]]
+    table = LogTable(requests, look, now, "short")
+    head = f"{count_of(failed, 'request')} failed or fell back to another machine"
+    if len(failed) > FAILURES_SHOWN:
+        head += f", the last {FAILURES_SHOWN}"
+    lines = "".join(table.line(request, now) for request in requests)
+    return (f"\n{paint(f'{head}:', 'bold', look)}\n{table.head()}{lines}"
+            "Why: `subagent-fleet logs --failed`\n")

@@ -1,0 +1,160 @@
+"""What serves the agents of tasks."""
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from fleet.cli.say import tell
+from fleet.config.address import gateway_url
+from fleet.files.harnesses import HARNESSES
+from fleet.findings.checks import OUR_GATEWAY
+from fleet.findings.files import write_ignored
+from fleet.runs.agent import Backing
+from fleet.start.constants import CONFIG_VARIABLE, ENVIRONMENT_FILE
+from fleet.start.errors import FleetError
+from fleet.steps.gateway_seen import find_gateway, known_key, prove_to, who_serves
+from fleet.steps.gateway_start import quote_name
+from fleet.text.phrases import quote_shell
+from fleet.text.terminal import clean_line
+from fleet.workspace.config import load_config, search_config
+from fleet.workspace.directory import Workspace, find_leaks
+from fleet.workspace.records import ReceiptsReader
+from fleet.world.programs import Launch
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping
+    from typing import Any
+
+    from fleet.config.sections import Fleet
+    from fleet.files.harness import Start
+    from fleet.gateway.receipts import Receipt
+    from fleet.runs.folder import Folder
+    from fleet.world.world import World
+
+
+# -- what serves the agents --
+
+
+def load_fleet_for_tasks(options: Namespace, world: World, folder: Folder) -> Fleet | None:
+    """Return the fleet near a repository; None where there is none and none was typed."""
+    if options.config or world.environ.get(CONFIG_VARIABLE):
+        return load_config(world, options.config).fleet
+    here = [] if options.everywhere else [world.directory]
+    for directory in (*here, folder.repository.main):
+        path = search_config(world, directory, shown=directory)
+        if path:
+            return load_config(world, path).fleet
+    return None
+
+
+def load_fleet_if_valid(options: Namespace, world: World, folder: Folder, *,
+                        tells: bool = True) -> Fleet | None:
+    """Return the fleet, or None if its file is wrong: tasks are only looked at or ended."""
+    try:
+        return load_fleet_for_tasks(options, world, folder)
+    except FleetError as error:
+        if error.slug != "invalid-config":
+            raise
+        if tells:
+            world.err(f"{clean_line(error.what)}: subagent-fleet validate\n")
+        return None
+
+
+def workspace_of(fleet: Fleet, options: Namespace, world: World) -> Workspace:
+    """Return the directory of what was generated from the fleet that serves tasks."""
+    return Workspace(world, options.out or world.parent(fleet.document.source))
+
+
+def need_key(workspace: Workspace, fleet: Fleet) -> str:
+    """Return the gateway's key; the first who needs one makes it, as `generate` does."""
+    if not workspace.find_key(fleet):
+        workspace.write(workspace.compare(fleet, ("env",)))
+        path = workspace.enter(ENVIRONMENT_FILE)
+        if "env-unignored" in find_leaks(workspace.world, path):
+            ignore = quote_shell(path.replace(ENVIRONMENT_FILE, ".gitignore"))
+            tell(workspace.world, f"The gateway's new key is in {clean_line(path)}, and git "
+                 f"would commit it. Type: {write_ignored(ignore)}\n")
+    return workspace.read_key(fleet)
+
+
+def plan_backing(fleet: Fleet | None, options: Namespace, folder: Folder) -> Backing:
+    """Return what is known of the gateway without asking anybody for anything."""
+    if fleet is None:
+        return Backing()
+    world = folder.world
+    workspace = workspace_of(fleet, options, world)
+    key = known_key(workspace, fleet)
+
+    def look() -> Mapping[str, Any]:
+        with contextlib.suppress(FleetError):  # `run` itself may have made the key by now
+            return prove_to(world, gateway_url(fleet.gateway) + "/fleet",
+                             known_key(workspace, fleet), world.clock() + 1.0)
+        return {}
+
+    def receipts() -> list[Receipt]:
+        with contextlib.suppress(FleetError):
+            return ReceiptsReader(workspace).read()
+        return []
+
+    def start_coder(name: str) -> Start:
+        harness = HARNESSES[name]
+        workspace.write([change for change in workspace.compare(fleet, (name,))
+                         if change.action != "edited"])
+        place = world.real_path(workspace.path(harness.directory()))
+        return harness.start(fleet, place, workspace.read_key(fleet))
+
+    return Backing(fleet, key, look, receipts, start_coder=start_coder,
+                   serve=lambda: serve_for_tasks(folder, fleet, options))
+
+
+GATEWAY_START_SECONDS = 15.0
+
+
+def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
+    """See that the fleet is served; a gateway started for it lives as long as agents do.
+
+    It is a program of its own: agents go on when their supervisor is gone, and still need it.
+    """
+    world = folder.world
+    workspace = workspace_of(fleet, options, world)
+    key = need_key(workspace, fleet)
+    program = world.own_program()
+    can_start = fleet.gateway.provider == "builtin" and program
+    folder.make()
+    if find_gateway(world, fleet, key, needed=not can_start):
+        return
+    with world.hold_soon(folder.place("serve.lock"), GATEWAY_START_SECONDS):
+        if find_gateway(world, fleet, key):
+            return
+        log = folder.place("serve.log")
+        hold = world.hold(folder.place("serve.alive"))
+        source = world.real_path(fleet.document.source)
+        argv = [*program, "serve", "--config", source,
+                "--out", world.real_path(workspace.out)]
+        child = world.spawn(Launch(argv, folder.repository.main, world.environ, log, log,
+                                   hold=hold))
+        if hold:
+            hold.release()
+        world.replace_files([(folder.place("serve.pid"), str(child.number).encode(), 0o600)])
+        until = world.clock() + GATEWAY_START_SECONDS
+        while who_serves(world, fleet, key, until) != OUR_GATEWAY:
+            if child.exit_code() is not None or world.clock() > until:
+                raise FleetError("gateway-failed", "the gateway did not start",
+                                 fix=f"see {log}")
+            world.sleep(0.05)
+        world.err(f"Serving {quote_name(fleet)} at {gateway_url(fleet.gateway)} while agents "
+                  "work.\n")
+
+
+def end_serving(folder: Folder) -> bool:
+    """End the gateway started for agents, now that there are none; tell whether it ran."""
+    world = folder.world
+    pid = world.read_part(folder.place("serve.pid"), 0, 32)
+    if any(state.is_active or state.state == "attached"
+           for state in folder.read_states()[0].values()):
+        return False
+    if not pid.isdigit() or not world.is_held(folder.place("serve.alive")):
+        return False
+    world.end_processes([int(pid)], at_once=False)
+    return True

@@ -1,0 +1,275 @@
+"""One repository that `run` works on."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.cli.agree import ask_trust
+from fleet.cli.rows import name_of
+from fleet.cli.say import check_names, tell
+from fleet.runs.agent import LOCK_SECONDS
+from fleet.runs.folder import TASK_FILES
+from fleet.runs.git import git_of
+from fleet.runs.see import see_tasks
+from fleet.runs.supervisor import Supervisor
+from fleet.start.constants import (
+    CONFIG_NAMES,
+    ENVIRONMENT_FILE,
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    LITELLM_FILE,
+    STATE_DIRECTORY,
+)
+from fleet.start.errors import FleetError
+from fleet.start.record import replace
+from fleet.tasks.next import explain_wait, plan_starts
+from fleet.tasks.spec import expand_names, is_another
+from fleet.text.json import parse_object
+from fleet.text.phrases import count_of, quote_shell, some_of
+from fleet.text.tables import format_finding
+from fleet.text.terminal import clean_line
+from fleet.text.width import width_of
+from fleet.work.backing import end_serving, need_key, plan_backing, workspace_of
+from fleet.work.run_words import foresee_start, tell_events, watch_tasks
+from fleet.work.shown import tell_task
+from fleet.work.typed import (
+    ADD_A_TASK,
+    TASK_WORDS,
+    know_tasks,
+    open_tasks,
+    order_of,
+    plan_typed_tasks,
+    split_name,
+)
+from fleet.workspace.config import look_of
+
+if TYPE_CHECKING:
+    import threading
+    from argparse import Namespace
+    from collections.abc import Mapping
+    from typing import Any
+
+    from fleet.config.task_file import TaskSpec
+    from fleet.runs.agent import Backing
+    from fleet.runs.folder import Folder
+    from fleet.tasks.state import TaskState
+    from fleet.work.typed import KnownTasks
+    from fleet.world.disk import Tail
+    from fleet.world.programs import Hold
+    from fleet.world.world import World
+
+
+# -- run --
+
+
+def tell_trouble(folder: Folder, error: FleetError) -> None:
+    """Say what is wrong in one repository; the others go on."""
+    text = format_finding((*error.findings, error.finding)[0],
+                          look=look_of(folder.world, "stderr"))
+    folder.world.err(f"{clean_line(folder.repository.main)}: {text}")
+
+
+def refuse_idle(options: Namespace, known: KnownTasks) -> None:
+    """Refuse flags that count for new tasks alone, where none is typed."""
+    idle = [flag.name for flag in TASK_WORDS if getattr(options, name_of(flag))]
+    if not idle:
+        return
+    fix = ADD_A_TASK
+    if known.path and idle[0] != "--name":
+        key = "setup: []" if idle[0] == "--no-setup" else f"{idle[0].lstrip('-')}:"
+        fix = f"write `{key}` below `defaults:`, or below a task, in {known.path}"
+    raise FleetError("usage", f"run: {some_of(idle)}: for new tasks only", status=EXIT_USAGE,
+                     fix=fix)
+
+
+def split_words(options: Namespace, known: KnownTasks) -> tuple[list[str], list[str]]:
+    """Return (new prompts, names of tasks that are there) of what was typed."""
+    prompts = [word for word in options.words if word not in known.names
+               and (" " in word.strip() or split_name(word)[0])]
+    only = [word for word in options.words if word not in prompts]
+    if options.prompt and len(options.words) == 1 and only and only[0] not in known.names:
+        text = quote_shell(f"{only[0]}:{options.prompt}")
+        raise FleetError("usage", "run: --prompt takes no name beside it", status=EXIT_USAGE,
+                         fix=f"subagent-fleet run {text}")
+    if options.prompt:
+        prompts.append(options.prompt)
+    if prompts and only:
+        raise FleetError("usage", "run: either names of tasks or new tasks, not both",
+                         status=EXIT_USAGE, fix="run one after the other")
+    check_names("task", only, known.names, "run",
+                "for a new one: subagent-fleet run '{}:what to do'")
+    if not prompts:
+        refuse_idle(options, known)
+    return prompts, only
+
+
+def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
+             options: Namespace) -> Backing:
+    """Return what serves the agents of a run, after what a person has to agree to or know."""
+    world, fleet, file = folder.world, known.fleet, known.plan.file
+    backing = replace(
+        plan_backing(fleet, options, folder), most=options.most or file.max or 0,
+        notify=file.notify, worktrees=file.worktrees or "",
+        tell=tell_events(folder, {*known.states, *tasks}, options),
+        reload=watch_tasks(world, known.path, fleet, file.max, options))
+    if options.dry_run:
+        return backing
+    if fleet and any(isinstance(task.coder, str) for task in tasks.values()):
+        ask_trust(fleet, options, world)
+        backing = replace(backing, key=need_key(workspace_of(fleet, options, world), fleet))
+        backing.serve()
+        return backing
+    refuse_keyless_aider(tasks, folder)
+    if any(task.talks for task in tasks.values()) and folder.is_news("no fleet"):
+        tell(world, "No fleet.yaml here: agents use their own login and model.\n")
+    return backing
+
+
+AIDER_FILES = (".aider.conf.yml", ".env")  # in which aider looks for a model or a key
+
+
+def refuse_keyless_aider(tasks: Mapping[str, TaskSpec], folder: Folder) -> None:
+    """Refuse aider where it would wait five minutes for a login in a browser (0.86.2)."""
+    world = folder.world
+    names = [name for name, task in tasks.items() if task.coder == "aider" and not task.model]
+    if not names or any(word.endswith("_API_KEY") for word in world.environ):
+        return
+    if any(world.kind_of(world.path(place, name)) == "file"
+           for place in (world.home, folder.repository.main) for name in AIDER_FILES):
+        return
+    raise FleetError("coder-login", f"{some_of(names, 3)}: aider has no model and no key, and "
+                     "would wait for a login in a browser", status=EXIT_REFUSED,
+                     fix="export OPENAI_API_KEY=… (or another provider's); or subagent-fleet "
+                         "init, for models of your own")
+
+
+def tell_dirty(folder: Folder) -> None:
+    """Say that what is not committed is in no worktree."""
+    listed = git_of(folder).names("status", "--porcelain=v1", "-z", "--no-renames")
+    own = (*TASK_FILES, *CONFIG_NAMES, ENVIRONMENT_FILE, LITELLM_FILE, f"{STATE_DIRECTORY}/",
+           ".claude/", ".gitignore")
+    changed = [entry[3:] for entry in listed if entry[3:] not in own]
+    if changed:
+        tell(folder.world, "Agents start from the last commit, without "
+             f"{count_of(changed, 'changed file')}: {clean_line(some_of(changed, 3))}.\n")
+
+
+def refuse_bypass(tasks: Mapping[str, TaskSpec], world: World) -> None:
+    """Refuse what Claude Code also refuses to root (2.1.327): permission for everything."""
+    names = [name for name, task in tasks.items()
+             if task.permission == "bypass" and task.talks]
+    if names and world.is_root and world.environ.get("IS_SANDBOX") != "1":
+        raise FleetError("bypass-as-root", f"{some_of(names, 3)}: `permission: bypass` as "
+                         "root would let an agent do everything", status=EXIT_REFUSED,
+                         fix="run it as another user, or write `permission: default`")
+
+
+def show_plan(job: RunJob) -> None:
+    """Print what would start now, and what each other task waits for."""
+    sight = see_tasks(job.folder, job.backing, job.orders)
+    starts = plan_starts(sight.tasks, sight.limits, sight.now)
+    begun = {**sight.tasks,
+             **{one: replace(sight.tasks[one], state="running") for one in starts}}
+    branches: set[str] = set()
+    meant = {name: state for name, state in begun.items()
+             if not state.forgotten and (name in job.only if job.only else not state.is_over)}
+    width = max(map(width_of, meant), default=8)
+    if not meant:
+        job.folder.world.out("Nothing to do: every task is over.\n")
+    for name, state in meant.items():
+        word, text = state.state, state.reason
+        if name in starts:
+            word, text = foresee_start(job.folder, state, branches)
+        elif state.state == "waiting":
+            word, text = "waits", explain_wait(state, begun, sight.limits, sight.now)
+        tell_task(job.folder.world, name, word, text, width)
+
+
+class RunJob:
+    """A repository whose tasks are worked on."""
+
+    def __init__(self, folder: Folder, options: Namespace) -> None:
+        """Read what shall be done, and refuse what cannot be before anything begins."""
+        self.folder = folder
+        self.lock: Hold | None = None
+        self.supervisor: Any = None  # from `begin` on
+        open_tasks(folder, trust=options.trust)
+        known = know_tasks(folder, options)
+        prompts, only = split_words(options, known)
+        typed = plan_typed_tasks(prompts, options, known) if prompts else []
+        self.typed = {task.name for task in typed}
+        new = typed or list(known.plan.tasks.values())
+        for task in new:
+            old = known.states.get(task.name)
+            if old and is_another(old, task, "typed" if typed else "file"):
+                raise FleetError(
+                    "task-taken", f"`{task.name}` of the task file is not the `{task.name}` "
+                    f"that was typed before ({old.state})", status=EXIT_REFUSED,
+                    fix="give it another name in the file, or "
+                        f"`subagent-fleet task forget {task.name}`")
+        self.orders = [order_of(task, folder, "typed" if typed else "file",
+                                known.plan.origins.get(task.name, {}).get("base", ""))
+                       for task in new]
+        tasks = {name: state.task for name, state in known.states.items()
+                 if not state.is_over}
+        tasks.update({task.name: task for task in new})
+        if not tasks and not known.names and not options.keep_going:
+            raise FleetError("no-tasks", "there are no tasks: no tasks.yaml here or above, "
+                             "and none was added", fix=ADD_A_TASK)
+        refuse_bypass(tasks, folder.world)
+        self.only = {*expand_names(only, tasks), *self.typed}  # that are meant; none: all
+        # When those ended that had ended before.
+        self.over = {name: state.at for name, state in known.states.items() if state.is_over}
+        self.backing = back_run(folder, known, tasks, options)
+        if options.dry_run:
+            show_plan(self)
+        elif self.orders and not folder.holder():
+            tell_dirty(folder)
+
+    def take_lock(self) -> bool:
+        """Become the supervisor; False: somebody is.
+
+        One that was killed in the moment in which it started a program leaves the lock to
+        that one until it has become another program: a moment, but longer on a busy machine.
+        """
+        world = self.folder.world
+        self.folder.make()
+        until = world.clock() + LOCK_SECONDS
+        while not self.lock:
+            self.lock = world.hold(self.folder.place("lock"))
+            if self.lock or world.session_of(self.folder.holder()) or world.clock() > until:
+                break
+            world.sleep(0.02)
+        return bool(self.lock)
+
+    def hand_in(self, **more: object) -> set[str]:
+        """Leave the tasks where any supervisor finds them; return the names of the orders."""
+        return {self.folder.ask({**order, **more}) for order in self.orders}
+
+    def relay(self, events: Tail) -> None:
+        """Print what another `run` has written into its log of the tasks that were typed."""
+        for event in filter(None, map(parse_object, events.lines())):
+            if event.get("task") in self.typed:
+                self.backing.tell(str(event["task"]), str(event["event"]), str(event["text"]))
+
+    def find_meant(self) -> tuple[dict[str, TaskState], bool]:
+        """Return the tasks that were named or else changed; all, and True, if none did."""
+        tasks = {name: state for name, state in self.folder.read_states()[0].items()
+                 if not state.forgotten and (not self.only or name in self.only)}
+        changed = {name: state for name, state in tasks.items()
+                   if self.over.get(name) != state.at}
+        is_idle = not changed and not self.only
+        return tasks if self.only or is_idle else changed, is_idle
+
+    def begin(self, changed: threading.Condition) -> None:
+        """Take up what is there, and accept what is new."""
+        assert self.lock
+        self.supervisor = Supervisor(self.folder, self.lock, self.backing, self.only or None,
+                                     changed=changed)
+        for order in self.orders:
+            self.supervisor.accept(order["spec"], order["base"], order["origin"])
+
+    def leave(self) -> None:
+        """Give it up, and the gateway that was started for agents where none is at work."""
+        if self.supervisor:
+            self.supervisor.leave()
+        end_serving(self.folder)

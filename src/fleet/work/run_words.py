@@ -1,0 +1,153 @@
+"""What `run` says: what starts, what happens, what comes next."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.cli.say import tell
+from fleet.runs.agent import plan_branch, refuse_missing
+from fleet.runs.git import git_of
+from fleet.runs.see import see_tasks
+from fleet.start.constants import EXIT_INTERRUPTED, EXIT_OK, EXIT_PROBLEM
+from fleet.start.errors import FleetError
+from fleet.start.record import replace
+from fleet.tasks.next import blockers_of, explain_wait, plan_starts
+from fleet.tasks.rows import suggest_look, suggest_retry
+from fleet.text.phrases import count_of, some_of
+from fleet.text.tables import wrap_text
+from fleet.text.width import width_of
+from fleet.work.shown import suggest_merge, tell_task
+from fleet.work.typed import load_tasks
+from fleet.workspace.config import look_of
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from fleet.config.sections import Fleet
+    from fleet.runs.folder import Folder
+    from fleet.tasks.spec import TaskPlan
+    from fleet.tasks.state import TaskState
+    from fleet.work.run_job import RunJob
+    from fleet.world.world import World
+
+
+def tell_events(folder: Folder, names: Iterable[str], options: Namespace
+                ) -> Callable[[str, str, str], None]:
+    """Return what prints the things that happen to tasks, in columns."""
+    world = folder.world
+    prefix = f"{world.split(folder.repository.main)[1]}/" if options.everywhere else ""
+    width = max((width_of(prefix + name) for name in names), default=8)
+    return lambda name, word, text: tell_task(world, prefix + name, word, text, width)
+
+
+def watch_tasks(world: World, path: str, fleet: Fleet | None,
+                most: int | None, options: Namespace) -> Callable[[], TaskPlan | None]:
+    """Return what reads the task file again when it has changed; `most` is its `max:`.
+
+    A `max:` that has not changed is left out: one that was typed meanwhile counts until
+    it does, and one that the run began with counts to its end.
+    """
+    if path in ("", "-"):
+        return lambda: None
+    seen = world.changed_at(path)
+
+    def reload() -> TaskPlan | None:
+        nonlocal seen, most
+        now = world.changed_at(path)
+        if now in (0.0, seen):
+            return None  # where it was removed, what it said before stays
+        seen = now
+        try:
+            plan = load_tasks(world, path, fleet)
+        except FleetError as error:
+            first = (*error.findings, error.finding)[0]
+            raise FleetError("invalid-config", f"{first.where or path}: {first.what}; "
+                             "keeping what it said before") from None
+        before = most
+        most = plan.file.max
+        if options.most or most == before:
+            plan = replace(plan, file=replace(plan.file, max=None))
+        return plan
+    return reload
+
+
+def foresee_start(folder: Folder, state: TaskState, branches: set[str]) -> tuple[str, str]:
+    """Return in a word and a text whether a task would start, given those branches."""
+    branch = plan_branch(state)
+    tip = git_of(folder).commit_of(f"refs/heads/{branch}")
+    if branch in branches or tip and not state.start:
+        return "would park", f"the branch `{branch}` already exists"
+    branches.add(branch)
+    try:
+        refuse_missing(folder, state)
+    except FleetError as error:
+        if error.slug == "check-missing":  # its fix is for a task that was added
+            return "would park", error.what
+        return "would park", f"{error.what}; {error.fix}"
+    return "would start", f"branch {branch}"
+
+
+def tell_starts(job: RunJob) -> None:
+    """Say how many tasks start now, why the others do not, and how to use other machines."""
+    sight = see_tasks(job.folder, job.backing)
+    tasks = {name: state for name, state in sight.tasks.items()
+             if state.state != "waiting" or not job.only or name in job.only}
+    starts = plan_starts(tasks, sight.limits, sight.now)
+    held = [state for name, state in tasks.items() if state.state == "waiting"
+            and name not in starts and not blockers_of(state, tasks)]
+    if not held:
+        return
+    begun = {**tasks, **{name: replace(tasks[name], state="running") for name in starts}}
+    why = explain_wait(held[0], begun, sight.limits, sight.now)
+    start = "starts" if len(starts) == 1 else "start"
+    wait = "waits" if len(held) == 1 else "wait"
+    text = f"{count_of(starts, 'task')} {start} now; {len(held)} {wait} {why}."
+    fleet = job.backing.fleet
+    aliases = {sight.limits.aliases.get(state.name, "") for state in held}
+    if fleet and len(aliases) == 1 and not any(state.task.agent for state in held):
+        used = {model.node for model in fleet.models.values() if model.alias in aliases}
+        others = [f"`--agent {name}` ({fleet.models[agent.model].node})"
+                  for name, agent in fleet.agents.items()
+                  if fleet.models[agent.model].node not in used]
+        if others:
+            text += f" To use other machines: {some_of(others, 3)}."
+    tell(job.folder.world, f"{text}\n")
+
+
+def suggest_after_stop(jobs: Sequence[RunJob]) -> list[str]:
+    """Return what to type where agents go on after the run was stopped."""
+    if not any(state.is_active for job in jobs
+               for state in job.folder.read_states()[0].values()):
+        return []
+    holders = [job.folder.holder() for job in jobs if job.folder.holder()]
+    if holders:
+        return [f"The `run` that was active before (pid {holders[0]}) does these tasks, and "
+                "goes on. `subagent-fleet tasks` shows them."]
+    return ["Agents keep running, but nothing checks them or starts the next task. "
+            "`subagent-fleet run` to watch them again, `subagent-fleet task stop '*'` to "
+            "end them."]
+
+
+def suggest_next(jobs: Sequence[RunJob], meant: Sequence[Mapping[str, TaskState]]) -> list[str]:
+    """Return what to type after a run, a line each; empty where there is nothing to type."""
+    lines = [line for tasks in meant if tasks
+             for line in (suggest_look(tasks), suggest_retry(tasks))]
+    if len(jobs) == 1 and meant[0]:  # else it is not said in which directory
+        lines.append(suggest_merge(jobs[0].folder, meant[0]))
+    return lines
+
+
+def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> int:
+    """Say what has become of the tasks, and what to type next; return the exit status."""
+    meant = [job.find_meant() for job in jobs]
+    shown = [state for tasks, _ in meant for state in tasks.values()]
+    words = ["in review" if state.state == "review" else state.state for state in shown]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    idle = "Nothing to do: " if shown and all(is_idle for _, is_idle in meant) else ""
+    advice = suggest_after_stop(jobs) if stops else suggest_next(jobs, [one for one, _ in meant])
+    lines = [f"{'' if stops else idle}{counts or 'No tasks'}.", *filter(None, advice)]
+    world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
+    if stops:
+        return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
+    good = all(state.state in ("done", "review") for state in shown)
+    return EXIT_OK if good else EXIT_PROBLEM

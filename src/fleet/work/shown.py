@@ -1,0 +1,153 @@
+"""Tasks as text."""
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from fleet.cli.say import check_names
+from fleet.config.rules import obeys
+from fleet.runs.git import git_of
+from fleet.runs.see import see_states, see_tasks
+from fleet.start.errors import FleetError
+from fleet.start.record import replace
+from fleet.tasks.rows import plan_task_rows
+from fleet.tasks.state import TERMINAL_STATES, freeze
+from fleet.text.phrases import quote_shell, show_span, some_of
+from fleet.text.tables import format_entry, format_pairs, format_table
+from fleet.text.terminal import MARKS, PLAIN, Cell, clean_line, crop
+from fleet.work.backing import load_fleet_if_valid, plan_backing
+from fleet.work.typed import find_task_file, load_tasks, open_folder
+from fleet.workspace.config import look_of
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping, Sequence
+
+    from fleet.config.sections import Fleet
+    from fleet.config.task_file import TaskSpec
+    from fleet.runs.folder import Folder
+    from fleet.tasks.rows import TaskRow, TaskSight
+    from fleet.tasks.state import TaskState
+    from fleet.text.terminal import Look
+    from fleet.world.world import World
+
+
+def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
+    """Return what to type for the first task that is done and not in what is checked out."""
+    waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
+                                 "--format=%(refname:lstrip=2)",
+                                 "refs/heads").text.split("\n")
+    done = [state for state in states.values()
+            if state.state == "done" and not state.forgotten and state.kept
+            and state.branch in waiting]
+    if not done:
+        return ""
+    more = f" (then {some_of([state.branch for state in done[1:]], 3)})" if done[1:] else ""
+    branch = done[0].branch
+    if git_of(folder).commit_of(f"refs/tags/{branch}"):  # git would take the tag
+        branch = f"refs/heads/{branch}"
+    return f"Look at what is done: subagent-fleet task diff {done[0].name}\n" \
+           f"Merge: git merge {branch}{more}"
+
+
+TASK_ROLES = {"done": "ok", "running": "work", "checking": "work", "preparing": "work",
+              "starting": "work", "waiting": "wait", "asking": "ask", "review": "ask",
+              "attached": "ask", "parked": "warn", "failed": "bad", "stopped": "wait"}
+TASK_MARKS = {**MARKS, "work": "▶", "wait": "·", "ask": "?"}
+
+
+def mark_task(state: str, look: Look) -> Cell:
+    """Return a state with the mark that says it: a tick is for what is finished alone."""
+    role = TASK_ROLES.get(state, "wait")
+    colour = {"ask": "warn", "work": "bold", "wait": "dim"}.get(role, role)
+    return Cell(f"{TASK_MARKS[role]} {state}" if look.marks else state, colour)
+
+
+TASK_NOW_WIDTH = 44
+TIDIED_LIMIT = 4  # so many in a list are more than its reader looks for
+
+
+def format_tasks(rows: Sequence[TaskRow], look: Look = PLAIN) -> str:
+    """Return the table of tasks, and below it what to type for those that need a person."""
+    # A narrow terminal does without what is the same in most rows.
+    text = format_table(
+        ("NAME", "STATE", "TRY", "FOR", "TOTAL", "IDLE", "NOW", "CONTEXT", "DIFF", "WHERE",
+         "USES"),
+        [[row.name, mark_task(row.state, look), row.attempt,
+          show_span(row.total if row.state in TERMINAL_STATES else row.seconds),
+          show_span(row.total or None), show_span(row.idle),
+          crop(clean_line(row.now), TASK_NOW_WIDTH) or "-",
+          "-" if row.context is None else f"{row.context}%",
+          f"+{row.plus} -{row.minus}" if row.files else "-", row.where or "-",
+          f"{row.memory_mb} MB {row.cpu_percent:.0f}%" if row.processes else "-"]
+         for row in rows],
+        look=look, spare=("USES", "TOTAL", "CONTEXT", "IDLE", "WHERE", "TRY"))
+    helps = [(row.name, row.fix) for row in rows if row.fix]
+    return text + "\n" + format_pairs(helps, look) if helps else text
+
+
+def format_task_event(name: str, word: str, text: str, width: int, look: Look = PLAIN) -> str:
+    """Return one thing that has happened to a task, in columns."""
+    return format_entry((name, word), (max(width, 8), 10), [text], look)
+
+
+def tell_task(world: World, name: str, word: str, text: str, width: int = 8) -> None:
+    """Print one thing that is so of a task, in columns."""
+    world.out(format_task_event(name, word, text, width, look_of(world)))
+
+
+def see_folder(folder: Folder, options: Namespace) -> TaskSight:
+    """Return what is seen of a repository's tasks; those over that left its file are not."""
+    fleet = load_fleet_if_valid(options, folder.world, folder)
+    backing = plan_backing(fleet, options, folder)
+    named = read_named_tasks(folder, options)
+    known = see_states(folder)[0]
+    # Those of the file that were never started wait, too.
+    sight = see_tasks(folder, backing, [
+        {"do": "add", "spec": freeze(task), "origin": "file", "base": ""}
+        for name, task in named.items() if name not in known])
+    if named and not options.everywhere and not options.task:
+        return replace(sight, tasks={
+            name: state for name, state in sight.tasks.items()
+            if name in named or state.origin != "file" or not state.is_over})
+    return sight
+
+
+def read_named_tasks(folder: Folder, options: Namespace) -> Mapping[str, TaskSpec]:
+    """Return the tasks of the task file; none where it is absent or wrong."""
+    with contextlib.suppress(FleetError):
+        path = find_task_file(folder, options)
+        if path:
+            return load_tasks(folder.world, path, None).tasks
+    return {}
+
+
+def find_task_rows(world: World, fleet: Fleet | None, options: Namespace) -> list[TaskRow]:
+    """Return what is shown of the tasks of this repository; nothing where it is none."""
+    with contextlib.suppress(FleetError):
+        folder = open_folder(world)
+        if folder.run:
+            return plan_task_rows(see_tasks(folder, plan_backing(fleet, options, folder)))
+    return []
+
+
+def find_task(folder: Folder, name: str, command: str) -> TaskState:
+    """Return a task by its name, or refuse."""
+    tasks = see_states(folder)[0]
+    path = folder.place("tasks", name, "state.json")
+    if (name not in tasks and obeys(name, "task name")
+            and folder.world.kind_of(path) == "file"):
+        raise FleetError("bad-state", f"{path} does not hold the state of a task",
+                         fix=f"look at it: `less {quote_shell(path)}`")
+    known = [one for one, state in tasks.items() if not state.forgotten]
+    check_names("task", [name], known, command)
+    return tasks[name]
+
+
+def suggest_run(tasks: Mapping[str, TaskState]) -> str:
+    """Return what to type where nothing supervises tasks that could go on; or nothing."""
+    if any(state.is_active for state in tasks.values()):
+        return "Agents work on, but nothing watches them. Continue: subagent-fleet run"
+    if any(state.state == "waiting" for state in tasks.values()):
+        return "Nothing is running. Start: subagent-fleet run"
+    return ""

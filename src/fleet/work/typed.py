@@ -1,0 +1,277 @@
+"""Tasks from typed words and from files."""
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fleet.cli.rows import REPEAT, TASK_NAMES, Flag, name_of, parse_count, parse_priority
+from fleet.cli.say import check_names
+from fleet.config.keys import FILE_KEYS
+from fleet.config.rules import CLAUDE, CODERS, RULES, obeys
+from fleet.config.task_file import TaskFile
+from fleet.runs.agent import shorten
+from fleet.runs.folder import TASK_FILES, Folder, find_repository, read_repositories
+from fleet.runs.see import see_states
+from fleet.runs.supervisor import base_of
+from fleet.start.constants import EXIT_REFUSED, EXIT_USAGE
+from fleet.start.errors import FleetError
+from fleet.start.record import Record, replace
+from fleet.tasks.spec import TaskPlan, check_tasks, find_name
+from fleet.tasks.state import UNREADABLE, disown_task, freeze
+from fleet.text.phrases import quote_shell
+from fleet.text.terminal import clean_line
+from fleet.text.yaml import Document
+from fleet.text.yaml_dump import dump_yaml
+from fleet.work.backing import load_fleet_for_tasks, load_fleet_if_valid
+from fleet.workspace.config import read_checked, search_config
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Collection, Mapping, Sequence
+    from typing import Any
+
+    from fleet.config.sections import Fleet
+    from fleet.config.task_file import TaskSpec
+    from fleet.tasks.state import TaskState
+    from fleet.world.world import World
+
+
+# -- work: tasks --
+#
+# Whoever holds the lock obeys orders; a command hands them over as files, or takes the
+# lock itself for as long as they take. What lies in a repository's folder of tasks is
+# shown to everybody. For anything else there is one door, `open_tasks`: tasks that came
+# with a copy or an archive name commands, places and revisions, and are not obeyed before
+# a person has said so.
+
+TASK_WORDS = (
+    Flag("--name", "what it is called; default: its first words", "NAME"),
+    Flag("--agent", "the agent that does it", "NAME"),
+    Flag("--model", "or a model or alias", "NAME"),
+    Flag("--coder", f"the program that does it: {', '.join((CLAUDE, *CODERS))}", "NAME",
+         offers=(CLAUDE, *CODERS)),
+    Flag("--after", "a task that must be done first; may be repeated", "TASK", REPEAT,
+         offers=TASK_NAMES),
+    Flag("--base", "what it starts from; default: HEAD", "COMMIT"),
+    Flag("--check", "command that must succeed", "COMMAND"),
+    Flag("--touch", "what it may change; may be repeated", "GLOB", REPEAT),
+    Flag("--changes", "`none`: it must change nothing", "WORD",
+         {"choices": ("required", "none")}),
+    Flag("--times", "run it N times, to choose from", "N", {"type": parse_count}),
+    Flag("--priority", "tasks with a higher number start first; default: 0", "N",
+         {"type": parse_priority}),
+    Flag("--setup", "command that prepares the worktree; may be repeated", "COMMAND", REPEAT),
+    Flag("--no-setup", "without the setup of the task file's defaults"))
+
+TASK_FILE = Flag("--file", "the task file, `-` for stdin; default: the nearest tasks.yaml",
+                 "FILE", {"dest": "task_file", "default": None})
+NAMED_TASK = Flag("task", "a task's name", "NAME", {}, offers=TASK_NAMES)
+MAYBE_TASK = replace(NAMED_TASK, more={"nargs": "?", "default": ""})
+TASK_PATTERNS = Flag("patterns", "names, or patterns with `*` and `?`", "PATTERN",
+                     {"nargs": "+", "default": []}, offers=TASK_NAMES)
+ADD_A_TASK = "subagent-fleet run 'NAME:what to do'"
+
+
+def open_folder(world: World, *, begins: bool = False) -> Folder:
+    """Return the tasks of the repository that a person stands in, to be shown."""
+    if not world.can_supervise():
+        raise FleetError("no-posix", "tasks need a system with named pipes and file locks: "
+                         "Linux, macOS, or WSL", status=EXIT_REFUSED, fix="run it in WSL")
+    return Folder(world, find_repository(world, world.directory, begins=begins))
+
+
+def open_tasks(folder: Folder, *, trust: bool = False) -> Folder:
+    """Return tasks for anything but showing; those that came with the directory are refused.
+
+    Of those that a person accepts, nothing but the words is believed: they begin anew.
+    """
+    world = folder.world
+    run = folder.run
+    if run and read_repositories(world).get(folder.repository.main) == run:
+        return folder
+    tasks, _ = folder.read_states()
+    orders = list(folder.read_orders())
+    if (tasks or orders) and not trust:
+        raise FleetError("foreign-tasks", f"tasks lie in {folder.repository.common} that you "
+                         "have not added here", status=EXIT_REFUSED,
+                         fix="`subagent-fleet tasks` shows them; `subagent-fleet run "
+                             "--trust` accepts them, commands and all; to delete them: "
+                             f"`rm -r {quote_shell(folder.path)}`")
+    if run:
+        folder.make(renews=True)
+    for state in tasks.values():
+        if state.state != UNREADABLE:
+            folder.write_state(disown_task(state))
+    return folder
+
+
+def find_folders(options: Namespace, world: World, known: set[str], *,
+                 begins: bool = False) -> list[Folder]:
+    """Return the folder of the repository a person is in; with `--all`, of each not known."""
+    if not options.everywhere or not world.can_supervise():
+        return [open_folder(world, begins=begins)]
+    folders = []
+    for path in read_repositories(world):
+        if path in known:
+            continue
+        known.add(path)
+        try:
+            folders.append(Folder(world, find_repository(world, path)))
+        except FleetError:
+            world.err(f"{clean_line(path)}: skipped, it is no longer a git repository\n")
+    return folders
+
+
+# -- the task file, and tasks that are typed --
+
+PROMPT_LIMIT_BYTES = 256 * 1024
+
+
+def find_task_file(folder: Folder, options: Namespace) -> str:
+    """Return what was typed, else the nearest task file up to the checkout's top, or nothing.
+
+    From inside a task's own worktree, that is the one of the main checkout,
+    as it is with --all.
+    """
+    if options.task_file is not None:
+        return str(options.task_file)
+    world, repository = folder.world, folder.repository
+    directory = world.real_path(world.directory)
+    if options.everywhere or repository.top != repository.main and any(
+            state.worktree == repository.top for state in folder.read_states()[0].values()):
+        directory = repository.main
+    return search_config(world, directory, shown=directory, names=TASK_FILES)
+
+
+class KnownTasks(Record):
+    """What is known in a repository before anything is done there."""
+
+    states: Mapping[str, TaskState]
+    plan: TaskPlan
+    path: str  # of the task file; "": there is none, and the plan is empty
+    fleet: Fleet | None
+
+    @property
+    def names(self) -> set[str]:
+        """The names that a new task cannot have."""
+        names = set(self.plan.tasks)
+        for state in self.states.values():
+            if not state.forgotten:
+                names |= {state.name, state.task.group}
+        return names
+
+
+def know_tasks(folder: Folder, options: Namespace, *, needs_fleet: bool = True) -> KnownTasks:
+    """Read the task file and the fleet of a repository, and where its tasks stand."""
+    fleet = load_fleet_for_tasks(options, folder.world, folder) if needs_fleet else \
+        load_fleet_if_valid(options, folder.world, folder, tells=False)
+    path = find_task_file(folder, options)
+    plan = load_tasks(folder.world, path, fleet) if path else TaskPlan({}, TaskFile({}), {})
+    return KnownTasks(see_states(folder)[0], plan, path, fleet)
+
+
+def load_tasks(world: World, path: str, fleet: Fleet | None) -> TaskPlan:
+    """Read a task file; any error refuses it, all of them at once."""
+    source = ("<stdin>" if path == "-"
+              else path.removeprefix(world.real_path(world.directory) + "/"))
+    plan = read_checked(world, path, source, lambda document: check_tasks(document, fleet))
+    for name, task in plan.tasks.items():
+        if task.prompt_file:
+            place = world.path(world.parent(path) if path != "-" else ".", task.prompt_file)
+            prompt = world.read_bytes(place, limit=PROMPT_LIMIT_BYTES).decode(
+                "utf-8", "replace")
+            plan.tasks[name] = replace(task, prompt=prompt, prompt_file=None)
+    return plan
+
+
+def split_name(prompt: str) -> tuple[str, str]:
+    """Return (name, prompt) of NAME:PROMPT; a text without a name has none."""
+    match = re.match(r"([^\s:]+):(?!//)\s*(.*)", prompt, re.S)
+    if not match:
+        return "", prompt
+    if not obeys(re.sub("[./]+", "-", match[1]), "task name"):
+        raise FleetError("bad-task", f"`{shorten(match[1])}` cannot be the name of a task; "
+                         f"accepted: {RULES['task name'].words}", status=EXIT_USAGE,
+                         fix="write another name before the colon")
+    if not match[2]:
+        raise FleetError("bad-task", f"no prompt after `{match[1]}:`", status=EXIT_USAGE,
+                         fix=f"'{match[1]}:what to do'")
+    return match[1], match[2]
+
+
+def typed_keys(options: Namespace) -> dict[str, Any]:
+    """Return the keys of new tasks that were typed as flags."""
+    words = [name_of(flag) for flag in TASK_WORDS]
+    typed = {word: getattr(options, word) for word in words if word in FILE_KEYS["task"]}
+    if str(options.coder).startswith("["):
+        typed["coder"] = Document(options.coder, "--coder").value
+        if not typed["coder"]:
+            raise FleetError("bad-task", "--coder: an empty list names no program",
+                             status=EXIT_USAGE, fix="--coder '[my-agent, --print]'")
+    return {word: value for word, value in typed.items() if value}
+
+
+def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTasks,
+                     ) -> list[TaskSpec]:
+    """Return the tasks that were typed as words, checked as those of a file are.
+
+    The defaults of the file hold for them, too.
+    """
+    if options.name and len(prompts) > 1:
+        raise FleetError("usage", "--name is for one task", status=EXIT_USAGE,
+                         fix="write NAME:PROMPT for each")
+    check_names("task", options.after, known.names, "--after")
+    agents = known.fleet.agents if known.fleet else {}
+    if options.agent in (CLAUDE, *CODERS) and options.agent not in agents:
+        raise FleetError("bad-task", f"`{options.agent}` is a program, not an agent",
+                         status=EXIT_USAGE, fix=f"--coder {options.agent}")
+    common = typed_keys(options)
+    if options.no_setup:
+        common["setup"] = []
+    tree: dict[str, Any] = {}
+    for prompt in prompts:
+        branch, text = (options.name, prompt) if options.name else split_name(prompt)
+        taken = {*known.names, *tree}
+        name = re.sub("[./]+", "-", branch) or free_name(text, taken)
+        twin = find_name(name, taken)
+        if twin:
+            raise refuse_name(twin, taken, known)
+        tree[name] = {**common, "prompt": text}
+        if branch and name != branch:  # such as feat/login
+            tree[name]["branch"] = branch
+    defaults = freeze(replace(known.plan.file.defaults, times=1))
+    del defaults["name"]
+    text = dump_yaml({"defaults": defaults, "tasks": tree})
+    plan, problems = check_tasks(Document(text, "the command line"), known.fleet, known.names)
+    if plan is None:
+        raise FleetError("bad-task", problems[0].what, status=EXIT_USAGE, fix=problems[0].fix)
+    return list(plan.tasks.values())
+
+
+def refuse_name(name: str, taken: Collection[str], known: KnownTasks) -> FleetError:
+    """Return why a new task cannot have a name, and what to type."""
+    what = ("there is already a task" if name in known.names
+            else "two of these tasks are named")
+    fix = f"name it `{free_name(name, taken)}`"
+    if name in known.states and known.states[name].state in ("parked", "stopped", "failed"):
+        fix = f"try it again: `subagent-fleet task retry {name}`, or {fix}"
+    return FleetError("task-taken", f"{what} `{name}`", status=EXIT_USAGE, fix=fix)
+
+
+def free_name(text: str, taken: Collection[str]) -> str:
+    """Return a name that no task has: the first words of a prompt, at most up to a colon."""
+    words = re.findall("[A-Za-z0-9]+", text.partition(":")[0])[:4]
+    stem = "-".join(words)[:40].lower().strip("-") or "task"
+    name = stem
+    number = 2
+    while name in taken:
+        name = f"{stem}-{number}"
+        number += 1
+    return name
+
+
+def order_of(task: TaskSpec, folder: Folder, origin: str = "typed", where: str = ""
+             ) -> dict[str, Any]:
+    """Return a task as it is handed to a supervisor: with the commit it starts from."""
+    return {"do": "add", "task": task.name, "spec": freeze(task), "origin": origin,
+            "base": base_of(task, folder, where)}

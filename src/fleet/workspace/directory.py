@@ -1,0 +1,253 @@
+"""The directory of generated files, and who may read its key."""
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fleet.files.target import Change
+from fleet.files.targets import (
+    parse_manifest,
+    plan_compared,
+    render_files,
+    render_manifest,
+    target_of,
+)
+from fleet.start.constants import ENVIRONMENT_FILE, EXIT_REFUSED, MANIFEST_FILE, STATE_DIRECTORY
+from fleet.start.errors import Finding, FleetError
+from fleet.start.record import Record, replace
+from fleet.text.json import digest
+from fleet.text.phrases import quote_shell
+from fleet.text.tables import format_finding
+from fleet.workspace.config import look_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleet.config.sections import Fleet
+    from fleet.findings.checks import Facts
+    from fleet.world.world import World
+
+
+class Workspace(Record):
+    """The directory `out`, and in it what was generated from a fleet."""
+
+    world: World
+    out: str
+
+    def path(self, *names: str) -> str:
+        """Return a path below `out`."""
+        return self.world.path(self.out, *names)
+
+    def enter(self, path: str) -> str:
+        """Return a path below `out`; what leads out of it, or is no file, is refused."""
+        return self.world.enter(self.out, path)
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's bytes, None where there is none; refuse as `enter` does."""
+        place = self.enter(path)
+        if self.world.kind_of(place) != "file":
+            return None
+        return self.world.read_bytes(place)
+
+    def kept_key(self, fleet: Fleet) -> str:
+        """Return the key that the environment file keeps, or an empty string."""
+        text = (self.read(ENVIRONMENT_FILE) or b"").decode("utf-8", "replace")
+        variable = fleet.gateway.master_key_env
+
+        # As it was generated, under whatever name, or as a person writes it.
+        generated = r'^export (\w+)="\$\{\1:-(?P<generated>[A-Za-z0-9_-]{1,200})\}"$'
+        written = rf'^(?:export )?{variable}=(["\']?)(?P<written>[\w.:/+=@%-]+)\3[ \t]*$'
+        match = re.search(f"(?m){generated}|{written}", text)
+        if not match:
+            return ""
+        return match["generated"] or match["written"]
+
+    def find_key(self, fleet: Fleet) -> str:
+        """Return the gateway's key: the environment's, else the generated one, else nothing.
+
+        One that others may know is refused, and one that cannot be sent.
+        """
+        variable = fleet.gateway.master_key_env
+        key = self.world.environ.get(variable)
+        place, fix = f"${variable}", f"unset {variable}"
+        if not key:
+            place = quote_shell(self.path(ENVIRONMENT_FILE))
+            fix = f"rm {place}; subagent-fleet generate"
+            key = self.kept_key(fleet)
+            if key:
+                self._refuse_known_key(place)
+        if not re.fullmatch("[!-~]*", key):  # a header cannot hold it
+            raise FleetError("bad-key", f"the key in {place} holds more than printable ASCII "
+                             "without blanks, so it cannot be sent", fix=fix,
+                             status=EXIT_REFUSED)
+        return key
+
+    def _refuse_known_key(self, path: str) -> None:
+        """Refuse the key of a file that others have read, or have put there."""
+        leaks = known_by_others(self.world, self.path(ENVIRONMENT_FILE))
+        reasons = {"env-readable": "other users can read it", "env-tracked": "git tracks it",
+                   "env-foreign": "it belongs to another user"}
+        if not leaks:
+            return
+        fix = f"rm {path}; subagent-fleet generate"
+        if "env-tracked" in leaks:
+            fix = f"git rm -f --cached {path}; {fix}"
+        reason = " and ".join(reasons[leak] for leak in leaks)
+        raise FleetError("known-key", f"the key in {path} is not used: {reason}", fix=fix,
+                         status=EXIT_REFUSED)
+
+    def read_key(self, fleet: Fleet) -> str:
+        """Return the gateway's key; without one nothing can be served or asked."""
+        key = self.find_key(fleet)
+        if key:
+            return key
+
+        path = self.path(ENVIRONMENT_FILE)
+        what = f"no gateway key yet: ${fleet.gateway.master_key_env} is not set, and {path}"
+        if self.world.kind_of(path) == "absent":
+            raise FleetError("no-key", f"{what} does not exist",
+                             fix="subagent-fleet generate")
+        raise FleetError("no-key", f"{what} has no line that sets it",
+                         fix="subagent-fleet generate --force")
+
+    def compare(self, fleet: Fleet | None, targets: Sequence[str] = (), *,
+                renews: bool = False) -> list[Change]:
+        """Return the Changes that shall be made to the files here; without a fleet, all go.
+
+        Without targets it is asked for those of the fleet and all that was ever written here.
+        It may renew a key that others may know; else the key is kept.
+        """
+        written = self._written()
+        targets = targets or plan_compared(fleet, written)
+        wanted = {}
+        if fleet:
+            key = self.kept_key(fleet)
+            if renews and known_by_others(self.world, self.path(ENVIRONMENT_FILE)):
+                key = ""
+            wanted = render_files(fleet, key or f"sk-{self.world.token(32)}", targets)
+        return self._plan_changes(wanted, targets, written)
+
+    def compare_files(self, wanted: Mapping[str, bytes], target: str) -> list[Change]:
+        """Return the Changes that make these files of a target the wanted ones."""
+        changes = self._plan_changes(wanted, [target], self._written())
+        return [change for change in changes if change.path in wanted]
+
+    def _plan_changes(self, wanted: Mapping[str, bytes], targets: Sequence[str],
+                      written: Mapping[str, str]) -> list[Change]:
+        """Return the Changes after which the files of some targets are the wanted ones."""
+        changes = []
+        for path in [*wanted, *(path for path in written if path not in wanted)]:
+            target = target_of(path)
+            if target and target.name in targets:
+                content = self.read(path)
+                is_ours = digest(content) in written.get(path, "")
+                changes.append(Change(path, content, wanted.get(path), is_ours))
+        return changes
+
+    def _written(self) -> dict[str, str]:
+        """Return what the manifest knows; if it cannot be read, say so and return nothing."""
+        written = parse_manifest(self.read(MANIFEST_FILE))
+        if written is not None:
+            return written
+        self.world.err(format_finding(Finding(
+            "manifest-broken", "warning",
+            f"{MANIFEST_FILE} cannot be read, so files that differ count as yours"),
+            look=look_of(self.world, "stderr")))
+        return {}
+
+    def write(self, changes: Sequence[Change]) -> None:
+        """Make the changes; a run that is cut off leaves a manifest that knows its files."""
+        before = parse_manifest(self.read(MANIFEST_FILE)) or {}
+        copies = [(backup_of(change.path, change.found), change.found, 0o600)
+                  for change in changes if change.action == "edited"]
+        new = [change for change in changes
+               if change.wanted is not None and change.action != "unchanged"]
+
+        # 1. First copies of what is the user's, then a manifest that knows each new file
+        # by its old and its new hash, then the files: whenever this ends, all that lies
+        # there is ours.
+        during = dict(before)
+        for change in new:
+            during[change.path] = f"{before.get(change.path, '')} {digest(change.wanted)}"
+        if copies or new:
+            self._replace([*copies, (MANIFEST_FILE, render_manifest(during), 0o644),
+                           *((change.path, change.wanted, mode_of(change.path))
+                             for change in new)])
+
+        # 2. What left the fleet goes, and the manifest knows each file by one hash.
+        after = dict(before)
+        for change in changes:
+            if change.wanted is None:
+                self.world.remove(self.enter(change.path))
+                after.pop(change.path, None)
+            else:
+                after[change.path] = digest(change.wanted)
+        if after != during:
+            self._replace([(MANIFEST_FILE, render_manifest(after), 0o644)])
+
+        # 3. Whoever loosened the mode of the key's file, it is closed again.
+        place = self.enter(ENVIRONMENT_FILE)
+        if self.world.others_may_read(place):
+            self.world.replace_files([(place, self.world.read_bytes(place), 0o600)])
+
+    def keep(self, path: str, content: bytes) -> None:
+        """Write a file of ours that only its owner can read."""
+        self._replace([(path, content, 0o600)])
+
+    def _replace(self, files: Sequence[tuple[str, bytes | None, int]]) -> None:
+        """Replace files below `out`, all or none."""
+        self.world.replace_files([(self.enter(path), content or b"", mode)
+                                  for path, content, mode in files])
+
+
+def backup_of(path: str, content: bytes | None) -> str:
+    """Return where a file is copied before it is replaced: each version has its own name."""
+    return f"{STATE_DIRECTORY}/backup/{path}.{digest(content)[:12]}"
+
+
+def mode_of(path: str) -> int:
+    """Return who may read a generated file: what holds the key, only its owner."""
+    target = target_of(path)
+    return target.mode if target else 0o600
+
+
+def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
+    """Add what is so of the generated files; where they cannot be read, that is a problem."""
+    world = workspace.world
+    try:
+        changes = workspace.compare(fleet)
+        path = workspace.enter(ENVIRONMENT_FILE)
+        if world.kind_of(path) != "absent" and not known_by_others(world, path):
+            workspace.read_key(fleet)
+    except FleetError as error:
+        return replace(facts, file_problems=(error.finding,))
+
+    return replace(facts, changes=tuple(changes), env_path=path,
+                   leaks=find_leaks(world, path))
+
+
+def find_leaks(world: World, path: str) -> tuple[str, ...]:
+    """Return the ids of what is wrong with the environment file: who may read it, and git."""
+    leaks = []
+    if world.others_may_read(path):
+        leaks.append("env-readable")
+    if world.belongs_to_other(path):
+        leaks.append("env-foreign")
+
+    listed = world.run_git(["ls-files", "-t", "--cached", "--others", "--exclude-standard",
+                            "--", ENVIRONMENT_FILE], world.parent(path), seconds=1.0)
+    if listed.code == 0 and listed.text:
+        leaks.append("env-unignored" if listed.text.startswith("?") else "env-tracked")
+    return tuple(leaks)
+
+
+def ignores_secrets(world: World, directory: str) -> bool:
+    """Tell whether git, asked in a directory, ignores the key and what is kept beside it."""
+    ignored = world.run_git(["check-ignore", "--", ENVIRONMENT_FILE, f"{STATE_DIRECTORY}/x"],
+                            directory, seconds=1.0)
+    return len(ignored.text.splitlines()) == 2
+
+
+def known_by_others(world: World, path: str) -> tuple[str, ...]:
+    """Return the ids of what lets others know the key in an environment file."""
+    return tuple(leak for leak in find_leaks(world, path) if leak != "env-unignored")

@@ -1,0 +1,81 @@
+"""Measurements and receipts, as they lie on the disk."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.gateway.receipts import Receipt
+from fleet.plan.measured import BENCH_FILE, parse_measurements
+from fleet.speech.backend import ANSWER_MARKS
+from fleet.start.constants import RECEIPTS_LIMIT_BYTES, STATE_DIRECTORY
+from fleet.start.errors import FleetError
+from fleet.start.gate import LatePattern
+from fleet.start.record import read
+from fleet.text.json import count_marks, parse_object
+from fleet.world.disk import PART_BYTES, Tail, lines_backwards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from fleet.plan.measured import Measurement
+    from fleet.workspace.directory import Workspace
+
+
+def read_measurements(workspace: Workspace) -> tuple[Measurement, ...]:
+    """Return what `bench` measured here; an unreadable or too large file counts as none."""
+    try:
+        content = workspace.read(BENCH_FILE)
+    except FleetError:
+        return ()
+    if content is None or count_marks(content) > ANSWER_MARKS:
+        return ()
+    return parse_measurements(content)
+
+
+LISTED_SESSIONS = 20
+RECEIPTS_FILE = f"{STATE_DIRECTORY}/requests.jsonl"
+# A gateway lets no file of them grow beyond that; a longer one is somebody else's.
+RECEIPTS_READ_BYTES = RECEIPTS_LIMIT_BYTES + PART_BYTES
+
+
+class ReceiptsReader:
+    """Reads what a gateway files: the latest part first, then what has come since."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._tail = Tail(workspace.world, workspace.enter(RECEIPTS_FILE),
+                          last_bytes=PART_BYTES)
+
+    def read(self) -> list[Receipt]:
+        """Return the receipts that have come, oldest first."""
+        return parse_receipts(self._tail.lines())
+
+
+def latest_receipts(workspace: Workspace) -> Iterator[Receipt]:
+    """Yield the receipts that are kept, the latest first."""
+    # The file, then the one that it turned over to.
+    for name in (RECEIPTS_FILE, f"{RECEIPTS_FILE}.1"):
+        for line in lines_backwards(workspace.world, workspace.enter(name), RECEIPTS_READ_BYTES):
+            yield from parse_receipts([line])
+
+
+def parse_receipts(lines: Iterable[bytes]) -> list[Receipt]:
+    """Return what the lines of a receipts file say; cut or foreign ones are passed over."""
+    return [receipt for receipt in (read(Receipt, parse_object(line)) for line in lines)
+            if receipt]
+
+
+SESSION_ID = LatePattern("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # a part of a path, too
+
+
+def read_receipts(workspace: Workspace, session: str = "") -> list[Receipt]:
+    """Return all receipts that are kept, or those of a session, oldest first."""
+    world = workspace.world
+    receipts = {}
+    # The file before the one that it turned over to: a line is then read twice, not never.
+    for name in (RECEIPTS_FILE, f"{RECEIPTS_FILE}.1"):
+        tail = Tail(world, workspace.enter(name), last_bytes=RECEIPTS_READ_BYTES)
+        wanted = (line for line in tail.lines()
+                  if session.encode() in line)  # no other is parsed
+        for receipt in parse_receipts(wanted):
+            if session in ("", receipt.session):
+                receipts[receipt.id] = receipt
+    return sorted(receipts.values(), key=lambda receipt: receipt.time)

@@ -1,0 +1,281 @@
+"""Other programs, as the World finds and runs them."""
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from fleet.start.gate import late_decorator
+from fleet.world.disk import Directory, trying
+from fleet.world.files import Disk
+from fleet.world.process_list import LOOKERS_LIMIT
+from fleet.world.programs import (
+    GIT_ENVIRONMENT,
+    GIT_SETTINGS,
+    Child,
+    Hold,
+    Pipe,
+    Ran,
+    lock_file,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import IO
+
+    from fleet.world.programs import Launch
+
+
+class Programs(Disk):
+    """Other programs: found, run, locked out, started to outlive this one."""
+
+    # -- programs --
+
+    def which(self, name: str) -> str | None:
+        """Return where a program lies on the PATH, or that a path is one.
+
+        What the PATH holds relative to the working directory (on Windows always first) is not
+        looked at: a program there is whoever's that directory is.
+        """
+        places = self.environ.get("PATH", os.defpath).split(os.pathsep)
+        program = shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, places)))
+        if program and not os.path.dirname(name) and not os.path.isabs(program):
+            return None
+        return program
+
+    def run_program(self, words: Sequence[str], *, environ: Mapping[str, str] | None = None,
+                    seconds: float = 60.0, given: bytes = b"",
+                    hold: Hold | None = None) -> Ran:
+        """Run a program and return what it says; 127: it is not there, 124: it took too long.
+
+        It says it in English, with a point in its numbers: what it says is read by us.
+        It may hold a lock with us, so that who comes after us can wait for its end; it ends,
+        with what it has started, when the lock is over.
+        """
+        program = self.which(words[0])
+        if not program:
+            return Ran(127, b"", f"{words[0]} is not on the PATH")
+        argv = [program, *words[1:]]
+        environ = {**(environ or self.environ), "LC_ALL": "C"}
+        try:
+            if hold:
+                return self._run_under(hold, argv, environ, given, seconds)
+            done = subprocess.run(argv, env=environ, input=given, timeout=max(0.1, seconds),
+                                  capture_output=True)
+        except subprocess.TimeoutExpired:
+            return Ran(124, b"", f"{words[0]} took longer than {seconds:.0f} s")
+        except (OSError, ValueError) as error:
+            return Ran(126, b"", str(error))
+        return Ran(done.returncode, done.stdout,
+                   done.stderr.decode("utf-8", "replace").strip())
+
+    def _run_under(self, hold: Hold, argv: Sequence[str], environ: Mapping[str, str],
+                   given: bytes, seconds: float) -> Ran:
+        """Run a program under a lock; end it and what it has started where that is over."""
+        until = self.clock() + seconds
+        # A session of its own: what git has started, such as a filter, is in its group.
+        with subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, pass_fds=[hold.fileno()],
+                              start_new_session=True) as process:
+            left: bytes | None = given
+            while True:
+                try:
+                    output, talk = process.communicate(left, timeout=0.1)
+                    return Ran(process.returncode, output,
+                               talk.decode("utf-8", "replace").strip())
+                except subprocess.TimeoutExpired:
+                    left = None  # it is being written
+                    if hold.is_over() or self.clock() > until:
+                        self._end_group(process)
+                        raise
+
+    def _end_group(self, process: subprocess.Popen[bytes]) -> None:
+        """End a program and what is in its group; git removes its locks on TERM."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+
+    def read_program(self, words: Sequence[str], until: float) -> str | None:
+        """Return what a program prints; None when it is absent, fails or takes too long."""
+        ran = self.run_program(words, seconds=until - self.clock())
+        return ran.output.decode("utf-8", "replace") if ran.code == 0 else None
+
+    def run_git(self, words: Sequence[str], directory: str, *, seconds: float = 60.0) -> Ran:
+        """Run git in a directory that may be anybody's: nothing that it names is run."""
+        return self.run_program(["git", *self.git_words(directory), *words],
+                                environ=self.git_environment(), seconds=seconds)
+
+    def run(self, argv: Sequence[str], environ: Mapping[str, str], *,
+            directory: str | None = None) -> int:
+        """Run a program on this terminal to its end; return its exit code as a shell does."""
+        child: subprocess.Popen[bytes] | None = None
+        came: list[int] = []
+
+        def hand_on(number: int, _: object) -> None:
+            came.append(number)  # it may come before there is a child
+            if child:
+                child.terminate()
+
+        # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway. A
+        # terminal that closes (SIGHUP) must not leave behind what is removed at the end.
+        handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}
+        if hasattr(signal, "SIGHUP"):
+            handlers[signal.SIGHUP] = hand_on
+        with self._take_signals(handlers):
+            with trying("run", argv[0]):
+                child = subprocess.Popen(argv, env=environ, cwd=directory)
+            if came:
+                child.terminate()
+            code = child.wait()
+        return code if code >= 0 else 128 - code
+
+    def start(self, launch: Launch) -> Child:
+        """Start a program in the background; from now on, SIGTERM ends us as Ctrl-C does."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        came = []
+
+        def note(number: int, _: object) -> None:
+            came.append(number)  # raised in the middle of Popen it would lose the child
+
+        with self._take_signals({signal.SIGINT: note, signal.SIGTERM: note}):
+            child = self.spawn(launch)
+        if came:
+            child.stop()
+            raise KeyboardInterrupt
+        return child
+
+    def _open_log(self, path: str) -> IO[bytes]:
+        """Return a file that a child's output is added to; only its owner can read it."""
+        with trying("write", path), Directory(path, makes=True) as directory:
+            return open(directory.open_to_append(), "ab", buffering=0)
+
+    def open_page(self, url: str) -> bool:
+        """Show a page in the browser of who sits here; False where nobody does."""
+        has_screen = sys.platform in ("darwin", "win32") or any(
+            self.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+        if not has_screen or self.environ.get("SSH_CONNECTION"):
+            return False
+        if sys.platform == "win32":
+            os.startfile(url)
+            return True
+
+        # webbrowser would start a browser for terminals where there is no other.
+        program = self.which("open" if sys.platform == "darwin" else "xdg-open")
+        if program:
+            subprocess.Popen([program, url], stdin=subprocess.DEVNULL,
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                             start_new_session=True)
+        return bool(program)
+
+    # -- programs that outlive this one, and what is known of them --
+
+    def can_supervise(self) -> bool:
+        """Tell whether this system has what programs that outlive us need."""
+        return os.name == "posix"
+
+    def hold(self, path: str) -> Hold | None:
+        """Return the lock of a file, None where somebody else holds it."""
+        with trying("lock", path), Directory(path) as directory:
+            descriptor = directory.open(directory.name, os.O_RDWR | os.O_CREAT)
+            hold = Hold(descriptor)
+            for _ in range(LOOKERS_LIMIT):
+                if lock_file(descriptor, fcntl.LOCK_EX):
+                    return hold
+                # Somebody may only look whether it is held, which takes the lock as well.
+                if not lock_file(descriptor, fcntl.LOCK_SH):
+                    break
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                self.sleep(0.001)
+            hold.release()
+        return None
+
+    def is_held(self, path: str) -> bool:
+        """Tell whether somebody holds the lock of a file; `hold` knows who only looks."""
+        if self.kind_of(path) != "file":
+            return False
+        with trying("lock", path), Directory(path) as directory:
+            looking = Hold(directory.open(directory.name, os.O_RDWR))
+            try:
+                return not lock_file(looking.fileno(), fcntl.LOCK_SH)
+            finally:
+                looking.release()
+
+    @late_decorator(lambda: contextlib.contextmanager)
+    def hold_soon(self, path: str, seconds: float) -> Iterator[None]:
+        """Have the lock of a file; wait for it so long, then go on without it."""
+        until = self.clock() + seconds
+        hold = self.hold(path)
+        while hold is None and self.clock() < until:
+            self.sleep(0.05)
+            hold = self.hold(path)
+        try:
+            yield
+        finally:
+            if hold:
+                hold.release()
+
+    def make_pipe(self, path: str) -> None:
+        """Make a named pipe in the place of what is there."""
+        with trying("make", path), Directory(path) as directory:
+            directory.make_pipe()
+
+    def open_pipe(self, path: str) -> Pipe:
+        """Return a named pipe to write to; it stays open when its reader ends."""
+        with trying("write", path), Directory(path) as directory:
+            # For both, it opens at once, and what is written is not lost with the reader.
+            return Pipe(directory.open(directory.name, os.O_RDWR))
+
+    def spawn(self, launch: Launch) -> Child:
+        """Start a program in the background."""
+        flags = os.O_RDWR if self.kind_of(launch.stdin) != "file" else os.O_RDONLY
+        with trying("run", launch.argv[0]), contextlib.ExitStack() as closing:
+            stdin = os.open(launch.stdin or os.devnull, flags)
+            closing.callback(os.close, stdin)
+            stdout = closing.enter_context(self._open_log(launch.stdout))
+            stderr = closing.enter_context(self._open_log(launch.stderr))
+
+            inherited = [launch.hold.fileno()] if launch.hold else []
+            seconds = launch.seconds
+            # The system's own clock, which an exec keeps: the deadline holds without us.
+            prepare = (lambda: signal.alarm(seconds)) if seconds else None
+            return Child(subprocess.Popen(
+                launch.argv, cwd=launch.directory,
+                env=launch.environ, stdin=stdin, stdout=stdout,
+                stderr=stderr, pass_fds=inherited, start_new_session=launch.outlives,
+                preexec_fn=prepare))
+
+    def detach(self, log: str) -> bool:
+        """Go on in the background, output in a file; True there, False where it was typed."""
+        with trying("write", log):
+            stream = self._open_log(log)
+        if os.fork():
+            stream.close()
+            return False
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        for number in (1, 2):
+            os.dup2(stream.fileno(), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        return True
+
+    def git_words(self, directory: str) -> list[str]:
+        """Return git's first words, with which nothing of a repository's own is run."""
+        words = ["-C", directory]
+        for setting in (*GIT_SETTINGS, "gc.auto=0", "commit.gpgSign=false",
+                        "core.quotePath=false"):
+            words += ["-c", setting]
+        return words
+
+    def git_environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the environment without what would lead git to another repository."""
+        kept = {name: value for name, value in self.environ.items()
+                if not name.startswith("GIT_")}
+        return {**kept, **GIT_ENVIRONMENT, "LC_ALL": "C", **(more or {})}

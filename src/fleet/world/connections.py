@@ -1,0 +1,349 @@
+"""Connections, names and ports, as the World opens them."""
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import glob
+import ipaddress
+import json
+import os
+import re
+import resource
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+from fleet.config.address import is_private
+from fleet.speech.talk import Reply
+from fleet.start.constants import OTHER_PORT, PROBE_LIMIT_BYTES, ROUTE_TARGETS
+from fleet.start.errors import FleetError, NodeFailure
+from fleet.start.gate import VERSION
+from fleet.world.disk import PART_BYTES
+from fleet.world.exchange import Exchange
+from fleet.world.network import (
+    KNOCK_OUTCOMES,
+    KNOCKS_AT_ONCE,
+    PortHolder,
+    keep_alive_socket,
+    look_up_host,
+    plan_destination,
+)
+from fleet.world.processes import Processes
+from fleet.world.programs import run_together
+from fleet.world.visitor import Listener
+from fleet.world.wire import IdleConnections, name_connection_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from fleet.speech.talk import Ask
+    from fleet.world.network import Destination
+
+
+class Network(Processes):
+    """Connections, names and ports."""
+
+    # -- network --
+
+    def open_exchange(self, url: str, *, body: bytes | None = None,
+                      headers: Mapping[str, str] | None = None, deadline: float,
+                      await_more: Callable[[Exchange], object] | None = None) -> Exchange:
+        """Send a GET, or a POST of `body`; return the Exchange that reads its answer.
+
+        No proxies are used and no redirects followed: a node is where the fleet file says.
+        `await_more` waits until the Exchange can go on, from the first byte that is sent; where
+        it is given, the connection may be one that was kept, and can be kept again.
+        """
+        there = plan_destination(url)
+        lines = {"Host": there.place, "User-Agent": f"subagent-fleet/{VERSION}"}
+        if not await_more:
+            lines["Connection"] = "close"
+        method = "GET"
+        if body is not None:
+            method = "POST"
+            lines.update({"Content-Type": "application/json",
+                          "Content-Length": str(len(body))})
+        lines.update(headers or {})
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        request = f"{method} {there.path} HTTP/1.1\r\n{head}\r\n".encode("latin-1")
+
+        def connect() -> socket.socket:
+            return self._connect(there, min(deadline, self.clock() + self.connect_seconds))
+
+        idle = self._idle.setdefault((there.scheme, there.place), IdleConnections())
+        kept = keep_alive_socket(idle) if await_more else None
+        exchange = Exchange(kept or connect(), deadline, self.clock)
+        if await_more:
+            exchange.idle = idle
+            exchange.await_more = functools.partial(await_more, exchange)
+        if kept:
+            exchange.again = connect
+        try:
+            exchange.ask(request + (body or b""))
+        except BaseException:
+            exchange.close()
+            raise
+        return exchange
+
+    def close_idle(self) -> None:
+        """Close the connections that were kept."""
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().close()
+
+    def _open_ask(self, endpoint: str, ask: Ask, deadline: float) -> Exchange:
+        """Send what an Ask asks."""
+        payload = None if ask.payload is None else json.dumps(ask.payload).encode("utf-8")
+        return self.open_exchange(endpoint + ask.path, body=payload, headers=ask.headers,
+                                  deadline=deadline)
+
+    def ask(self, endpoint: str, ask: Ask, *, deadline: float) -> Any:
+        """Return what an Ask makes of a node's whole answer; its body is gone afterwards."""
+        body = bytearray()
+        with contextlib.closing(self._open_ask(endpoint, ask, deadline)) as exchange:
+            try:
+                exchange.read_head()
+                for piece in exchange.pieces():
+                    body += piece
+                    if len(body) >= ask.enough > 0:
+                        break
+                    if len(body) > PROBE_LIMIT_BYTES:
+                        raise NodeFailure("bad answer", "its answer is longer than "
+                                          f"{PROBE_LIMIT_BYTES} bytes")
+                # One at a time: values take many times the memory of their text.
+                with self._parsing:
+                    return ask.extract(Reply(exchange.status, exchange.headers, body))
+            finally:
+                body.clear()  # a failure's traceback would keep it
+
+    def ask_lines(self, endpoint: str, ask: Ask, wait: Callable[[], object] | None = None, *,
+                  stall_seconds: float) -> Iterator[Any]:
+        """Yield what an Ask makes of each line of an answer; each has `stall_seconds`."""
+        until = self.clock() + stall_seconds
+        with contextlib.closing(self._open_ask(endpoint, ask, until)) as exchange:
+            exchange.await_more = wait
+            exchange.read_head()
+            for line in exchange.lines():
+                yield ask.extract(Reply(exchange.status, exchange.headers, line))
+                exchange.deadline = self.clock() + stall_seconds
+
+    def _connect(self, there: Destination, until: float) -> socket.socket:
+        """Return a socket to the endpoint: each address of its name gets a share of time."""
+        addresses = self._stay_home(
+            there.host, self.resolve(there.host, there.port, until))
+        failures = []
+        for index, (family, kind, protocol, _, address) in enumerate(addresses):
+            connection = None
+            left = max(until - self.clock(), 0.01)
+            try:
+                connection = socket.socket(family, kind, protocol)
+                connection.settimeout(left / (len(addresses) - index))
+                connection.connect(address)
+                # They are of two families and one may be dead; what answered last goes first.
+                addresses.insert(0, addresses.pop(index))
+                self._addresses[there.host, there.port] = addresses
+
+                # What is small is not held back for more to come.
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if there.scheme == "https":
+                    connection = self._wrap_tls(connection, there.host, until)
+                return connection
+            except OSError as error:
+                if connection:
+                    connection.close()
+                failures.append(name_connection_failure(error))
+
+        self._addresses.pop((there.host, there.port), None)  # it may have moved
+        raise failures.pop()  # a name for it would keep its frame, and all in it, in a cycle
+
+    def _stay_home(self, host: str, addresses: list[Any]) -> list[Any]:
+        """Return the addresses that a name may have; refuse a private name of public ones.
+
+        Nobody was asked whether prompts may go to such a name, and a name server, which is
+        whoever's the network is, says where it leads. Machines at home have public IPv6
+        addresses beside their own: those are left out.
+        """
+        if not is_private(host):
+            return addresses  # somebody was asked
+        near = [row for row in addresses
+                if is_private(row[4][0]) or self.is_own_address(row[4][0])]
+        if addresses and not near:
+            raise NodeFailure("not private", f"{host} leads to {addresses[0][4][0]}, which is "
+                              "a public address")
+        return near
+
+    def _wrap_tls(self, connection: socket.socket, host: str, until: float) -> ssl.SSLSocket:
+        """Return the connection behind TLS, with the certificates this machine trusts."""
+        with self._parsing:
+            self._tls = self._tls or ssl.create_default_context()  # 7 MB: one for all
+        connection.settimeout(max(until - self.clock(), 0.01))
+        return self._tls.wrap_socket(connection, server_hostname=host.split("%")[0])
+
+    def resolve(self, host: str, port: int, until: float) -> list[Any]:
+        """Return the addresses of a name, looked up in a thread: nothing can interrupt it.
+
+        They are kept until nobody answers there.
+        """
+        kept = self._addresses.get((host, port))
+        if kept:
+            return list(kept)
+        with contextlib.suppress(NodeFailure):  # an address needs no thread
+            return look_up_host(host, port, socket.AI_NUMERICHOST)
+
+        look_up = functools.partial(look_up_host, host, port)
+        kept = dict(run_together(self, {host: look_up}, until=until)).get(host, NodeFailure(
+            "dns", f"{host}: its address could not be found in time"))
+        if isinstance(kept, NodeFailure):
+            raise kept
+        self._addresses[host, port] = kept
+        return list(kept)
+
+    def knock(self, places: Sequence[tuple[str, int]], seconds: float
+              ) -> Iterator[tuple[tuple[str, int], str]]:
+        """Connect to each (IPv4 address, port); yield it with what came of that.
+
+        That is open, refused, silent or unreachable. So many at once that silence costs its
+        time once for all of them; nothing is sent.
+        """
+        self.allow_files(KNOCKS_AT_ONCE + 256)
+        share = seconds / -(-max(1, len(places)) // KNOCKS_AT_ONCE)
+
+        def connect(place: tuple[str, int]) -> str:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
+                connection.settimeout(share)
+                try:
+                    connection.connect(place)
+                except OSError as error:
+                    return KNOCK_OUTCOMES.get(name_connection_failure(error).reason, "unreachable")
+            return "open"
+
+        jobs = {place: functools.partial(connect, place) for place in places}
+        for place, outcome in run_together(self, jobs, threads=KNOCKS_AT_ONCE):
+            if place:
+                yield place, outcome
+
+    def broadcast_addresses(self) -> list[str]:
+        """Return the IPv4 broadcast addresses of this machine's networks.
+
+        The last one leads to the network of the first road; of others, a home's
+        have 256 places.
+        """
+        own = [address for address in self.own_names()[1]
+               if ipaddress.ip_address(address).is_private]
+        return [*(re.sub("[0-9]+$", "255", address) for address in own), "255.255.255.255"]
+
+    def send_datagram(self, host: str, port: int, content: bytes) -> None:
+        """Send one UDP datagram, to a broadcast address, too."""
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+                sender.sendto(content, (host, port))
+        except OSError as error:
+            raise NodeFailure("unreachable", f"{host}: {error.strerror or error}") from None
+
+    def listen(self, host: str, port: int) -> Listener:
+        """Return the Listener of a port; port 0 is any that is free."""
+        self.allow_files(2048)
+        try:
+            # `localhost` may be ::1 first, and the environment names 127.0.0.1
+            host = "127.0.0.1" if host == "localhost" else host
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            # `::` shall take who comes by IPv4 as well.
+            both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+            listening = socket.create_server((host, port), family=family, backlog=512,
+                                             dualstack_ipv6=both)
+            listening.setblocking(False)
+            return Listener(listening, self.clock)
+        except OSError as error:
+            reason, _, _ = str(error.strerror or error).partition(
+                " (while ")  # the address again
+            slug, fix = "cannot-listen", "choose another with --host or --port"
+            if error.errno == errno.EADDRINUSE:
+                slug = "port-taken"
+                fix = f"{OTHER_PORT} (lsof -nP -iTCP:{port} -sTCP:LISTEN shows it)"
+            raise FleetError(slug, f"cannot listen on {host}:{port}: {reason}",
+                             fix=fix) from None
+
+    def allow_files(self, count: int) -> None:
+        """Let the process open so many files, if the system lets it: macOS starts at 256."""
+        with contextlib.suppress(ImportError):  # Windows has no such limit
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+            if soft != resource.RLIM_INFINITY and soft < wanted:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+    def own_names(self) -> tuple[str, tuple[str, ...]]:
+        """Return this machine's name and IPv4 addresses it would call from. Send nothing."""
+        addresses = []
+        for target in ROUTE_TARGETS:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as caller, \
+                    contextlib.suppress(OSError):  # no route leads there
+                caller.connect((target, 9))
+                address = caller.getsockname()[0]
+                if address not in addresses:
+                    addresses.append(address)
+        return socket.gethostname(), tuple(addresses)
+
+    def is_own_address(self, address: str) -> bool:
+        """Tell whether an address is one of this machine's: no other can be bound."""
+        with contextlib.suppress(NodeFailure, OSError):
+            for family, kind, _, _, place in look_up_host(address, 0, socket.AI_NUMERICHOST):
+                with socket.socket(family, kind) as probe:
+                    probe.bind(place)
+                    return True
+        return False
+
+    def is_port_ours(self, port: int) -> bool:
+        """Tell whether nobody but this user and root listens on a port.
+
+        False as well where the system does not say: that is Windows, and a port nobody has.
+        """
+        if os.name != "posix":
+            return False
+        if self.kind_of("/proc/net/tcp") == "file":
+            owners = {owner for owner, _ in self._listeners(port)}
+        else:
+            listed = self._list_listeners(port)
+            owners = {int(owner) for owner in re.findall(r"(?m)^u(\d+)$", listed)}
+        return bool(owners) and owners <= {0, os.getuid()}
+
+    def _listeners(self, port: int) -> Iterator[tuple[int, str]]:
+        """Yield the user and the socket of each who listens on a port, as Linux has it."""
+        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+            for line in self.read_part(table, 0, PART_BYTES).splitlines():
+                fields = line.decode("ascii", "replace").split()
+                if fields[3:4] == ["0A"] and fields[1].endswith(f":{port:04X}"):  # LISTEN
+                    yield int(fields[7]), f"socket:[{fields[9]}]"
+
+    def _list_listeners(self, port: int) -> str:
+        """Ask lsof, which macOS and the BSDs have; `-F` prints a field a line."""
+        words = ["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpcu"]
+        return self.read_program(words, self.clock() + 2.0) or ""
+
+    def find_holder(self, port: int) -> PortHolder | None:
+        """Return who listens on a port, if the system says: mostly of one's own processes."""
+        if self.kind_of("/proc/net/tcp") != "file":
+            match = re.match(r"p(\d+)\nc(.*)", self._list_listeners(port))
+            return PortHolder(int(match[1]), match[2], "") if match else None
+
+        # A listening socket has a number, a process has it open.
+        sockets = {socket for _, socket in self._listeners(port)}
+        for path in glob.iglob("/proc/[0-9]*/fd/*") if sockets else ():
+            with contextlib.suppress(OSError):  # closed since, or somebody else's
+                if os.readlink(path) in sockets:
+                    place = self.parent(self.parent(path))
+                    program = self.read_part(f"{place}/comm", 0, 64).decode(
+                        "utf-8", "replace")
+                    return PortHolder(int(os.path.basename(place)), program.strip(),
+                                      os.readlink(f"{place}/cwd"))
+        return None
+
+    def find_free_port(self, host: str, above: int) -> int:
+        """Return the next port on which nobody listens; 0 where a hundred are taken."""
+        for port in range(above + 1, min(above + 101, 65536)):
+            with contextlib.suppress(FleetError):
+                self.listen(host, port).close()
+                return port
+        return 0

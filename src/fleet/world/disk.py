@@ -1,0 +1,360 @@
+"""Places, directories entered without following links, ends of files."""
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shlex
+import shutil
+import stat
+from typing import TYPE_CHECKING
+
+from fleet.start.constants import EXIT_REFUSED
+from fleet.start.errors import FleetError
+from fleet.start.gate import late_decorator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import IO
+
+    from fleet.world.world import World
+
+
+TREE_FILES_LIMIT = 2000
+TREE_FILE_LIMIT_BYTES = 256 * 1024
+PART_BYTES = 1024 * 1024  # of a file that grows, at once: some 3,000 receipts
+LINE_LIMIT_BYTES = 32 * 1024 * 1024  # a longer line is no JSON that anybody wrote
+# What is kept for a user: the variable that says where, and where it is without one.
+USER_PLACES = {"state": ("XDG_STATE_HOME", ".local/state"),
+               "cache": ("XDG_CACHE_HOME", ".cache"),
+               "data": ("XDG_DATA_HOME", ".local/share")}
+# The home of a user who has none: nothing is ever found or kept below it.
+NO_HOME = "/dev/null"
+SEAL_BYTES = 32
+
+
+@late_decorator(lambda: contextlib.contextmanager)
+def trying(verb: str, path: str) -> Iterator[None]:
+    """Say in plain words what the system refuses to do, and why."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        slugs = {"read": "unreadable", "enter": "unreadable", "run": "cannot-run"}
+        code = getattr(error, "errno", None)
+        slug = slugs.get(verb, "unwritable")
+        if code in (errno.ENOSPC, errno.EROFS, errno.EDQUOT):
+            slug = "disk-full"
+        reason = getattr(error, "strerror", None) or error
+        raise FleetError(slug, f"cannot {verb} {path or repr(path)}: {reason}",
+                         fix=_mend_refusal(path, code)) from None
+
+
+def _mend_refusal(path: str, code: int | None) -> str:
+    """Return what to type to see why the system refuses a path."""
+    if path == "-":
+        return "name a file instead of `-`"
+    if path.startswith(NO_HOME):
+        return "this user has no home directory; set HOME to a directory that is yours"
+    if code == errno.ENOSPC:
+        return "free some space: `df -h .` shows how much is left"
+    if code == errno.EROFS:
+        return "this disk is read-only: work in a directory on another one"
+    while path and not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return f"check it: `ls -la {shlex.quote(path or '.')}`"
+
+
+def is_rooted(path: str) -> bool:
+    """Tell whether a path names the same place from every directory."""
+    return bool(re.match(r"/|[A-Za-z]:", path))
+
+
+class Place(str):
+    """A path below a directory, its `root`, which no link may lead it out of."""
+
+    root: str
+    inner: str  # how it goes on from the root
+
+    def __new__(cls, root: str, inner: str) -> Place:
+        place = super().__new__(cls, os.path.join(root, inner))
+        place.root = root or "."
+        place.inner = inner
+        return place
+
+    @property
+    def name(self) -> str:
+        """The last name of the path."""
+        return os.path.basename(self.inner)
+
+    @property
+    def new_name(self) -> str:
+        """What its next content is called until it is whole."""
+        return f".{self.name}.new"
+
+    @property
+    def above(self) -> str:
+        """How its directory is reached from the root."""
+        return os.path.dirname(self.inner)
+
+
+def as_place(path: str) -> Place:
+    """Return a path as a Place; a plain one is believed up to its last name."""
+    if isinstance(path, Place):
+        return path
+    return Place(*os.path.split(path))
+
+
+def in_the_way(place: str, what: str, *, fix: str = "move it away") -> FleetError:
+    """Return the refusal to write at a place."""
+    return FleetError("in-the-way", f"{place} {what}; nothing is written there",
+                      fix=f"{fix}: `ls -ld {shlex.quote(place)}`", status=EXIT_REFUSED)
+
+
+def refuse_link(place: Place) -> FleetError:
+    """Return the refusal to follow a link on the way to a place."""
+    link = place.root
+    for step in place.inner.split("/"):
+        link = os.path.join(link, step)
+        if os.path.islink(link):
+            break
+    return FleetError("in-the-way", status=EXIT_REFUSED,
+                      what=f"{place} lies behind a symbolic link; nothing is written there",
+                      fix="put a directory in the place of the link: "
+                          f"`ls -ld {shlex.quote(link)}`")
+
+
+def _open_below(step: str, here: int, *, makes: bool) -> int:
+    """Return a descriptor of a directory in another, which is no link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    try:
+        return os.open(step, flags, dir_fd=here)
+    except FileNotFoundError:
+        if not makes:
+            raise
+    with contextlib.suppress(FileExistsError):  # somebody else was faster
+        os.mkdir(step, dir_fd=here)
+    return os.open(step, flags, dir_fd=here)
+
+
+def _descend(place: Place, inner: str, *, makes: bool) -> int:
+    """Return a descriptor of a directory below a root, to which no link leads.
+
+    Each step is taken by the descriptor of the one before: a link that is put there at any
+    moment, even between two steps, is seen.
+    """
+    here = os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for step in inner.split("/"):
+            if step in ("", "."):
+                continue
+            if step == "..":
+                raise in_the_way(place, "leads outside")
+            try:
+                below = _open_below(step, here, makes=makes)
+            except OSError:
+                # A link is ENOTDIR on Linux, ELOOP on macOS; `readlink` knows what it is.
+                with contextlib.suppress(OSError):
+                    os.readlink(step, dir_fd=here)
+                    raise refuse_link(place) from None
+                raise
+            os.close(here)
+            here = below
+    except BaseException:
+        os.close(here)
+        raise
+    return here
+
+
+class Directory:
+    """The directory of a path, held open: work in it is done there, wherever links lead.
+
+    Where a system has no descriptors of directories (Windows), its path is looked
+    at and used.
+    """
+
+    def __init__(self, path: str, *, makes: bool = False, is_whole: bool = False) -> None:
+        place = as_place(path)
+        inner = place.inner if is_whole else place.above  # the path is the directory's own
+        self.name = place.name
+        self._path = os.path.join(place.root, inner)
+        self._descriptor = None
+        if makes:
+            os.makedirs(place.root, exist_ok=True)
+        if os.name == "posix":
+            self._descriptor = _descend(place, inner, makes=makes)
+            return
+
+        if not is_straight(place.root, inner):
+            raise refuse_link(place)
+        if makes:
+            os.makedirs(self._path, exist_ok=True)
+
+    def __enter__(self) -> Directory:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def _reach(self, name: str) -> str:
+        """Return a name as the calls below take it."""
+        return os.path.join(self._path, name) if self._descriptor is None else name
+
+    def open(self, name: str, flags: int, mode: int = 0o600) -> int:
+        """Return a descriptor of a file here; links are not followed, pipes not awaited."""
+        # A FIFO without O_NONBLOCK holds the thread until somebody reads it: for ever.
+        for more in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
+            flags |= getattr(os, more, 0)
+        return os.open(self._reach(name), flags, mode, dir_fd=self._descriptor)
+
+    def link(self, leads: str) -> None:
+        """Make a symbolic link of the path."""
+        os.symlink(leads, self._reach(self.name), dir_fd=self._descriptor)
+
+    def open_to_append(self) -> int:
+        """Return a descriptor of a regular file that only its owner can read, at its end."""
+        descriptor = self.open(self.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            # Asked of what is open, not of the path, which may be something else by now.
+            mode = os.fstat(descriptor).st_mode
+            if not stat.S_ISREG(mode):
+                raise OSError(errno.ENXIO, "it is a device or pipe, not a file")
+            if os.name == "posix" and mode & 0o077:
+                os.fchmod(descriptor, 0o600)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def turn_over(self, descriptor: int) -> None:
+        """Give an open file of this name the name `.1`, unless another writer just did."""
+        with contextlib.suppress(ImportError):  # Windows
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):  # the other is about to make it
+            there = os.stat(self._reach(self.name), dir_fd=self._descriptor,
+                            follow_symlinks=False)
+            if os.path.samestat(there, os.fstat(descriptor)):
+                self.replace(self.name, f"{self.name}.1")
+
+    def close_to_others(self) -> None:
+        """Let nobody but the owner enter this directory."""
+        if self._descriptor is not None:
+            os.fchmod(self._descriptor, 0o700)
+
+    def make_pipe(self) -> None:
+        """Make a named pipe in the place of what has its name."""
+        with contextlib.suppress(FileNotFoundError):
+            self.unlink(self.name)
+        os.mkfifo(self._reach(self.name), 0o600, dir_fd=self._descriptor)
+
+    def write_new(self, name: str, content: bytes, mode: int, *, syncs: bool = False) -> None:
+        """Write a file that was not there; what is left of a run that was cut off goes."""
+        with contextlib.suppress(FileNotFoundError):
+            self.unlink(name)
+        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as stream:
+            stream.write(content)
+            if syncs:
+                stream.flush()
+                os.fsync(descriptor)
+
+    def sync(self) -> None:
+        """Return when the disk has what was renamed here."""
+        if self._descriptor is not None:
+            os.fsync(self._descriptor)
+
+    def replace(self, old: str, new: str) -> None:
+        """Give a file here another name; what had that name is gone."""
+        os.replace(self._reach(old), self._reach(new), src_dir_fd=self._descriptor,
+                   dst_dir_fd=self._descriptor)
+
+    def unlink(self, name: str) -> None:
+        """Remove a file, or a link itself."""
+        os.unlink(self._reach(name), dir_fd=self._descriptor)
+
+    def rmdir(self) -> None:
+        """Remove an empty directory."""
+        os.rmdir(self._reach(self.name), dir_fd=self._descriptor)
+
+
+def is_straight(root: str, inner: str) -> bool:
+    """Tell whether a path goes from a root through directories alone, and not out of it."""
+    try:
+        real = os.path.realpath(root)
+        straight = os.path.normpath(os.path.join(real, inner))
+        return (os.path.realpath(straight) == straight
+                and os.path.commonpath([real, straight]) == real)
+    except (OSError, ValueError):
+        # A link was taken away while it was followed; another drive.
+        return False
+
+
+def open_to_read(path: str) -> IO[bytes]:
+    """Return a regular file to read, or standard input for `-`; a pipe cannot block it."""
+    if path == "-":
+        return open(0, "rb", closefd=False)
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENXIO, "it is no longer a file")
+        return open(descriptor, "rb")
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+class Tail:
+    """The whole lines of a file that grows; from its start again when it has turned over."""
+
+    def __init__(self, world: World, path: str, *, last_bytes: int = 0) -> None:
+        self._world = world
+        self._path = path
+        self._at = max(0, world.size_of(path) - last_bytes) if last_bytes else 0
+        self.rest = b""  # a line whose end is still to come
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines that have come since."""
+        if self._world.size_of(self._path) < self._at:
+            self._at = 0
+            self.rest = b""
+        while True:
+            part = self._world.read_part(self._path, self._at, PART_BYTES)
+            self._at += len(part)
+            *lines, self.rest = (self.rest + part).split(b"\n")
+            yield from lines
+            if len(self.rest) > LINE_LIMIT_BYTES:
+                self.rest = b"..."
+            if len(part) < PART_BYTES:
+                return
+
+
+def lines_backwards(world: World, path: str, limit: int) -> Iterator[bytes]:
+    """Yield the whole lines in the last `limit` bytes of a file, the last one first."""
+    end = world.size_of(path)
+    least = max(0, end - limit)
+    rest = b""
+    while end > least:
+        begin = max(least, end - PART_BYTES)
+        rest, *lines = (world.read_part(path, begin, end - begin) + rest).split(b"\n")
+        if len(rest) > LINE_LIMIT_BYTES:
+            rest = b"..."
+        yield from reversed(lines)
+        end = begin
+    if not least:
+        yield rest
+
+
+class PrivateDirectory:
+    """A directory outside of any project that only its owner can enter, until it is left."""
+
+    def __enter__(self) -> str:
+        from tempfile import mkdtemp
+        with trying("make", "a temporary directory"):
+            self._path = mkdtemp(prefix="subagent-fleet-")  # 0700
+        return self._path
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)

@@ -1,0 +1,202 @@
+"""What runs on this machine, and its ending."""
+from __future__ import annotations
+
+import contextlib
+import glob
+import hashlib
+import os
+import re
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from fleet.start.constants import TEXT_LIMIT_BYTES
+from fleet.start.errors import FleetError
+from fleet.start.gate import OWN_FILE
+from fleet.world.children import Programs
+from fleet.world.disk import SEAL_BYTES
+from fleet.world.network import seal_bytecode
+from fleet.world.process_list import PS_ROW, Process, ProcessList, find_marks
+from fleet.world.programs import BYTECODE_FILES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+
+class Processes(Programs):
+    """What runs on this machine, what it takes, and how it is ended."""
+
+    def list_processes(self, since: float) -> ProcessList:
+        """Return every process, as any thread has seen them since a time of the clock."""
+        with self._listing:
+            if self._processes.at < since:
+                at = self.clock()
+                read = self._read_proc if self.has_proc() else self._read_ps
+                self._processes = ProcessList(at, {one.number: one for one in read()})
+            return self._processes
+
+    def _read_proc(self) -> Iterator[Process]:
+        """Yield each process as Linux shows it."""
+        ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+        uptime = float(self.read_part("/proc/uptime", 0, 64).split()[0])
+        for name in self._process_names():
+            with contextlib.suppress(OSError):  # it has ended
+                with open(f"/proc/{name}/stat", "rb") as stream:
+                    before, _, after = stream.read().rpartition(b")")
+                fields = after.split()
+                if fields[0] in b"ZX":  # it has ended, and its parent has not asked yet
+                    continue
+                environ = b""
+                with contextlib.suppress(OSError), \
+                        open(f"/proc/{name}/environ", "rb") as stream:
+                    environ = stream.read()
+                used, start = int(fields[11]) + int(fields[12]), int(fields[19])
+                age = max(uptime - start / ticks, 1 / ticks)
+                yield Process(
+                    int(name), int(fields[1]), int(fields[3]), str(start),
+                    before.partition(b"(")[2].decode("utf-8", "replace"),
+                    find_marks(environ.decode("utf-8", "replace")),
+                    int(fields[21]) * page >> 20, round(100 * used / ticks / age, 1))
+
+    def _read_ps(self) -> Iterator[Process]:
+        """Yield each process as `ps` of macOS shows it.
+
+        Since macOS 11 it shows no environment of the system's own programs, such as /bin/sh:
+        these are found by their parent and their session. An `-o` each, as POSIX takes the
+        rest of one for the header.
+        """
+        words = ["ps", "-axwwE"]
+        for column in ("pid", "ppid", "stat", "rss", "pcpu", "lstart", "command"):
+            words += ["-o", f"{column}="]
+        ran = self.run_program(words, seconds=10.0)
+        rows = [*re.finditer(PS_ROW, ran.text)]
+        ends = [*(row.start() for row in rows[1:]), len(ran.text)]
+        for row, end in zip(rows, ends):
+            number, parent, state, memory, cpu, start = row.groups()
+            command = ran.text[row.end():end].strip()
+            if not state.startswith("Z"):
+                yield Process(
+                    int(number), int(parent), self.session_of(int(number)), start,
+                    os.path.basename(command.partition(" ")[0]), find_marks(command),
+                    int(memory) >> 10, float(cpu))
+
+    def find_openers(self, path: str) -> set[int]:
+        """Return the processes that have a file open, if the system says so."""
+        if not self.has_proc():
+            listed = self.read_program(["lsof", "-t", "--", path], self.clock() + 5.0)
+            return {int(word) for word in (listed or "").split()}
+        real = os.path.realpath(path)
+        numbers = set()
+        for link in glob.iglob("/proc/[0-9]*/fd/*"):
+            with contextlib.suppress(OSError):  # closed since, or somebody else's
+                if os.readlink(link) == real:
+                    numbers.add(int(link.split("/")[2]))
+        return numbers
+
+    def session_of(self, number: int) -> int:
+        """Return the session of a process: the number of the process that has begun it."""
+        try:
+            return os.getsid(number)
+        except OSError:
+            return 0
+
+    def find_inside(self, directory: str) -> list[int]:
+        """Return the processes that work in a directory or below, if the system shows it."""
+        root = os.path.join(os.path.realpath(directory), "")
+        inside = []
+        for name in self._process_names():
+            with contextlib.suppress(OSError):
+                if os.path.join(os.readlink(f"/proc/{name}/cwd"), "").startswith(root):
+                    inside.append(int(name))
+        return inside
+
+    def _process_names(self) -> Iterator[str]:
+        """Yield the number of each process, where the system shows them as files."""
+        yield from filter(str.isdigit, os.listdir("/proc") if self.has_proc() else ())
+
+    def has_proc(self) -> bool:
+        """Tell whether the system shows each process as files, as Linux does."""
+        return self.kind_of("/proc/self/environ") == "file"
+
+    def end_processes(self, numbers: Iterable[int], *, at_once: bool) -> int:
+        """Ask processes to end, or end them; return how many there were."""
+        count = 0
+        for number in numbers:
+            if number in (0, 1, os.getpid()):
+                continue
+            with contextlib.suppress(OSError):
+                os.kill(number, signal.SIGKILL if at_once else signal.SIGTERM)
+                count += 1
+        return count
+
+    def free_megabytes(self) -> int:
+        """Return how much memory can be had; 0 where the system does not say."""
+        known = self.read_part("/proc/meminfo", 0, 4096).decode("ascii", "replace")
+        match = re.search(r"MemAvailable:\s+(\d+) kB", known)
+        return (int(match[1]) // 1024 if match
+                else int(self.total_gigabytes() * 500))  # half of it
+
+    def total_gigabytes(self) -> float:
+        """Return how much memory this machine has; 0.0 where the system does not say."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+        return 0.0
+
+    def become(self, argv: Sequence[str]) -> None:
+        """Go on as another program, in this process."""
+        os.execv(argv[0], list(argv))
+
+    def compile_own_source(self) -> str:
+        """Return this user's file that holds this program as bytecode; "" where none can be.
+
+        Python keeps none of a script: it would compile a megabyte at each start, and hold
+        what that took for as long as it runs.
+        """
+        import marshal
+        source = self.own_source()
+        if source is None or os.name != "posix":
+            return ""
+        place = self.user_place("cache", "bytecode")
+        version = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
+        name = f"{hashlib.sha256(source).hexdigest()}.{version}"
+        path = self.path(place, name)
+        try:
+            self.make_directory(place, is_private=True)
+            if self.belongs_to_other(place):
+                return ""
+            if not self._is_bytecode(path, name):
+                code = marshal.dumps(
+                    compile(source, os.path.realpath(OWN_FILE), "exec", dont_inherit=True))
+                self.replace_files([(path, seal_bytecode(name, code) + code, 0o600)])
+                kept = sorted(self.paths_below(place, f"*.{version}"), key=self.changed_at)
+                for old in kept[:-BYTECODE_FILES]:
+                    self.remove(old)
+        except FleetError:  # a home that cannot be written: it starts more slowly
+            return ""
+        return path
+
+    def _is_bytecode(self, path: str, name: str) -> bool:
+        """Tell whether a file is whole, was made of that source, and only its owner's."""
+        if self.kind_of(path, follow=False) != "file" or self.belongs_to_other(path) \
+                or self.others_may_read(path):
+            return False
+        kept = self.read_bytes(path, limit=4 * TEXT_LIMIT_BYTES)
+        return kept[:SEAL_BYTES] == seal_bytecode(name, kept[SEAL_BYTES:])
+
+    def keep_bytecode(self, path: str) -> None:
+        """Compile a module where Python looks for its bytecode."""
+        import py_compile
+        with contextlib.suppress(OSError):
+            py_compile.compile(path, quiet=2)
+
+    def own_program(self) -> list[str]:
+        """Return how this program is started again; nothing where it came through a pipe."""
+        path = os.path.realpath(OWN_FILE)
+        return [sys.executable, "-I", path] if os.path.isfile(path) else []
+
+    def own_source(self) -> bytes | None:
+        """Return the bytes of this file; None where it was piped."""
+        if not os.path.isfile(OWN_FILE):
+            return None
+        with open(OWN_FILE, "rb") as stream:
+            return stream.read()

@@ -1,0 +1,191 @@
+"""Jobs side by side, child processes, locks, pipes."""
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+from fleet.start.constants import TICK_SECONDS
+from fleet.start.errors import NodeFailure
+from fleet.start.record import Record
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from fleet.world.terminal import Surroundings
+
+
+# The only door: terminal, disk, programs, signals, network and what this machine is called.
+# It gives out text, bytes and objects of its own or of section 12, never a socket, a process
+# or a descriptor. What the system refuses becomes a FleetError in plain words.
+
+# A directory can be a repository of its own making, whose settings name programs: to watch
+# files, to fetch what is missing (a lazy fetch, seen with 2.39.5), to run before or after
+# this and that. Git before 2.38 knows no safe.bareRepository, before 2.44 no
+# GIT_NO_LAZY_FETCH; of every version GIT_ALLOW_PROTOCOL lets none reach another repository,
+# not even one on the disk.
+GIT_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null",
+                "safe.bareRepository=explicit", "submodule.recurse=false",
+                "log.showSignature=false")
+GIT_ENVIRONMENT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1",
+                   "GIT_NO_REPLACE_OBJECTS": "1", "GIT_OPTIONAL_LOCKS": "0",
+                   "GIT_TERMINAL_PROMPT": "0"}
+
+BYTECODE_FILES = 4  # of one Python: this program's versions that take turns
+
+
+def run_together(world: Surroundings, jobs: Mapping[Any, Callable[[], Any]], *,
+                 until: float = float("inf"),
+                 threads: int = 512) -> Iterator[tuple[Any, Any]]:
+    """Yield (key, value or NodeFailure) of each job as it ends, (None, None) while none does.
+
+    Nobody waits for its threads past `until`. concurrent.futures joins its threads at exit,
+    so one silent node would hold the process.
+    """
+    todo = list(jobs.items())[::-1]
+    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def work() -> None:
+        with contextlib.suppress(IndexError):  # all are done, or begun
+            while True:
+                key, job = todo.pop()
+                done.put((key, _outcome_of(job)))
+
+    for _ in range(min(len(jobs), threads)):
+        threading.Thread(target=work, daemon=True).start()
+
+    left = len(jobs)
+    while left and world.clock() < until:
+        pause = min(TICK_SECONDS, until - world.clock())
+        try:
+            key, outcome = done.get(timeout=max(0, pause))
+        except queue.Empty:
+            yield None, None
+            continue
+
+        left -= 1
+        if isinstance(outcome, NodeFailure):
+            outcome.with_traceback(None)  # its frames hold what was read
+        elif isinstance(outcome, BaseException):
+            raise outcome  # a bug is told, not taken for a dead node
+        yield key, outcome
+
+
+def _outcome_of(job: Callable[[], Any]) -> Any:
+    """Return what a job gives, or how it failed: whatever ends it, somebody waits for it."""
+    try:
+        return job()
+    except BaseException as error:
+        return error
+
+
+class Child:
+    """A program that runs in the background."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.number = process.pid  # for who shall end it when this program has gone
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        self._process.wait()
+
+    def exit_code(self) -> int | None:
+        """Return its exit code as a shell has it; None while it runs."""
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def stop(self) -> None:
+        """End it at once: it keeps nothing that a softer end would save."""
+        self._process.kill()
+        self._process.wait()
+
+
+def lock_file(descriptor: int, how: int) -> bool:
+    """Take the lock of an open file; False where somebody has it who lets nobody else in."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class Hold:
+    """A file lock: whoever has its descriptor holds it; it falls when the last of them ends.
+
+    A child that inherits it holds it alone once this one is released. Nothing else is asked
+    about who lives: no process number is trusted, so none can be taken for another's.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        # Whether a program that holds it with us is to end: nobody waits for it any longer.
+        self.is_over: Callable[[], bool] = lambda: False
+
+    def fileno(self) -> int:
+        """Return the descriptor, for a child that shall inherit it."""
+        return self._descriptor
+
+    def release(self) -> None:
+        """Let go of it here."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+class Pipe:
+    """What is said to a program that reads a named pipe: it never waits for the reader."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._left = b""
+
+    def say(self, line: bytes) -> None:
+        """Add a line; what does not fit is kept for `push`."""
+        self._left += line
+        self.push()
+
+    def push(self) -> bool:
+        """Write what is left, as far as it fits; tell whether all is written."""
+        while self._left:
+            try:
+                self._left = self._left[os.write(self._descriptor, self._left):]
+            except BlockingIOError:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Say nothing more."""
+        os.close(self._descriptor)
+
+
+class Launch(Record):
+    """How a program is started in the background: every door of it is a file."""
+
+    argv: Sequence[str]
+    directory: str
+    environ: Mapping[str, str]
+    stdout: str
+    stderr: str
+    stdin: str = ""  # a named pipe or a file; "": nothing
+    hold: Hold | None = None  # which it holds as long as it lives
+    seconds: int = 0  # after which the system ends it, whoever lives; 0: never
+    outlives: bool = True  # in a session of its own, which no terminal ends
+
+
+class Ran(Record):
+    """What a program that has ended printed."""
+
+    code: int
+    output: bytes
+    talk: str
+
+    @property
+    def text(self) -> str:
+        """Its output without the last line's end."""
+        return self.output.decode("utf-8", "surrogateescape").rstrip("\n")
