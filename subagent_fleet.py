@@ -19506,7 +19506,7 @@ def droppable_tip(main: Git, state: TaskState) -> str:
     return tip if homes and main.out("for-each-ref", "--contains", tip, *homes) else ""
 
 
-# == runs/agent.py, from line 40 ==============================================
+# == runs/agent.py, from line 41 ==============================================
 #
 # What an agent is started with, and the agent at work.
 
@@ -19591,7 +19591,8 @@ def plan_claude(task: TaskSpec, fleet: Fleet | None) -> list[str]:
 
 
 # Who a person is to git, and where that is written.
-GIT_PERSON = re.compile("(?!GIT_)|GIT_(AUTHOR|COMMITTER)_|GIT_CONFIG_(GLOBAL|(NO)?SYSTEM)$")
+GIT_PERSON = LatePattern(
+    "(?!GIT_)|GIT_(AUTHOR|COMMITTER)_|GIT_CONFIG_(GLOBAL|(NO)?SYSTEM)$")
 
 
 def plain_environment(environ: Mapping[str, str]) -> dict[str, str]:

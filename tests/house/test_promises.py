@@ -273,9 +273,7 @@ def test_importing_starts_nothing():
                           capture_output=True, check=True)
     assert done.stderr == b""
     loaded = set(done.stdout.decode().split())
-    assert "subagent_fleet" in loaded
-    assert not loaded & {"urllib.request", "ssl", "http.client", "concurrent.futures", "socket",
-                         "http.server", "subprocess", "threading", "argparse", "json", "asyncio"}
+    assert loaded == {"subagent_fleet", "__future__"}  # what lies where it is started is not run
 
 
 @pytest.mark.parametrize("words", [("--version",), ("validate", "--config", "{example}")])

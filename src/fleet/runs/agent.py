@@ -17,6 +17,7 @@ from fleet.runs.git import SNAPSHOT_REFS
 from fleet.speech.claude_stream import QUESTION_TOOL, Heard, is_unknown_session
 from fleet.start.constants import HOME_URL
 from fleet.start.errors import FleetError
+from fleet.start.gate import LatePattern
 from fleet.start.record import Record
 from fleet.tasks.scope import plan_permissions
 from fleet.tasks.spec import plan_alias
@@ -118,7 +119,8 @@ def plan_claude(task: TaskSpec, fleet: Fleet | None) -> list[str]:
 
 
 # Who a person is to git, and where that is written.
-GIT_PERSON = re.compile("(?!GIT_)|GIT_(AUTHOR|COMMITTER)_|GIT_CONFIG_(GLOBAL|(NO)?SYSTEM)$")
+GIT_PERSON = LatePattern(
+    "(?!GIT_)|GIT_(AUTHOR|COMMITTER)_|GIT_CONFIG_(GLOBAL|(NO)?SYSTEM)$")
 
 
 def plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
