@@ -19923,8 +19923,9 @@ def end_trees(world: World, trees: Sequence[ProcessTree], patience: float,
 def tree_of(folder: Folder, name: str, variable: str) -> ProcessTree:
     """Return the processes of a task's agent, or of its check."""
     inherited = {TASK_MARK: "alive", CHECK_MARK: "checking"}[variable]
-    return ProcessTree(folder.world, f"{variable}={folder.run}/{name}",
-                       path=folder.of_task(name, f"processes-{inherited}.json"),
+    run = folder.run  # in the file's name: a copy of the repository has another's file, too
+    return ProcessTree(folder.world, f"{variable}={run}/{name}",
+                       path=folder.of_task(name, f"processes-{inherited}-{run}.json"),
                        inherited=folder.of_task(name, inherited))
 
 

@@ -95,10 +95,14 @@ def test_stop_ends_what_an_agent_started(shop, left, way):
     shop.end(child)
 
 
+def file_of_known(shop):
+    return next((shop.repo / ".git/subagent-fleet/run/tasks/t").glob("processes-alive-*.json"), None)
+
+
 def known(shop):
     """The numbers that the supervisor remembers of the task's agent."""
-    path = shop.repo / ".git/subagent-fleet/run/tasks/t/processes-alive.json"
-    return {*json.loads(path.read_text())} if path.exists() else set()
+    path = file_of_known(shop)
+    return {*json.loads(path.read_text())} if path else set()
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "plain"])
@@ -145,7 +149,7 @@ def test_a_number_that_has_become_anothers_is_left_alone(shop):
         shop.wait(lambda: known(shop))
         child.kill()
         child.communicate()
-        place = shop.repo / ".git/subagent-fleet/run/tasks/t/processes-alive.json"
+        place = file_of_known(shop)
         place.write_text(json.dumps({**json.loads(place.read_text()), innocent.pid: "1"}))
         assert shop.type("task", "stop", "t").code == 0
         assert innocent.poll() is None
