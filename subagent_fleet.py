@@ -25697,7 +25697,7 @@ def order_of(task: TaskSpec, folder: Folder, origin: str = "typed", where: str =
             "base": base_of(task, folder, where)}
 
 
-# == work/shown.py, from line 35 ==============================================
+# == work/shown.py, from line 34 ==============================================
 #
 # Tasks as text.
 
@@ -25803,13 +25803,12 @@ def find_task_rows(world: World, fleet: Fleet | None, options: Namespace) -> lis
 def find_task(folder: Folder, name: str, command: str) -> TaskState:
     """Return a task by its name, or refuse."""
     tasks = see_states(folder)[0]
-    path = folder.place("tasks", name, "state.json")
-    if (name not in tasks and obeys(name, "task name")
-            and folder.world.kind_of(path) == "file"):
-        raise FleetError("bad-state", f"{path} does not hold the state of a task",
-                         fix=f"look at it: `less {quote_shell(path)}`")
     known = [one for one, state in tasks.items() if not state.forgotten]
     check_names("task", [name], known, command)
+    if tasks[name].state == UNREADABLE:
+        path = folder.of_task(name, "state.json")
+        raise FleetError("bad-state", f"{name}: {tasks[name].reason}",
+                         fix=f"look at it: `less {quote_shell(path)}`")
     return tasks[name]
 
 
@@ -26058,7 +26057,7 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
     return EXIT_OK if good else EXIT_PROBLEM
 
 
-# == work/run_job.py, from line 61 ============================================
+# == work/run_job.py, from line 62 ============================================
 #
 # One repository that `run` works on.
 
@@ -26204,7 +26203,8 @@ class RunJob:
         new = typed or list(known.plan.tasks.values())
         for task in new:
             old = known.states.get(task.name)
-            if old and is_another(old, task, "typed" if typed else "file"):
+            if old and old.state != UNREADABLE and is_another(
+                    old, task, "typed" if typed else "file"):
                 raise FleetError(
                     "task-taken", f"`{task.name}` of the task file is not the `{task.name}` "
                     f"that was typed before ({old.state})", status=EXIT_REFUSED,

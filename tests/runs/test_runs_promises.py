@@ -495,7 +495,8 @@ CODERS = ["codex", "opencode", "aider", "qwen"]
 @pytest.mark.parametrize("coder", CODERS)
 def test_other_coders_are_a_word(shop, coder):
     shop.program(coder, f'cat > "$HOME/stdin"; printf "%s\\n" "$@" > "$HOME/argv"; {EDIT}')
-    done = shop.run("fix: the login & \"quotes\"", "--coder", coder, "--check", "grep -q two a.txt")
+    done = shop.run("fix: the login & \"quotes\"", "--coder", coder, "--check", "grep -q two a.txt",
+                    OPENAI_API_KEY="k")
     assert done.code == 0, done
     told = (shop.home / "stdin").read_text() + (shop.home / "argv").read_text()
     assert "the login & \"quotes\"" in told

@@ -23,6 +23,7 @@ from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.tasks.next import explain_wait, plan_starts
 from fleet.tasks.spec import expand_names, is_another
+from fleet.tasks.state import UNREADABLE
 from fleet.text.json import parse_object
 from fleet.text.phrases import count_of, quote_shell, some_of
 from fleet.text.tables import format_finding
@@ -200,7 +201,8 @@ class RunJob:
         new = typed or list(known.plan.tasks.values())
         for task in new:
             old = known.states.get(task.name)
-            if old and is_another(old, task, "typed" if typed else "file"):
+            if old and old.state != UNREADABLE and is_another(
+                    old, task, "typed" if typed else "file"):
                 raise FleetError(
                     "task-taken", f"`{task.name}` of the task file is not the `{task.name}` "
                     f"that was typed before ({old.state})", status=EXIT_REFUSED,

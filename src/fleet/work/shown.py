@@ -5,13 +5,12 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from fleet.cli.say import check_names
-from fleet.config.rules import obeys
 from fleet.runs.git import git_of
 from fleet.runs.see import see_states, see_tasks
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.tasks.rows import plan_task_rows
-from fleet.tasks.state import TERMINAL_STATES, freeze
+from fleet.tasks.state import TERMINAL_STATES, UNREADABLE, freeze
 from fleet.text.phrases import quote_shell, show_span, some_of
 from fleet.text.tables import format_entry, format_pairs, format_table
 from fleet.text.terminal import MARKS, PLAIN, Cell, clean_line, crop
@@ -134,13 +133,12 @@ def find_task_rows(world: World, fleet: Fleet | None, options: Namespace) -> lis
 def find_task(folder: Folder, name: str, command: str) -> TaskState:
     """Return a task by its name, or refuse."""
     tasks = see_states(folder)[0]
-    path = folder.place("tasks", name, "state.json")
-    if (name not in tasks and obeys(name, "task name")
-            and folder.world.kind_of(path) == "file"):
-        raise FleetError("bad-state", f"{path} does not hold the state of a task",
-                         fix=f"look at it: `less {quote_shell(path)}`")
     known = [one for one, state in tasks.items() if not state.forgotten]
     check_names("task", [name], known, command)
+    if tasks[name].state == UNREADABLE:
+        path = folder.of_task(name, "state.json")
+        raise FleetError("bad-state", f"{name}: {tasks[name].reason}",
+                         fix=f"look at it: `less {quote_shell(path)}`")
     return tasks[name]
 
 
