@@ -111,7 +111,7 @@ def tell():
     with open({path!r}, "w") as stream:
         stream.write(kilobytes)
 atexit.register(tell)
-sys.argv[0] = {program!r}
+sys.argv[0] = __file__ = {program!r}
 with open({program!r}) as stream:
     exec(stream.read(), sys.modules["__main__"].__dict__)
 """

@@ -779,11 +779,13 @@ def test_a_person_has_the_session_and_gives_it_back(rig):
     rig.add("a", "@write x y\n@once hang", check="test -s x")
     rig.work(lambda states: states and states["a"].state == "running"
              and (rig.tree("a") / ".once").exists())
+    terminal = rig.world.hold(rig.folder.of_task("a", "attached"))
     rig.ask("attach", "a")
     rig.work(lambda states: states["a"].state == "attached")
     assert rig.processes() == []
     rig.ask("detach", "a")
     rig.work()
+    terminal.release()
     assert rig.states() == {"a": "done"}
     assert "A person has worked" in (rig.home / "sessions" / rig.tasks()["a"].session).read_text()
 
