@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Make README's pictures of the dashboard, light and dark: five minutes of simulated machines."""
 
+import argparse
 import contextlib
 import pathlib
 import random
@@ -10,7 +11,8 @@ import threading
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent.parent)]
+ROOT = HERE.parent.parent
+sys.path[:0] = [str(HERE), str(ROOT / "tests/rigs"), str(ROOT)]
 
 import subagent_fleet as sf  # noqa: E402 - found by the path above
 import test_dashboard as live  # noqa: E402
@@ -31,6 +33,7 @@ def ask_on(scene, agent, alias):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ending:
         place = pathlib.Path(name)
         (place / "fleet").mkdir()
@@ -52,7 +55,7 @@ def main():
         for theme, file in (("light", "dashboard.png"), ("dark", "dashboard-dark.png")):
             page.look(width=1440, height=1000, theme=theme)
             time.sleep(1.5)
-            page.shot(HERE.parent.parent / ".github" / file, height=1000)
+            page.shot(ROOT / ".github" / file, height=1000)
         scene.is_asking = False
 
 

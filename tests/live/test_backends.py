@@ -8,7 +8,6 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 import time
 
 import pytest
@@ -17,9 +16,7 @@ import install
 import rig
 from tools import SCRIPT
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "rigs"))
 from test_hybrid import Cloud
-
 from test_oracle import CONVERSATIONS, shape
 
 FLEET = """
@@ -241,7 +238,7 @@ def test_claude_code_stays_on_its_login_and_its_agent_runs_at_home(project, engi
     (claude / ".credentials.json").write_text(json.dumps({"claudeAiOauth": {
         "accessToken": LOGIN, "refreshToken": "sk-ant-ort01-x", "expiresAt": int(time.time() + 9e6) * 1000,
         "scopes": ["user:inference", "user:profile"], "subscriptionType": "max"}}))
-    project.run("trust")
+    project.run("trust", "--yes")
     argv = project.argv("up", "--", "-p", "dispatch", *rig.CLAUDE_FLAGS)
     done = subprocess.run(argv, cwd=project.folder, stdin=subprocess.DEVNULL, capture_output=True,
                           timeout=180, env=project.environment(

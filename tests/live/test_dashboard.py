@@ -535,3 +535,9 @@ def test_eight_hours_leave_the_page_and_ui_small(browser, tmp_path):
         server.stop("test")
         thread.join(15)
         ui.stop()
+
+
+def test_who_asks_picture_for_help_gets_no_picture():
+    program = ROOT / "tests/live/picture.py"
+    done = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, timeout=20)
+    assert done.returncode == 0 and done.stdout.startswith(b"usage: picture.py"), done.stderr
