@@ -555,7 +555,7 @@ def fake_claude(tmp_path, gateway):
 
 
 def test_clean_says_who_serves_with_the_key_that_goes(generated, quick, gateway):
-    told = (f"The gateway at http://127.0.0.1:{PORT} serves with the key that goes: stop it, and start "
+    told = (f"The gateway at http://127.0.0.1:{PORT} still uses the key that this removes. Stop it, and start "
             "it again after `subagent-fleet generate`.\n")
     assert quick("clean", "--dry-run").stderr == told
     gateway.answers["/v1/models"] = 401, {"error": "the key is wrong"}

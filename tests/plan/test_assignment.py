@@ -58,7 +58,7 @@ FLEETS = [
      {**dict.fromkeys(sf.JOBS, ("qwen3-coder:30b", "strong")),
       "summarizer": ("llama3.2:3b", "weak1")},
      [("llama3.2:3b", f"weak{number}") for number in (2, 3, 4)],
-     {"reviewer": NOBODY, "summarizer": "the fastest off the main session's machine, though small"}),
+     {"reviewer": NOBODY, "summarizer": "a small model, the fastest off the main session's machine"}),
     ("only embeddings", (node("a", EMBED), node("b", EMBED)), {}, {}, [], {}),
     ("a model that prints tool calls", (node("a", LIAR, QWEN),), {},
      dict.fromkeys(sf.JOBS, ("qwen3:8b", "a")), [], ALONE),
@@ -69,7 +69,7 @@ FLEETS = [
      dict.fromkeys(sf.JOBS, ("llama3.2:3b", "gpu")), [], {"planner": "nothing else fits"}),
     ("a GPU box with 3B models beside a laptop", (node("gpu", SMALL), node("laptop", QWEN)), {},
      {**dict.fromkeys(sf.JOBS, ("qwen3:8b", "laptop")), "summarizer": ("llama3.2:3b", "gpu")}, [],
-     {"summarizer": "the fastest off the main session's machine, though small"}),
+     {"summarizer": "a small model, the fastest off the main session's machine"}),
     ("cloud stubs", (node("a", STUB, SMALL), node("b", STUB)), {},
      dict.fromkeys(sf.JOBS, ("llama3.2:3b", "a")), [], {}),
     ("one machine with everything", (node("studio", CODER, DEVSTRAL, OSS, QWEN, SMALL, EMBED),),
@@ -241,6 +241,12 @@ def test_only_the_strongest_is_said_to_be_the_strongest():
     plan = sf.plan_assignment(states, (), {"gpu": 10})
     assert plan.model("reviewer").ollama_model == "qwen3:8b"
     assert plan.why["reviewer"] == "the strongest on another machine that fits, as gemma9:14b does not"
+
+
+def test_what_fits_is_said_of_the_machine_and_not_of_being_small():
+    small = [model("coder-large:latest", 0.1), model("shared:latest", 0.1)]
+    plan = sf.plan_assignment([node("mini", model("coder-small:latest", 0.1)), node("studio", *small)])
+    assert plan.why["summarizer"].startswith("a small model, the fastest off the main session's machine")
 
 
 def test_a_mixture_is_as_fast_as_what_is_at_work_in_it():

@@ -53,13 +53,13 @@ def cmd_clean(options: Namespace, world: World) -> int:
 
 
 def tell_served(workspace: Workspace, options: Namespace) -> None:
-    """Say where a gateway serves with the key that goes."""
+    """Warn of a gateway that still uses the key."""
     world = workspace.world
     with contextlib.suppress(FleetError):  # no fleet, no key: nobody can serve with it
         fleet = load_config(world, options.config).fleet
         if find_gateway(world, fleet, workspace.read_key(fleet)):
-            tell(world, f"The gateway at {gateway_url(fleet.gateway)} serves with the key "
-                 "that goes: stop it, and start it again after `subagent-fleet generate`.\n")
+            tell(world, f"The gateway at {gateway_url(fleet.gateway)} still uses the key that "
+                 "this removes. Stop it, and start it again after `subagent-fleet generate`.\n")
 
 
 def agree_to_clean(listed: Sequence[tuple[str, str]], options: Namespace,

@@ -194,7 +194,7 @@ def _assign_fastest(seating: Seating) -> None:
     away = [candidate for candidate in fastest if candidate.node != main.node]
     seating.take("summarizer", [
         *_rank(grown(away), "the fastest off the main session's machine"),
-        *_rank(away, "the fastest off the main session's machine, though small"),
+        *_rank(away, "a small model, the fastest off the main session's machine"),
         *_rank(fastest, "the fastest"), ([main], "nothing else fits")])
 
 
