@@ -11,13 +11,12 @@ import subprocess
 import time
 
 import pytest
+from test_hybrid import Cloud
 
 import install
 import rig
-from tools import SCRIPT
-
-from test_hybrid import Cloud
 from test_oracle import CONVERSATIONS, shape
+from tools import SCRIPT
 
 FLEET = """
 project: {{name: engines, gateway: {{port: {port}}}}}
