@@ -367,7 +367,7 @@ def test_then_all_of_it_is_tidied_away(runs):
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # What each of its prompts comes to, with a model that does what a script says.
-SCRIPTS = {"parser": "wrong done right done", "docs": "docs done", "storage": "ask store done"}
+SCRIPTS = {"parser": "wrong done right done", "guide": "docs done", "storage": "ask store done"}
 
 
 def test_the_five_minutes_of_readme_in_a_repository_without_a_gitignore(ground, nodes, trap):
@@ -395,7 +395,7 @@ def test_the_five_minutes_of_readme_in_a_repository_without_a_gitignore(ground, 
         assert process.child.wait(120) == 0, process.text()
         assert re.search(r"\b3 done\b", process.text()), process.text()
         assert runs.receipt("parser")["check"]["rounds"] == [1, 0]
-        runs.git("merge", "-q", "run/docs", "run/storage", "-m", "all")
+        runs.git("merge", "-q", "run/guide", "run/storage", "-m", "all")
         listed = runs.git("ls-tree", "-r", "--name-only", "main").split()
         assert {"src/dates.py", "tests/test_dates.py", "docs/dates.md", "src/store.py"} <= set(listed)
         assert not [path for path in listed if "cache" in path or path.endswith(".pyc")]
