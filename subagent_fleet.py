@@ -58,7 +58,6 @@ if __name__ == "__main__":
     sys.excepthook = _end_quietly
 
 
-
 class _Late:
     """Stands for a module until it is first used; `--version` uses none of these."""
 
@@ -209,8 +208,7 @@ OWN_FILE = __file__  # "<stdin>" where it came through a pipe
 #
 # Exit codes, names of files, deadlines and limits that several rooms agree on.
 
-# What several sections need to agree on: exit codes, names of files, how long is waited,
-# how much is read. A constant with one user stands beside that user.
+# A constant with one user stands beside that user.
 
 EXIT_OK = 0
 EXIT_PROBLEM = 1
@@ -263,10 +261,8 @@ CLAUDE_ENDPOINT = "https://api.anthropic.com"
 #
 # Record, the frozen data class, and `read`, which makes records of JSON.
 
-# What may go wrong is a FleetError: it holds a Finding, and `main` alone prints it. What is
-# passed from section to section is a frozen Record. JSON from a disk or from another
-# program becomes one by `read`, which believes nothing: a field that does not fit counts as
-# absent.
+# What is passed from part to part is a frozen Record. JSON from a disk or from another program
+# becomes one by `read`, which believes nothing: a field that does not fit counts as absent.
 
 REQUIRED = object()  # the default of what has none
 _ABSENT = object()  # the value of what was not given
@@ -443,6 +439,9 @@ def _read_items(kind: str, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[A
 #
 # What can go wrong: FleetError, NodeFailure, and the Finding that both tell.
 
+# What may go wrong is a FleetError: it holds a Finding, and `program/` alone prints it.
+
+
 class FleetError(Exception):
     """An expected failure: what, where and what to type. Only `main` prints it."""
 
@@ -600,8 +599,6 @@ def quote_shell(text: str) -> str:
 #
 # How many columns a text takes on a terminal.
 
-# -- columns of a terminal --
-#
 # Most text is ASCII and never asks for the tables of Unicode, which take a while to load.
 
 
@@ -1283,8 +1280,6 @@ def _dump_scalar(value: object) -> str:
 #
 # JSON from other programs, bounded, and to them; the digest of a text.
 
-# -- JSON, which programs send --
-
 NUMBER_LIMIT_DIGITS = 100  # int() of millions of digits takes minutes (Python before 3.10.7)
 
 
@@ -1922,12 +1917,10 @@ HOST_NAME = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_LABEL}((-+|[.]
 _HEX = "[0-9A-Fa-f]{1,4}"  # a group of an IPv6 address
 IPV6_ADDRESS = f"(({_HEX}:){{7}}{_HEX}|(?!([^:]*:){{8}})({_HEX}(:{_HEX})*)?::({_HEX}(:{_HEX})*)?)"
 
-# -- addresses: this machine's own, at home, elsewhere --
-
 LOOPBACK = LatePattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
 
 
-# -- Endpoints --
+# -- endpoints --
 
 
 class Endpoint(Record):
@@ -2094,9 +2087,6 @@ def plan_mac_hint(node: Node) -> str:
 #
 # What a model's name tells, and names that are still free.
 
-# -- Names of models --
-
-
 def leaves_house(ollama_model: str) -> bool:
     """Tell whether Ollama sends requests for this name to ollama.com."""
     return ollama_model.lower().endswith((":cloud", "-cloud"))
@@ -2165,12 +2155,6 @@ def free_name_of(name: str, more: str, *, taken: set[str]) -> str:
 # == config/rules.py, from line 23 ============================================
 #
 # What one value of a fleet file may be, usual slips and their mends.
-
-# Takes a Document (section 3), gives a Fleet, or a Finding for everything that is wrong.
-# What a file may say is declared once: each `key(...)` of the records below names the rule of
-# its value, what it is for, and what its absence means. Checking, `schema`, the comments of
-# `init` and the keys of `help config` are all made of that. A mistake is said once, with what
-# to type.
 
 # -- Patterns, each of which means the same in Python and in JSON Schema (JavaScript) --
 
@@ -2486,7 +2470,9 @@ def show_entry(name: str, value: Any) -> str:
 #
 # The records of a fleet file.
 
-# -- Records: what a file may say --
+# What a file may say is declared once: each `key(...)` of these records names the rule of its
+# value, what it is for, and what its absence means. Checking, `schema`, the comments of `init`
+# and the keys of `help config` are all made of that.
 
 
 class FileKey(Record):
@@ -2799,7 +2785,8 @@ def section_schema(kind: str) -> dict[str, Any]:
 #
 # From a parsed fleet file to a Fleet, or to what is wrong with it.
 
-# -- Checking --
+# Takes a Document, gives a Fleet, or a Finding for everything that is wrong. A mistake is said
+# once, with what to type.
 
 # Claude Code resolves these words itself, so an alias must not be one (2.1.326).
 CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default", "opusplan")
@@ -3141,9 +3128,9 @@ def _check_model(check: Checker, model: Model, node: Node | None) -> None:
 #
 # The roles: their prompts, their tools, the main job.
 
-# Takes a Fleet and, where they were asked, what its nodes answered. Gives decisions: which
-# model stands for which tier, what is true of a route, what Claude Code's environment holds,
-# what happens to a file, what `init` and `worker` propose. Sections 7 and 8 put it in words.
+# This room takes a Fleet and, where they were asked, what its nodes answered. It gives decisions:
+# which model stands for which tier, what is true of a route, what Claude Code's environment
+# holds, what `init` and `worker` propose. `files/` and `findings/` put them in words.
 
 MAIN_CONTEXT_TOKENS = 32768  # Claude Code's own prompt is 10-18k tokens, before any work
 SMALL_CONTEXT_TOKENS = 8192
@@ -3245,9 +3232,6 @@ MAIN_JOB = "main session"
 #
 # How well a model serves a role.
 
-# -- which models will do --
-
-
 class Rating(Record):
     """How well a model serves Claude Code, and what it lacks."""
 
@@ -3300,8 +3284,6 @@ def can_chat(model: NodeModel) -> bool:
 #
 # The file of measurements: speeds, exam scores, failed answers.
 
-# -- what was measured --
-#
 # `bench` keeps what it measured in BENCH_FILE. The file may lie in anybody's directory: it
 # is read as data, bounded in everything, and a measurement speaks of no machine but that
 # of its endpoint.
@@ -3465,8 +3447,6 @@ def is_older(version: str, than: str) -> bool:
 #
 # What fits a machine, how many conversations stay warm there, what to pull.
 
-# -- what fits a machine, and how many conversations stay warm there --
-#
 # A server of models keeps 16 bits for each key and value (llama-server b10488, which Ollama
 # 0.32.15 runs): of every token in the layers that see all, of a window and the batch it reads
 # in those that see only the last, a state where there is neither. Besides it keeps prompts in
@@ -3677,9 +3657,6 @@ NOTE_START = "For "  # how each note of ours above a model begins
 # == plan/routes.py, from line 21 =============================================
 #
 # From alias to machines: routes, tiers, fallbacks, and the state of each.
-
-# -- routes --
-
 
 def plan_routes(fleet: Fleet) -> dict[str, Model]:
     """Return {agent name: its Model}, which knows its alias and its node."""
@@ -3936,9 +3913,6 @@ def describe_warm(load: Load) -> str:
 #
 # What of a person a fleet file could send away.
 
-# -- what a fleet file could do with what is a person's --
-
-
 class Stake(Record):
     """Something of a person's that would go where no fleet file may send it unasked."""
 
@@ -3993,8 +3967,6 @@ def plan_key_stake(node: Node) -> Stake:
 # == plan/environment.py, from line 20 ========================================
 #
 # Claude Code's variables, tools and settings on a fleet.
-
-# -- Claude Code's environment --
 
 ADDRESSES = ("ANTHROPIC_BASE_URL",)
 FLEET_KEY_HEADER = "x-fleet-key"  # how the gateway's key comes where a login comes, too
@@ -4351,8 +4323,6 @@ def maker_of(model: NodeModel) -> str:
 #
 # Who does what, and where.
 
-# -- who does what where --
-#
 # `init`, the first `up`, `worker`, `add` and `recommend` ask `plan_assignment`. All models in
 # one list, the strongest first; then four rules, of which each takes what finds room beside
 # what the rules before it took:
@@ -4868,10 +4838,7 @@ def plan_added_models(fleet: Fleet, state: NodeState) -> list[NodeModel]:
 
 # == plan/recommend.py, from line 28 ==========================================
 #
-# What `recommend` proposes beside the file.
-
-# -- what `recommend` proposes: what `init` would write now, beside the file --
-
+# What `recommend` proposes: what `init` would write now, beside the file.
 
 class Advice(Record):
     """A job, or a model without one: as the file has it, and as it is planned."""
@@ -5044,12 +5011,10 @@ def _plan_ties(measured: Iterable[Measurement]) -> Iterator[str]:
 # A kind of generated file, a change of one, what tells two configs apart.
 
 # Takes a checked Fleet and what was planned for it; gives the text of every file that
-# LiteLLM, Claude Code and shells read. A kind of file is a Target, a row below the function
-# that renders it: who may read such a file, and which paths are ours, is asked of the rows.
+# LiteLLM, Claude Code and shells read. A kind of file is a Target, a row of TARGETS:
+# who may read such a file, and which paths are ours, is asked of the rows.
 # Every value goes through its format's one quoting function (`quote_yaml`, `dump_yaml`,
 # `quote_shell`).
-
-# -- files, and what tells two configs apart --
 
 
 class Change(Record):
@@ -5444,8 +5409,6 @@ def quote_toml(text: str) -> str:
 #
 # The six other programs, as rows.
 
-# -- other programs --
-#
 # Each gets one directory of ours below .subagent-fleet, and a row of HARNESSES: the text of
 # its files, a row of it for each alias, and with which words and variables `launch` leads
 # it there. Nothing of a person's own files is read for the fleet's sake or written, and
@@ -5660,8 +5623,6 @@ def harness_target(harness: Harness) -> Target:
 # == files/skills.py, from line 18 ============================================
 #
 # Skills and plugins that teach an assistant.
-
-# -- what teaches an assistant: not of a fleet, and written by commands of its own --
 
 # Where each program looks for skills, in a project as in a home (seen with Claude Code
 # 2.1.327, codex 0.169.0, opencode 1.18.33, qwen-code 0.24.4, pi 0.73.1). Those of opencode
@@ -6441,6 +6402,7 @@ def rewrite_fleet(document: Document, wanted: Mapping[str, Any],
 # `validate` runs those that the file is enough for, `doctor` runs all, after it has seen
 # nodes and disk.
 
+
 def mend_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
     """Return what mends it that a node lacks a model: what the node has, else a download."""
     pull = f"{obtain_model(state.provider, model.ollama_model)} on {state.name}"
@@ -6884,9 +6846,6 @@ def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
 #
 # Findings on machines: do they answer, who can reach them, what fits.
 
-# -- Nodes --
-
-
 @check("Nodes", "nodes")
 def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Say of each node what it answered, or why it did not and who then answers for it."""
@@ -7041,9 +7000,6 @@ def _name_large_model(fleet: Fleet, load: Load) -> Finding:
 # == findings/routes.py, from line 22 =========================================
 #
 # Findings on routes: is there what each alias needs.
-
-# -- Routes --
-
 
 @check("Routes", "nodes")
 def check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
@@ -7399,8 +7355,6 @@ def check_programs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 #
 # Every check, in the order of their findings, and who asks them.
 
-# -- all of them, in the order in which a person reads what they find --
-
 CHECKS = (
     check_python,
     check_claude,
@@ -7460,6 +7414,7 @@ def plan_doctor(fleet: Fleet | None, facts: Facts, *,
 # of a request and bytes of Deltas; a Backend makes an Ask of a Talk and Deltas of what
 # a node says. So there are as many translations as there are dialects and backends,
 # never one for each pair.
+
 
 class Reply(Record):
     """A whole HTTP answer of a node."""
@@ -7645,9 +7600,6 @@ def weigh(body: bytes, talk: Talk) -> int:
 # == speech/answer.py, from line 14 ===========================================
 #
 # An answer in nobody's dialect: End, Delta, Sieve.
-
-# -- the answer --
-
 
 class End(Record):
     """How an answer ended, and what it took."""
@@ -8154,11 +8106,6 @@ ERROR_STATUSES = {kind: status for status, kind in REFUSAL_KINDS.items()}
 #
 # A request as chat messages, tools and schemas.
 
-# -- Ollama --
-#
-# Facts: Ollama 0.32.15. Its own /v1/messages cannot carry num_ctx, keep_alive, think or
-# truncate: every request there would reload the model or lose its beginning.
-
 # What Ollama or its engine takes of a tool's schema; one other word can fail the
 # whole request.
 SCHEMA_TYPES: dict[str, Any] = {
@@ -8348,6 +8295,10 @@ def _known_reference(reference: str, root: dict[str, Any]) -> str:
 #
 # Ollama's own language.
 
+# Facts: Ollama 0.32.15. Its own /v1/messages cannot carry num_ctx, keep_alive, think or
+# truncate: every request there would reload the model or lose its beginning.
+
+
 class Ollama(Backend):
     """Ollama's own API, translated."""
 
@@ -8499,8 +8450,6 @@ _OLLAMA_TIMES = {"load_seconds": "load", "prompt_seconds": "prompt_eval",
 #
 # Servers that speak Chat Completions: vLLM, llama.cpp, LM Studio, OpenAI.
 
-# -- servers that speak Chat Completions --
-#
 # A server is a row: where it says its version, where its models are listed, what it takes.
 # What they say of a model stands at one of a few places, whoever says it.
 
@@ -8831,8 +8780,6 @@ class LMStudio(ChatServer):
 #
 # Anthropic's API as a machine of the fleet, and the table of all backends.
 
-# -- the cloud --
-#
 # What came as Messages goes there as it came, and its answer goes back as it came: signed
 # thinking, marks of the cache and blocks of its own servers are worth nothing changed, and
 # what is new there tomorrow passes. Who speaks another dialect is translated to Chat
@@ -9346,10 +9293,8 @@ _DATA_URL = LatePattern(r"data:[^,]{0,200};base64,")
 
 # == speech/messages.py, from line 27 =========================================
 #
-# Messages, the dialect of Anthropic.
+# Messages, the dialect of Claude Code and of whoever uses Anthropic's SDK.
 
-# -- Messages: Claude Code, and whoever uses Anthropic's SDK --
-#
 # What no local model can take (the bytes of a PDF, server tools, citations, cache marks) is
 # left out: a history that was refused stays refused.
 
@@ -9826,10 +9771,7 @@ class ChatCompletions(OpenDialect):
 
 # == speech/responses.py, from line 25 ========================================
 #
-# Responses, the newer dialect of OpenAI, and the table of all dialects.
-
-# -- Responses: codex, which speaks nothing else --
-
+# Responses, which alone codex speaks, and the table of all dialects.
 
 def _read_item(item: Any, where: str, tools: OpenTools) -> tuple[str, Parts]:
     """Return who said an item of the input, and what; of an unknown type it says nothing."""
@@ -10375,7 +10317,7 @@ _TEST_COMMAND = LatePattern(
 # Connections and HTTP/1.1 on them, from both sides: an Exchange asks a node, a Visitor is a
 # client that asks us. No wait is longer than its deadline. It is transport and knows no
 # product: what a node does wrong is a NodeFailure, what a client does wrong a BadRequest,
-# both in words of HTTP. It may use sockets and the clock; only section 13 opens connections.
+# both in words of HTTP. It may use sockets and the clock; `connections` alone opens any.
 #
 # It reads as strictly as RFC 9112 lets a server be. Where two readers of the same bytes
 # could see two requests (both lengths, two codings, odd blanks, folded or broken fields),
@@ -11036,10 +10978,6 @@ class Listener:
 # == world/programs.py, from line 23 ==========================================
 #
 # Jobs side by side, child processes, locks, pipes.
-
-# The only door: terminal, disk, programs, signals, network and what this machine is called.
-# It gives out text, bytes and objects of its own or of section 12, never a socket, a process
-# or a descriptor. What the system refuses becomes a FleetError in plain words.
 
 # A directory can be a repository of its own making, whose settings name programs: to watch
 # files, to fetch what is missing (a lazy fetch, seen with 2.39.5), to run before or after
@@ -12844,9 +12782,14 @@ class Network(Processes):
         return 0
 
 
-# == world/world.py, from line 7 ==============================================
+# == world/world.py, from line 6 ==============================================
 #
 # World, the only door to disk, programs, network, clock and terminal.
+
+# The only door: terminal, disk, programs, signals, network and what this machine is called.
+# It gives out text, bytes and objects of this room, never a socket, a process or a descriptor.
+# What the system refuses becomes a FleetError in plain words.
+
 
 class World(Network):
     """The disk, the network, the environment, the clock and the terminal."""
@@ -12862,6 +12805,7 @@ class World(Network):
 # Asking a machine who it is and what it has; its failures in words.
 
 # What is asked of machines: all at once, each with a deadline that holds whatever they do.
+
 
 def probe_nodes(world: World, nodes: Mapping[str, Node], seconds: float,
                 models: Mapping[str, Model] | None = None, *,
@@ -13019,8 +12963,6 @@ def answers(world: World, node: Node, seconds: float) -> NodeFailure | None:
 #
 # Finding machines that nobody named.
 
-# -- machines that nobody named --
-
 # Ollama, LM Studio, llama.cpp, vLLM: as they come.
 SCAN_PORTS = (OLLAMA_PORT, 1234, 8080, 8000)
 SCAN_PREFIX = 22  # of the largest network that is scanned: 1,022 addresses
@@ -13152,8 +13094,6 @@ def name_place(address: str, port: int, peers: Iterable[Peer], taken: set[str]) 
     return free_name_of(name, str(port), taken=taken)
 
 
-# -- machines that nobody named --
-
 SCAN_SECONDS = 2.8  # for all of a scan
 KNOCK_SECONDS = 1.2  # of these for connections
 PEERS_SECONDS = 0.8  # of these for `tailscale`
@@ -13244,8 +13184,6 @@ def _identify_doors(world: World, doors: Sequence[tuple[str, int]], peers: Seque
 #
 # Waking machines that sleep.
 
-# -- machines that sleep --
-
 SLEEP_TEST_SECONDS = 2.0  # who does not answer by then may sleep
 WAKE_PAUSE_SECONDS = 0.5
 WAKE_AGAIN_SECONDS = 5.0  # a packet may be lost
@@ -13306,8 +13244,6 @@ def _send_everywhere(world: World, packet: bytes, via: Sequence[tuple[str, int]]
 # == nodes/warmup.py, from line 29 ============================================
 #
 # Loading, unloading and pulling models, and looking meanwhile.
-
-# -- warm-up --
 
 # A load says nothing until it ends, so a long one is looked at:
 # what does its machine hold now?
@@ -13590,8 +13526,6 @@ def _see_loaded(warmth: Warmth, world: World, how: WarmUp) -> None:
 # == nodes/relay.py, from line 25 =============================================
 #
 # One request to a model, and its answer.
-
-# -- one answer: to a trial, and to a client's request --
 
 # What a node may send for an answer: far above what JSON takes around a token, so that only
 # who never ends is cut off.
@@ -13940,12 +13874,9 @@ def keep_receipts(world: World, path: str, tell: Callable[[str], None]
     return take
 
 
-# == gateway/keys.py, from line 9 =============================================
+# == gateway/keys.py, from line 10 ============================================
 #
 # Proving and checking a key.
-
-# -- who knows the key --
-
 
 def prove_key(key: str, nonce: str, address: str, port: int) -> str:
     """Return what only who knows the key can say to a nonce, in hexadecimal.
@@ -13966,10 +13897,6 @@ def proves_key(proof: object, wanted: str) -> bool:
 # == gateway/reception.py, from line 26 =======================================
 #
 # Any server of ours: its connections, its followers, its end.
-
-# The fleet behind one address. One thread a client connection. Who waits for a node waits
-# for its client's end of the connection, too: a client that leaves takes its request off
-# the node at once.
 
 QUIET_SECONDS = 10.0  # a stream that waited so long gets its headers, then a ping as often
 
@@ -14159,8 +14086,6 @@ DOUBT_LIMIT_SECONDS = 24 * 3600.0
 TURNS_AHEAD = 4  # for so many is thought ahead
 
 
-# -- which conversations a place keeps warm --
-#
 # A place is a model on a machine. What it has just read it need not read again: its
 # server keeps a conversation in each slot, and in main memory as many more as fit there.
 # One more than that, and nearly all are lost, because each turn pushes out the one that
@@ -14514,9 +14439,6 @@ PATIENCE_SECONDS = 250.0  # who has waited longer takes a seat that has lasted
 LEAVING = 0.8  # to read all elsewhere must be worth so much
 # Which of those that are free is asked: the first of these rules by which two of them differ.
 PICKS = "least busy", "knows the prompt", "idle longest"
-
-
-# -- who may ask which node when --
 
 
 class Rest:
@@ -14945,9 +14867,6 @@ OUT_BYTES = 4096
 SAID_LIMIT = 400  # characters of the words of who failed
 
 
-# -- one request --
-
-
 class Login:
     """What a client shows of itself, for the cloud its request may go to. Kept nowhere."""
 
@@ -15336,6 +15255,9 @@ def retry_header(refusal: Refusal) -> str:
 #
 # The fleet behind one address.
 
+# One thread a client connection. Who waits for a node waits for its client's end of the
+# connection, too: a client that leaves takes its request off the node at once.
+
 LOOK_SECONDS = 0.5  # so often the queue and the rests are looked at although nothing happens
 
 BODY_SECONDS = 120.0
@@ -15346,9 +15268,6 @@ OPEN_PAGES = ("/", "/health/liveliness")  # they say who answers, to anybody
 EVENTS_PATH = "/events"
 
 PROOF_PATH = "/prove/"  # a nonce follows: 32 bytes in hexadecimal
-
-
-# -- connections --
 
 
 class Server(Reception):
@@ -15606,7 +15525,7 @@ class Server(Reception):
 
 # Takes what the gateway wrote (receipts) and what Claude Code wrote (transcripts); gives
 # which model on which machine served which agent, and whether that is what was planned.
-# Pure: they are read in section 23. The two are joined by session, agent and request id.
+# The two are joined by session, agent and request id; `workspace/claude` reads their files.
 # Both are anybody's text: a value of another type counts as absent, a line that is torn
 # is passed over and named.
 #
@@ -15624,8 +15543,6 @@ SILENT_SECONDS = 5.0  # after its last receipt an agent without a transcript is 
 # estimated by its bytes; with a smaller ratio the estimate would accuse the node.
 CUT_RATIO = 2.0
 GENERATING_SECONDS = 0.05  # less time than this tells no rate
-
-# -- transcripts --
 
 
 class SessionAnswer(Record):
@@ -15771,9 +15688,6 @@ def _prompt_of(content: object) -> str:
 #
 # The agents of a session, and who started whom.
 
-# -- the tree --
-
-
 class AgentLabel(Record):
     """What lies beside a subagent's transcript (`agent-ID.meta.json`)."""
 
@@ -15886,9 +15800,6 @@ def _in_order(agents: Sequence[AgentTrace]) -> Iterator[AgentTrace]:
 # == traces/judge.py, from line 25 ============================================
 #
 # Which machine served an agent, and was it as planned.
-
-# -- what served an agent --
-
 
 class AgentSource(Record):
     """An agent's file as it lies there now."""
@@ -16106,9 +16017,6 @@ def plan_state(agent: AgentTrace, now: float) -> str:
 #
 # Four questions on each agent, and what is told of a session.
 
-# -- the audit --
-
-
 class Verdict(Record):
     """The answer to one question about one subagent."""
 
@@ -16119,7 +16027,6 @@ class Verdict(Record):
 
 
 # The name of each question, and what is asked; only what can be decided is.
-# The functions below.
 QUESTIONS = {
     "Model": "served by the model its file names",
     "Machine": "on a planned machine or a declared fallback",
@@ -16356,11 +16263,6 @@ def show_session(report: SessionReport, *, prompts: bool) -> dict[str, Any]:
 #
 # What is seen of a fleet, as plain values.
 
-# The fleet on one page, for a browser on this machine. It can only be looked at: what is
-# known of the fleet (a picture, sent anew when it changes) and what happens go to it as JSON,
-# nothing comes back. A random token in the address becomes a cookie; without it there is
-# nothing to see.
-
 def format_expiry(expires: str, now: float) -> str:
     """Return when a model leaves memory, from what `/api/ps` says."""
     text = re.sub(r"\.\d+", "", expires).replace("Z", "+00:00")  # 3.9 reads neither
@@ -16392,9 +16294,6 @@ def show_record(record: Any) -> dict[str, Any]:
     if isinstance(record, NodeState):
         fields["online"] = record.online
     return fields
-
-
-# -- what is known of a fleet, as plain values --
 
 
 class NodeTotals(Record):
@@ -16653,6 +16552,11 @@ def parse_log(log: Sequence[bytes]) -> list[dict[str, str]]:
 # == page/dashboard.py, from line 22 ==========================================
 #
 # The page's server.
+
+# The fleet on one page, for a browser on this machine. It can only be looked at: what is
+# known of the fleet (a picture, sent anew when it changes) and what happens go to it as JSON,
+# nothing comes back. A random token in the address becomes a cookie; without it there is
+# nothing to see.
 
 CODE_BYTES = 5
 CODE_WANTED = ("the page wants the code that `subagent-fleet ui` printed; "
@@ -17438,7 +17342,6 @@ input, button { font: inherit; padding: .25rem .5rem; }
 """
 
 
-
 class Dashboard(Reception):
     """Serves the page, and what it shows, to browsers that have its cookie.
 
@@ -17552,16 +17455,10 @@ class Dashboard(Reception):
 #
 # What a task file may say, and which model does a task.
 
-# Takes a task file, what is known of each task and what its agent prints; gives what starts
-# next, what an agent is answered, and the verdict. Pure: the supervisor below looks, asks
-# here, writes the step down, and only then takes it.
-#
-# A task is a TaskSpec (what a person wants) and a TaskState (where it stands). Its way:
-#   waiting → preparing → starting → running ⇄ asking → checking → done, or one of TERMINAL_STATES
+# This room takes a task file, what is known of each task and what its agent prints; it gives what
+# starts next, what an agent is answered, and the verdict. `runs/supervisor` looks, asks here,
+# writes the step down, and only then takes it.
 
-# -- coders: the programs that do tasks --
-
-# -- what a task file may say --
 
 # A change of these in the file counts for tasks at work; the rest waits for a retry.
 HOT_KEYS = ("deadline", "stall", "check")
@@ -17745,9 +17642,6 @@ def plan_slots(fleet: Fleet | None) -> dict[str, int]:
 #
 # Which paths a task may change, and what it may do unasked.
 
-# -- scope: which paths a task may change --
-
-
 @late_decorator(lambda: functools.lru_cache(512))
 def glob_pattern(glob: str) -> re.Pattern[str]:
     """Return a pattern of paths as in git's ignore files, anchored where it has a slash."""
@@ -17841,7 +17735,8 @@ def _may_edit(task: TaskSpec, worktree: str, path: str,
 #
 # What is known of a task.
 
-# -- what is known of a task --
+# A task is a TaskSpec (what a person wants) and a TaskState (where it stands). Its way:
+#   waiting → preparing → starting → running ⇄ asking → checking → done, or one of TERMINAL_STATES
 
 TERMINAL_STATES = ("done", "review", "failed", "stopped", "parked")
 LIVE_STATES = ("starting", "running", "asking", "checking")  # in which an agent may live
@@ -18049,9 +17944,6 @@ def plan_first_words(state: TaskState) -> str:
 #
 # Which task starts, what the others wait for, which agent is stalled.
 
-# -- what happens next --
-
-
 class Limits(Record):
     """How much may happen at the same time, and where nothing can."""
 
@@ -18182,8 +18074,6 @@ def _find_tool_stall(task: TaskSpec, heard: Heard, view: str, now: float) -> str
 # == tasks/verdict.py, from line 21 ===========================================
 #
 # From work done to a ruling, a receipt and its flags.
-
-# -- the verdict --
 
 FEEDBACK_LINES = 100
 
@@ -18343,10 +18233,7 @@ def sum_served(receipts: Iterable[Receipt], session: str) -> list[dict[str, Any]
 
 # == tasks/rows.py, from line 18 ==============================================
 #
-# What is shown of tasks.
-
-# -- what is shown of tasks: for `tasks`, the dashboard and `trace` alike --
-
+# What is shown of tasks: for `tasks`, the dashboard and `trace` alike.
 
 class TaskRow(Record):
     """A task as people and programs see it."""
@@ -18498,23 +18385,6 @@ def suggest_task_step(state: TaskState) -> str:
 # == runs/folder.py, from line 28 =============================================
 #
 # A repository, and where the files of its tasks are.
-
-# Takes tasks; runs an agent in a worktree for each. Whoever holds the lock of a repository's
-# run folder is its supervisor, the one writer of its tasks. How it thinks:
-#
-# - Each task is a file, `tasks/NAME/state.json`, replaced whole *before* each step is taken.
-#   So whenever this process ends, even by kill -9, the next one enters the same function,
-#   `TaskWork.run`, at the step that the file names. Agents hang on files and a named pipe,
-#   never on us.
-# - Each task at work has a thread of its own, which may wait: for git, for setup,
-#   for an agent.
-# - What other commands want of a task is a file in `inbox/`; the main thread writes it into
-#   the task's state, where the task's thread finds it.
-# - An agent works in one worktree; its check runs in another, which is put to the
-#   snapshot that was taken of the first. So what is checked is what is kept, whatever
-#   else lies around.
-
-# -- where it all lies --
 
 RUN_DIRECTORY = "subagent-fleet/run"  # below the git directory that all worktrees share
 TASK_FILES = ("tasks.yaml", "tasks.yml", "tasks.json")
@@ -18763,9 +18633,7 @@ class Asleep(Exception):
 
 # == runs/git.py, from line 21 ================================================
 #
-# Git, and worktrees: made, found, dropped.
-
-# -- git, and nothing but the git that is meant --
+# Git, and nothing but the git that is meant; worktrees: made, found, dropped.
 
 IDENTITY = {"GIT_AUTHOR_NAME": "subagent-fleet",
             "GIT_AUTHOR_EMAIL": "subagent-fleet@localhost",
@@ -18982,9 +18850,6 @@ def drop_worktree(git: Git, path: str) -> None:
 # == runs/snapshot.py, from line 28 ===========================================
 #
 # What is in a worktree, kept in a ref.
-
-# -- worktrees: made, looked at, kept in a ref --
-
 
 def find_copies(folder: Folder, task: TaskSpec) -> list[str]:
     """Return the ignored files of the main checkout that a worktree gets a copy of."""
@@ -19329,9 +19194,6 @@ def read_baseline(folder: Folder, state: TaskState) -> dict[str, str] | None:
 # == runs/tidy.py, from line 29 ===============================================
 #
 # Whether a worktree can go.
-
-# -- worktrees: whether one can go --
-
 
 class Tidying(Record):
     """What becomes of a task's worktree and branch."""
@@ -19803,8 +19665,6 @@ def last_line_of(world: World, log: str) -> str:
 # == runs/process_tree.py, from line 24 =======================================
 #
 # What an agent has started, however it was left.
-
-# -- the processes of a task --
 
 PROCESS_LOOK_SECONDS = 1.0  # between two looks at what an agent starts
 
@@ -20703,9 +20563,6 @@ class TaskAgent(TaskPlace):
 #
 # One task, from its worktree to its branch.
 
-# -- a task on its way --
-
-
 class TaskWork(TaskAgent):
     """One task on its way, in a thread of its own: from where its state says, to its end."""
 
@@ -21031,7 +20888,20 @@ class TaskWork(TaskAgent):
 #
 # All tasks of a repository: threads, the lock, orders.
 
-# -- the supervisor --
+# Takes tasks; runs an agent in a worktree for each. Whoever holds the lock of a repository's
+# run folder is its supervisor, the one writer of its tasks. How it thinks:
+#
+# - Each task is a file, `tasks/NAME/state.json`, replaced whole *before* each step is taken.
+#   So whenever this process ends, even by kill -9, the next one enters the same function,
+#   `TaskWork.run`, at the step that the file names. Agents hang on files and a named pipe,
+#   never on us.
+# - Each task at work has a thread of its own, which may wait: for git, for setup,
+#   for an agent.
+# - What other commands want of a task is a file in `inbox/`; the main thread writes it into
+#   the task's state, where the task's thread finds it.
+# - An agent works in one worktree; its check runs in another, which is put to the
+#   snapshot that was taken of the first. So what is checked is what is kept, whatever
+#   else lies around.
 
 # What a person says of a task, as a change of its state; who is at work on it finds it there.
 WISHES: dict[str, Callable[[TaskState, Mapping[str, Any]], dict[str, Any]]] = {
@@ -21355,9 +21225,6 @@ class Supervisor(TaskKeeper):
 # == runs/see.py, from line 24 ================================================
 #
 # What can be seen of tasks without the lock.
-
-# -- what can be seen without the lock --
-
 
 def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
                ) -> tuple[dict[str, TaskState], int]:
@@ -21896,8 +21763,6 @@ TRIALS = (*SPEED_TRIALS, *TOOL_TRIALS, *CONTEXT_TRIALS, *CLAIM_TRIALS)
 #
 # One model goes through the trials.
 
-# -- one model under trial --
-
 UNLOAD_SECONDS = 20.0
 
 
@@ -22297,9 +22162,6 @@ def find_outcome(state: TaskState, receipt: Mapping[str, Any], examinee: Examine
 #
 # A repository of our own, and the sittings in it.
 
-# -- a repository of our own --
-
-
 class Room:
     """A repository in a private directory: it holds what was put in it, and nothing else."""
 
@@ -22577,9 +22439,8 @@ class Exam:
 # How fast a simulated machine is, and what it says.
 
 # A fleet with nothing installed: machines that are simulated, and a client that plays a
-# session of Claude Code's on them. The simulated node is the server side of section 10's
-# Ollama: the tests know no other. The commands between are the real ones; `demo` types them
-# (section 25).
+# session of Claude Code's on them. The commands between are the real ones; `program/demo` types
+# them.
 
 FOR_EVER = "2318-12-01T10:00:00.123456789+01:00"  # as Ollama says when a model is to stay
 
@@ -22603,7 +22464,7 @@ class NodeAnswer(Record):
 #
 # A simulated Ollama.
 
-# -- a simulated node --
+# The server's side of what `speech/ollama` speaks: the tests know no other.
 
 
 class SimulatedNode(Reception):
@@ -22771,9 +22632,6 @@ class SimulatedNode(Reception):
 #
 # The simulated machines of the demo, and its world.
 
-# -- the machines of the demo, and what runs on them --
-
-
 class DemoMachine(Record):
     """A machine that the demo simulates."""
 
@@ -22864,8 +22722,6 @@ class DemoWorld(World):
 # == demo/play.py, from line 28 ===============================================
 #
 # A client in Claude Code's place.
-
-# -- a client in Claude Code's place --
 
 DEMO_PROMPT = "Fix the login bug"
 
@@ -22986,9 +22842,6 @@ def play_session(session: DemoSession, mini: SimulatedNode,
 #
 # What a person has accepted.
 
-# -- what a person has accepted --
-
-
 class TrustPage(Record):
     """What the trust file holds: hashes of what was accepted, by the path of a fleet file."""
 
@@ -23096,7 +22949,8 @@ def find_untrusted(world: World, fleet: Fleet) -> list[Stake]:
 # Finding and reading a fleet file.
 
 # Takes what was typed and a World; gives the config, the key, the generated files and Claude
-# Code's settings as they lie on the disk. What is there is read here and nowhere else.
+# Code's settings as they lie on the disk. What is there is read in this room and nowhere else.
+
 
 def look_of(world: World, stream: str = "stdout") -> Look:
     """Return how text may look on standard output or standard error."""
@@ -23826,6 +23680,10 @@ USER_DIRECTORIES = ("bytecode", "__pycache__", "exam", "worktrees/*", "worktrees
 #
 # A command's row, its flags, and how their values are read.
 
+# A command is a function of what was typed and a World; its row, `@command`, above it, says how
+# it is typed. COMMANDS, in `program/commands`, holds the rows in the order of use and of help.
+
+
 class Flag(Record):
     """A flag or, without dashes, a positional word; `more` is in argparse's own words."""
 
@@ -24154,9 +24012,6 @@ def watch(world: World, seconds: float | None, show: Callable[[str], bool]) -> b
 #
 # What a person is asked before anything goes out.
 
-# -- what a person is asked before it goes out --
-
-
 def agree(world: World, text: str, question: str, refusal: FleetError) -> None:
     """Have a person agree to what was said; without a person, or a yes, refuse."""
     if not world.confirm(question, text):
@@ -24231,9 +24086,6 @@ def known_fleet(options: Namespace, world: World) -> Fleet | None:
 # == steps/gateway_seen.py, from line 39 ======================================
 #
 # A gateway, seen from outside.
-
-# -- the gateway, from outside --
-
 
 def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
     """Return the answer to a GET."""
@@ -24643,9 +24495,6 @@ def format_answers(states: Sequence[NodeState]) -> str:
     return text
 
 
-# -- set up --
-
-
 def format_scan(scan: Scan, look: Look = PLAIN) -> str:
     """Return where a scan looked, what answered, and what was skipped."""
     sentences: list[Cell | str] = []
@@ -24987,9 +24836,6 @@ def format_nodes(fleet: Fleet, states: Mapping[str, NodeState], headers: Sequenc
 #
 # Waking machines and loading models, with progress.
 
-# -- serve --
-
-
 def format_waking(name: str, state: str, seconds: float, look: Look = PLAIN) -> str:
     """Return how a machine was woken."""
     role, words = {
@@ -25325,9 +25171,6 @@ def tell_session(workspace: Workspace, began: float, command: str) -> None:
 #
 # What serves the agents of tasks.
 
-# -- what serves the agents --
-
-
 def load_fleet_for_tasks(options: Namespace, world: World, folder: Folder) -> Fleet | None:
     """Return the fleet near a repository; None where there is none and none was typed."""
     if options.config or world.environ.get(CONFIG_VARIABLE):
@@ -25456,8 +25299,6 @@ def end_serving(folder: Folder) -> bool:
 #
 # Tasks from typed words and from files.
 
-# -- work: tasks --
-#
 # Whoever holds the lock obeys orders; a command hands them over as files, or takes the
 # lock itself for as long as they take. What lies in a repository's folder of tasks is
 # shown to everybody. For anything else there is one door, `open_tasks`: tasks that came
@@ -26060,9 +25901,6 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
 # == work/run_job.py, from line 62 ============================================
 #
 # One repository that `run` works on.
-
-# -- run --
-
 
 def tell_trouble(folder: Folder, error: FleetError) -> None:
     """Say what is wrong in one repository; the others go on."""
@@ -26964,13 +26802,6 @@ def listen_for_page(world: World, gateway: Gateway, host: str = "", typed: int |
 #
 # `up`: everything in one step.
 
-# A command is a function of what was typed and a World; its row, above it, says how it is
-# typed. `COMMANDS` holds the rows in the order of this section, which is the order of use
-# and of help.
-
-# -- start --
-
-
 @command("up", "do everything: find models, load and serve them, run Claude Code", CONFIG_FILE,
          OUT, TRUST,
          Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),
@@ -27327,9 +27158,6 @@ def write_example(options: Namespace, world: World) -> int:
 
 
 # -- what `init --example` writes: {name: (what it is, the file)} --
-
-
-
 
 
 LAPTOP_EXAMPLE = r"""# One machine with Ollama.
@@ -28282,9 +28110,6 @@ def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str
 #
 # `status`: what the fleet does now.
 
-# -- look --
-
-
 @command("status", "show which machines and models are ready, and who is working", CONFIG,
          OUT,
          Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
@@ -28657,8 +28482,6 @@ def tell_node_logs(receipts: Iterable[Receipt], options: Namespace, world: World
 # == commands/trace.py, from line 51 ==========================================
 #
 # `trace`: which machine served which agent.
-
-# -- the page --
 
 _PLANNED_WORDS = {"yes": ("yes", "ok"), "fallback": ("fallback", "warn"), "no": ("no", "bad"),
                   "failed": ("failed", "bad"), "left": ("no", "bad"),
@@ -29061,9 +28884,6 @@ EXAM_WORDS = (
          {"type": parse_age, "default": 0.0}),
     Flag("--check", "command that runs the tests", "COMMAND",
          {"dest": "task_check", "default": ""}))
-
-
-# -- the exam --
 
 
 def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
@@ -29645,9 +29465,6 @@ def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
 #
 # `tasks`: how tasks stand.
 
-# -- what is shown --
-
-
 @command("tasks", "show every task: what it does, waits for or asks",
          replace(MAYBE_TASK, note="everything about one"),
          Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
@@ -29818,9 +29635,6 @@ def cmd_task_add(options: Namespace, world: World) -> int:
                                  for task in tasks], options)
     rows = [(task.name, "added", shorten(task.prompt or "")) for task in tasks]
     return tell_outcomes(rows, folder, carried)
-
-
-# -- what is asked of tasks --
 
 
 @command("task say", "tell an agent something: now, or when it starts",
@@ -30078,8 +29892,6 @@ def tell_detached(folder: Folder, name: str, carried: Carried) -> None:
 # == commands/task_log.py, from line 31 =======================================
 #
 # `task log`: what a task has said and done.
-
-# -- what tasks have said and done --
 
 LOG_FILES = {"setup": "setup.log", "check": "check-0.log", "stderr": "err",
              "raw": "out.jsonl"}
@@ -30394,9 +30206,6 @@ def agree_to_clean(listed: Sequence[tuple[str, str]], options: Namespace,
 #
 # `skills list`, `skills install`, `plugins install`.
 
-# -- what teaches an assistant --
-
-
 @command("skills list", "show the skills for assistants, and where they are installed", OUT,
          CONFIG, Flag("--user", "in your home, not in this project"), JSON,
          group=MORE, examples=("skills list",),
@@ -30643,8 +30452,6 @@ def cmd_schema(options: Namespace, world: World) -> int:
 # == program/pages.py, from line 24 ===========================================
 #
 # The first screen, the pages of help, usage lines.
-
-# -- more --
 
 FIRST_COMMANDS = ("up", "add", "status", "trace", "ui", "doctor", "run", "tasks",
                   "launch", "help")
@@ -31388,7 +31195,7 @@ SECURITY_PAGE = r"""# Security
 - Model names ending in `:cloud` or `-cloud` leave your house through Ollama; they are an
   error unless the model says `cloud: true`.
 - The file has no dependencies; everything it does to disk, network and processes is in its
-  section 13. `doctor` looks for known holes in Ollama and LiteLLM, weak keys, and
+  part `world/`. `doctor` looks for known holes in Ollama and LiteLLM, weak keys, and
   files others can read.
 - What is promised, what is not, and how to report a hole: .github/SECURITY.md in the
   repository.
@@ -31745,6 +31552,7 @@ def offered_words(flag: Flag, before: Sequence[str], world: World) -> list[str]:
 # Takes the words that were typed; finds the command, reads its flags, runs it, and prints
 # what it was refused with. What is typed again in a message is named here as it was typed.
 
+
 class CommandLine(Record):
     """A command line that was understood."""
 
@@ -31937,8 +31745,6 @@ def tell_error_as_json(error: FleetError, name: str, world: World) -> None:
 # == program/demo.py, from line 40 ============================================
 #
 # `demo`: the whole thing with nothing installed; it types commands.
-
-# -- demo: types command lines, so it stands where they are read --
 
 DEMO_TOKENS = 4  # of an answer; more where there is time to watch
 DEMO_SECONDS = 3.0  # that a session of such answers takes
@@ -32185,7 +31991,7 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     world = world or World()
     try:
         words = list(sys.argv[1:] if argv is None else argv)
-        # Without what the name of this program takes.
+        # Before the name of this program is looked for, which takes a while.
         if words[:1] in (["-V"], ["--version"]):
             world.write(f"subagent-fleet {VERSION}\n")
             return EXIT_OK

@@ -1,4 +1,4 @@
-"""Section 17: what each command does, most of them as black boxes."""
+"""What each command does, most of them as black boxes."""
 import argparse
 import json
 import os

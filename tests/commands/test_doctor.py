@@ -1,4 +1,4 @@
-"""Section 17's `doctor` and `worker`: what they gather, and the commands."""
+"""`doctor` and `worker`: what they gather, and the commands."""
 import json
 import os
 import re

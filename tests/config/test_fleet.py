@@ -1,4 +1,4 @@
-"""Section 5 and the warnings of section 6: what a fleet file may say."""
+"""What a fleet file may say, and what is warned of."""
 import json
 import re
 import time

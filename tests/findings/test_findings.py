@@ -1,4 +1,4 @@
-"""Section 6: what is found of the facts, and what to type then."""
+"""What is found of the facts, and what to type then."""
 import copy
 import re
 

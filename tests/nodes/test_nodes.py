@@ -1,4 +1,4 @@
-"""Section 9: probing, loading and pulling, against scripted Ollamas on loopback."""
+"""Probing, loading and pulling, against scripted Ollamas on loopback."""
 import json
 import os
 import pathlib

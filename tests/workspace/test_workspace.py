@@ -1,4 +1,4 @@
-"""Section 16: files, key and manifest as they lie on the disk; faults and kills in between."""
+"""Files, key and manifest as they lie on the disk; faults and kills in between."""
 import errno
 import io
 import os

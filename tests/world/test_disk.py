@@ -1,4 +1,4 @@
-"""Section 13's disk: no write leaves its root, nothing blocks, reads are bounded."""
+"""The World's disk: no write leaves its root, nothing blocks, reads are bounded."""
 import contextlib
 import errno
 import fcntl

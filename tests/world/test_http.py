@@ -1,4 +1,4 @@
-"""Section 12 from a client's side: what is a request, who is still there, how answers are framed."""
+"""HTTP from a client's side: what is a request, who is still there, how answers are framed."""
 import random
 import re
 import socket

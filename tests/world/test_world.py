@@ -1,4 +1,4 @@
-"""Sections 12 and 13: HTTP with an end to every wait. Terminal: test_cli; clients: test_http."""
+"""HTTP with an end to every wait. Terminal: program/test_cli; clients: test_http."""
 import errno
 import os
 import pathlib

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- what a person is asked before it goes out --
-
-
 def agree(world: World, text: str, question: str, refusal: FleetError) -> None:
     """Have a person agree to what was said; without a person, or a yes, refuse."""
     if not world.confirm(question, text):

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
+# A command is a function of what was typed and a World; its row, `@command`, above it, says how
+# it is typed. COMMANDS, in `program/commands`, holds the rows in the order of use and of help.
+
+
 class Flag(Record):
     """A flag or, without dashes, a positional word; `more` is in argparse's own words."""
 

@@ -64,9 +64,6 @@ EXAM_WORDS = (
          {"dest": "task_check", "default": ""}))
 
 
-# -- the exam --
-
-
 def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
     """Find questions, ask them, say how the models did. Exit 1: not all could be asked."""
     folder = open_folder(world)

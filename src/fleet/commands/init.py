@@ -186,9 +186,6 @@ def write_example(options: Namespace, world: World) -> int:
 # -- what `init --example` writes: {name: (what it is, the file)} --
 
 
-
-
-
 LAPTOP_EXAMPLE = asset("examples/laptop.yaml")
 THREE_MACHINES_EXAMPLE = asset("examples/three-machines.yaml")
 HYBRID_EXAMPLE = asset("examples/hybrid.yaml")

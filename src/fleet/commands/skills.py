@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- what teaches an assistant --
-
-
 @command("skills list", "show the skills for assistants, and where they are installed", OUT,
          CONFIG, Flag("--user", "in your home, not in this project"), JSON,
          group=MORE, examples=("skills list",),

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- look --
-
-
 @command("status", "show which machines and models are ready, and who is working", CONFIG,
          OUT,
          Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",

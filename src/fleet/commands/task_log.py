@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- what tasks have said and done --
-
 LOG_FILES = {"setup": "setup.log", "check": "check-0.log", "stderr": "err",
              "raw": "out.jsonl"}
 

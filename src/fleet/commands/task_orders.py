@@ -57,9 +57,6 @@ def cmd_task_add(options: Namespace, world: World) -> int:
     return tell_outcomes(rows, folder, carried)
 
 
-# -- what is asked of tasks --
-
-
 @command("task say", "tell an agent something: now, or when it starts",
          NAMED_TASK, Flag("words", "in your words", "TEXT", {"nargs": "+", "default": []}),
          group=WORK, examples=("task say parser 'use the stdlib only'",))

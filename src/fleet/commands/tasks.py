@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- what is shown --
-
-
 @command("tasks", "show every task: what it does, waits for or asks",
          replace(MAYBE_TASK, note="everything about one"),
          Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- the page --
-
 _PLANNED_WORDS = {"yes": ("yes", "ok"), "fallback": ("fallback", "warn"), "no": ("no", "bad"),
                   "failed": ("failed", "bad"), "left": ("no", "bad"),
                   "unknown": ("not known", "warn")}

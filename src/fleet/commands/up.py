@@ -66,13 +66,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# A command is a function of what was typed and a World; its row, above it, says how it is
-# typed. `COMMANDS` holds the rows in the order of this section, which is the order of use
-# and of help.
-
-# -- start --
-
-
 @command("up", "do everything: find models, load and serve them, run Claude Code", CONFIG_FILE,
          OUT, TRUST,
          Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),

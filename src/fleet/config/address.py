@@ -21,12 +21,10 @@ HOST_NAME = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_LABEL}((-+|[.]
 _HEX = "[0-9A-Fa-f]{1,4}"  # a group of an IPv6 address
 IPV6_ADDRESS = f"(({_HEX}:){{7}}{_HEX}|(?!([^:]*:){{8}})({_HEX}(:{_HEX})*)?::({_HEX}(:{_HEX})*)?)"
 
-# -- addresses: this machine's own, at home, elsewhere --
-
 LOOPBACK = LatePattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
 
 
-# -- Endpoints --
+# -- endpoints --
 
 
 class Endpoint(Record):

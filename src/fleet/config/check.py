@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from fleet.text.yaml import Document
 
 
-# -- Checking --
+# Takes a Document, gives a Fleet, or a Finding for everything that is wrong. A mistake is said
+# once, with what to type.
 
 # Claude Code resolves these words itself, so an alias must not be one (2.1.326).
 CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default", "opusplan")

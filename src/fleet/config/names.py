@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
 
 
-# -- Names of models --
-
-
 def leaves_house(ollama_model: str) -> bool:
     """Tell whether Ollama sends requests for this name to ollama.com."""
     return ollama_model.lower().endswith((":cloud", "-cloud"))

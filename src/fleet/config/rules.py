@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# Takes a Document (section 3), gives a Fleet, or a Finding for everything that is wrong.
-# What a file may say is declared once: each `key(...)` of the records below names the rule of
-# its value, what it is for, and what its absence means. Checking, `schema`, the comments of
-# `init` and the keys of `help config` are all made of that. A mistake is said once, with what
-# to type.
-
 # -- Patterns, each of which means the same in Python and in JSON Schema (JavaScript) --
 
 # Curly quotes of word processors: to YAML they are letters.

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from fleet.text.yaml import Document
 
 
-# -- Records: what a file may say --
+# What a file may say is declared once: each `key(...)` of these records names the rule of its
+# value, what it is for, and what its absence means. Checking, `schema`, the comments of `init`
+# and the keys of `help config` are all made of that.
 
 
 class FileKey(Record):

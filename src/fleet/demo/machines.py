@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from fleet.world.visitor import Listener
 
 
-# -- the machines of the demo, and what runs on them --
-
-
 class DemoMachine(Record):
     """A machine that the demo simulates."""
 

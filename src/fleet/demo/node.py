@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- a simulated node --
+# The server's side of what `speech/ollama` speaks: the tests know no other.
 
 
 class SimulatedNode(Reception):

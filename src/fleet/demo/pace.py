@@ -10,9 +10,8 @@ if TYPE_CHECKING:
 
 
 # A fleet with nothing installed: machines that are simulated, and a client that plays a
-# session of Claude Code's on them. The simulated node is the server side of section 10's
-# Ollama: the tests know no other. The commands between are the real ones; `demo` types them
-# (section 25).
+# session of Claude Code's on them. The commands between are the real ones; `program/demo` types
+# them.
 
 FOR_EVER = "2318-12-01T10:00:00.123456789+01:00"  # as Ollama says when a model is to stay
 

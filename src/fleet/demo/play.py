@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- a client in Claude Code's place --
-
 DEMO_PROMPT = "Fix the login bug"
 
 

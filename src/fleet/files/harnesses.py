@@ -4,8 +4,6 @@ from __future__ import annotations
 from fleet.files.harness import Harness, Page
 from fleet.files.target import Target
 
-# -- other programs --
-#
 # Each gets one directory of ours below .subagent-fleet, and a row of HARNESSES: the text of
 # its files, a row of it for each alias, and with which words and variables `launch` leads
 # it there. Nothing of a person's own files is read for the fleet's sake or written, and

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 
-# -- what teaches an assistant: not of a fleet, and written by commands of its own --
-
 # Where each program looks for skills, in a project as in a home (seen with Claude Code
 # 2.1.327, codex 0.169.0, opencode 1.18.33, qwen-code 0.24.4, pi 0.73.1). Those of opencode
 # that lie in both are listed once.

@@ -14,12 +14,10 @@ if TYPE_CHECKING:
 
 
 # Takes a checked Fleet and what was planned for it; gives the text of every file that
-# LiteLLM, Claude Code and shells read. A kind of file is a Target, a row below the function
-# that renders it: who may read such a file, and which paths are ours, is asked of the rows.
+# LiteLLM, Claude Code and shells read. A kind of file is a Target, a row of TARGETS:
+# who may read such a file, and which paths are ours, is asked of the rows.
 # Every value goes through its format's one quoting function (`quote_yaml`, `dump_yaml`,
 # `quote_shell`).
-
-# -- files, and what tells two configs apart --
 
 
 class Change(Record):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # `validate` runs those that the file is enough for, `doctor` runs all, after it has seen
 # nodes and disk.
 
+
 def mend_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
     """Return what mends it that a node lacks a model: what the node has, else a download."""
     pull = f"{obtain_model(state.provider, model.ollama_model)} on {state.name}"

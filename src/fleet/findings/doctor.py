@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from fleet.start.errors import Finding
 
 
-# -- all of them, in the order in which a person reads what they find --
-
 CHECKS = (
     check_python,
     check_claude,

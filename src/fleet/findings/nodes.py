@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from fleet.plan.loads import Load
 
 
-# -- Nodes --
-
-
 @check("Nodes", "nodes")
 def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Say of each node what it answered, or why it did not and who then answers for it."""

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from fleet.findings.checks import Facts
 
 
-# -- Routes --
-
-
 @check("Routes", "nodes")
 def check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Say of each model that its node serves it as it is asked, or what is in the way."""

@@ -6,8 +6,6 @@ import hmac
 
 from fleet.config.address import plain_address, show_host
 
-# -- who knows the key --
-
 
 def prove_key(key: str, nonce: str, address: str, port: int) -> str:
     """Return what only who knows the key can say to a nonce, in hexadecimal.

@@ -29,9 +29,6 @@ LEAVING = 0.8  # to read all elsewhere must be worth so much
 PICKS = "least busy", "knows the prompt", "idle longest"
 
 
-# -- who may ask which node when --
-
-
 class Rest:
     """How long a node, or one model that it lacks, is left alone after a failure.
 

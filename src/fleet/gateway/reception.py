@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# The fleet behind one address. One thread a client connection. Who waits for a node waits
-# for its client's end of the connection, too: a client that leaves takes its request off
-# the node at once.
-
 QUIET_SECONDS = 10.0  # a stream that waited so long gets its headers, then a ping as often
 
 REQUEST_SECONDS = 10.0  # for the headers; also how long an idle connection is kept

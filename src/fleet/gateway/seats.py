@@ -26,8 +26,6 @@ DOUBT_LIMIT_SECONDS = 24 * 3600.0
 TURNS_AHEAD = 4  # for so many is thought ahead
 
 
-# -- which conversations a place keeps warm --
-#
 # A place is a model on a machine. What it has just read it need not read again: its
 # server keeps a conversation in each slot, and in main memory as many more as fit there.
 # One more than that, and nearly all are lost, because each turn pushes out the one that

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
+# One thread a client connection. Who waits for a node waits for its client's end of the
+# connection, too: a client that leaves takes its request off the node at once.
+
 LOOK_SECONDS = 0.5  # so often the queue and the rests are looked at although nothing happens
 
 BODY_SECONDS = 120.0
@@ -53,9 +56,6 @@ OPEN_PAGES = ("/", "/health/liveliness")  # they say who answers, to anybody
 EVENTS_PATH = "/events"
 
 PROOF_PATH = "/prove/"  # a nonce follows: 32 bytes in hexadecimal
-
-
-# -- connections --
 
 
 class Server(Reception):

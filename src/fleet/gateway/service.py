@@ -49,9 +49,6 @@ OUT_BYTES = 4096
 SAID_LIMIT = 400  # characters of the words of who failed
 
 
-# -- one request --
-
-
 class Login:
     """What a client shows of itself, for the cloud its request may go to. Kept nowhere."""
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # What is asked of machines: all at once, each with a deadline that holds whatever they do.
 
+
 def probe_nodes(world: World, nodes: Mapping[str, Node], seconds: float,
                 models: Mapping[str, Model] | None = None, *,
                 are_known: bool = True) -> dict[str, NodeState]:

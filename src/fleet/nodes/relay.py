@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- one answer: to a trial, and to a client's request --
-
 # What a node may send for an answer: far above what JSON takes around a token, so that only
 # who never ends is cut off.
 ANSWER_BYTES = 1_000_000

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- machines that nobody named --
-
 # Ollama, LM Studio, llama.cpp, vLLM: as they come.
 SCAN_PORTS = (OLLAMA_PORT, 1234, 8080, 8000)
 SCAN_PREFIX = 22  # of the largest network that is scanned: 1,022 addresses
@@ -156,8 +154,6 @@ def name_place(address: str, port: int, peers: Iterable[Peer], taken: set[str]) 
             name = peer.name
     return free_name_of(name, str(port), taken=taken)
 
-
-# -- machines that nobody named --
 
 SCAN_SECONDS = 2.8  # for all of a scan
 KNOCK_SECONDS = 1.2  # of these for connections

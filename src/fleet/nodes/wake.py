@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- machines that sleep --
-
 SLEEP_TEST_SECONDS = 2.0  # who does not answer by then may sleep
 WAKE_PAUSE_SECONDS = 0.5
 WAKE_AGAIN_SECONDS = 5.0  # a packet may be lost

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- warm-up --
-
 # A load says nothing until it ends, so a long one is looked at:
 # what does its machine hold now?
 LOAD_LOOK_SECONDS = 2.0

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
+# The fleet on one page, for a browser on this machine. It can only be looked at: what is
+# known of the fleet (a picture, sent anew when it changes) and what happens go to it as JSON,
+# nothing comes back. A random token in the address becomes a cookie; without it there is
+# nothing to see.
+
 CODE_BYTES = 5
 CODE_WANTED = ("the page wants the code that `subagent-fleet ui` printed; "
                "it opens the page once")
@@ -42,7 +47,6 @@ DASHBOARD_PAGE = DASHBOARD_HTML.replace("@style\n", DASHBOARD_STYLE).replace(
 # has the token.
 DOOR_PAGE = asset("page/door.html")
 CODE_PAGE = asset("page/code.html")
-
 
 
 class Dashboard(Reception):

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from fleet.text.terminal import Typing
 
 
-# The fleet on one page, for a browser on this machine. It can only be looked at: what is
-# known of the fleet (a picture, sent anew when it changes) and what happens go to it as JSON,
-# nothing comes back. A random token in the address becomes a cookie; without it there is
-# nothing to see.
-
 def format_expiry(expires: str, now: float) -> str:
     """Return when a model leaves memory, from what `/api/ps` says."""
     text = re.sub(r"\.\d+", "", expires).replace("Z", "+00:00")  # 3.9 reads neither
@@ -59,9 +54,6 @@ def show_record(record: Any) -> dict[str, Any]:
     if isinstance(record, NodeState):
         fields["online"] = record.online
     return fields
-
-
-# -- what is known of a fleet, as plain values --
 
 
 class NodeTotals(Record):

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from fleet.plan.measured import Measurement
 
 
-# -- who does what where --
-#
 # `init`, the first `up`, `worker`, `add` and `recommend` ask `plan_assignment`. All models in
 # one list, the strongest first; then four rules, of which each takes what finds room beside
 # what the rules before it took:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fleet.config.sections import Fleet, Model
 
 
-# -- Claude Code's environment --
-
 ADDRESSES = ("ANTHROPIC_BASE_URL",)
 FLEET_KEY_HEADER = "x-fleet-key"  # how the gateway's key comes where a login comes, too
 CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_GOOGLE_CLOUD")

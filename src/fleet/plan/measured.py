@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fleet.config.node import NodeModel
 
 
-# -- what was measured --
-#
 # `bench` keeps what it measured in BENCH_FILE. The file may lie in anybody's directory: it
 # is read as data, bounded in everything, and a measurement speaks of no machine but that
 # of its endpoint.

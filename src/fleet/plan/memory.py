@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fleet.config.node import NodeState
 
 
-# -- what fits a machine, and how many conversations stay warm there --
-#
 # A server of models keeps 16 bits for each key and value (llama-server b10488, which Ollama
 # 0.32.15 runs): of every token in the layers that see all, of a window and the batch it reads
 # in those that see only the last, a state where there is neither. Besides it keeps prompts in

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from fleet.config.node import NodeModel
 
 
-# -- which models will do --
-
-
 class Rating(Record):
     """How well a model serves Claude Code, and what it lacks."""
 

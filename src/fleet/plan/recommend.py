@@ -1,4 +1,4 @@
-"""What `recommend` proposes beside the file."""
+"""What `recommend` proposes: what `init` would write now, beside the file."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from fleet.plan.assignment import Assignment
     from fleet.plan.measured import Measurement
     from fleet.plan.starter import Starter
-
-
-# -- what `recommend` proposes: what `init` would write now, beside the file --
 
 
 class Advice(Record):

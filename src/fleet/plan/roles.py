@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from fleet.config.sections import Agent
 
 
-# Takes a Fleet and, where they were asked, what its nodes answered. Gives decisions: which
-# model stands for which tier, what is true of a route, what Claude Code's environment holds,
-# what happens to a file, what `init` and `worker` propose. Sections 7 and 8 put it in words.
+# This room takes a Fleet and, where they were asked, what its nodes answered. It gives decisions:
+# which model stands for which tier, what is true of a route, what Claude Code's environment
+# holds, what `init` and `worker` propose. `files/` and `findings/` put them in words.
 
 MAIN_CONTEXT_TOKENS = 32768  # Claude Code's own prompt is 10-18k tokens, before any work
 SMALL_CONTEXT_TOKENS = 8192

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from fleet.config.sections import Fleet, Model
 
 
-# -- routes --
-
-
 def plan_routes(fleet: Fleet) -> dict[str, Model]:
     """Return {agent name: its Model}, which knows its alias and its node."""
     return {agent.name: fleet.models[agent.model] for agent in fleet.agents.values()}

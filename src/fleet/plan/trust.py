@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from fleet.config.sections import Fleet, Node
 
 
-# -- what a fleet file could do with what is a person's --
-
-
 class Stake(Record):
     """Something of a person's that would go where no fleet file may send it unasked."""
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- demo: types command lines, so it stands where they are read --
-
 DEMO_TOKENS = 4  # of an answer; more where there is time to watch
 DEMO_SECONDS = 3.0  # that a session of such answers takes
 DEMO_PAUSE_SECONDS = 1.5  # to read, on a terminal

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     world = world or World()
     try:
         words = list(sys.argv[1:] if argv is None else argv)
-        # Without what the name of this program takes.
+        # Before the name of this program is looked for, which takes a while.
         if words[:1] in (["-V"], ["--version"]):
             world.write(f"subagent-fleet {VERSION}\n")
             return EXIT_OK

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from fleet.text.terminal import Look
 
 
-# -- more --
-
 FIRST_COMMANDS = ("up", "add", "status", "trace", "ui", "doctor", "run", "tasks",
                   "launch", "help")
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # Takes the words that were typed; finds the command, reads its flags, runs it, and prints
 # what it was refused with. What is typed again in a message is named here as it was typed.
 
+
 class CommandLine(Record):
     """A command line that was understood."""
 

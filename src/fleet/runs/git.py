@@ -1,4 +1,4 @@
-"""Git, and worktrees: made, found, dropped."""
+"""Git, and nothing but the git that is meant; worktrees: made, found, dropped."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fleet.world.programs import Hold, Ran
     from fleet.world.world import World
 
-
-# -- git, and nothing but the git that is meant --
 
 IDENTITY = {"GIT_AUTHOR_NAME": "subagent-fleet",
             "GIT_AUTHOR_EMAIL": "subagent-fleet@localhost",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- the processes of a task --
-
 PROCESS_LOOK_SECONDS = 1.0  # between two looks at what an agent starts
 
 

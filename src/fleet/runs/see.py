@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from fleet.runs.folder import Folder
 
 
-# -- what can be seen without the lock --
-
-
 def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
                ) -> tuple[dict[str, TaskState], int]:
     """Return every task as it is, whoever supervises, and how many files could not be read.

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- worktrees: made, looked at, kept in a ref --
-
-
 def find_copies(folder: Folder, task: TaskSpec) -> list[str]:
     """Return the ignored files of the main checkout that a worktree gets a copy of."""
     git = git_of(folder)

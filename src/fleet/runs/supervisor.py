@@ -44,7 +44,20 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- the supervisor --
+# Takes tasks; runs an agent in a worktree for each. Whoever holds the lock of a repository's
+# run folder is its supervisor, the one writer of its tasks. How it thinks:
+#
+# - Each task is a file, `tasks/NAME/state.json`, replaced whole *before* each step is taken.
+#   So whenever this process ends, even by kill -9, the next one enters the same function,
+#   `TaskWork.run`, at the step that the file names. Agents hang on files and a named pipe,
+#   never on us.
+# - Each task at work has a thread of its own, which may wait: for git, for setup,
+#   for an agent.
+# - What other commands want of a task is a file in `inbox/`; the main thread writes it into
+#   the task's state, where the task's thread finds it.
+# - An agent works in one worktree; its check runs in another, which is put to the
+#   snapshot that was taken of the first. So what is checked is what is kept, whatever
+#   else lies around.
 
 # What a person says of a task, as a change of its state; who is at work on it finds it there.
 WISHES: dict[str, Callable[[TaskState, Mapping[str, Any]], dict[str, Any]]] = {

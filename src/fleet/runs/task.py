@@ -51,9 +51,6 @@ if TYPE_CHECKING:
     from fleet.tasks.state import TaskState
 
 
-# -- a task on its way --
-
-
 class TaskWork(TaskAgent):
     """One task on its way, in a thread of its own: from where its state says, to its end."""
 

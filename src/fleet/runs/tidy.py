@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- worktrees: whether one can go --
-
-
 class Tidying(Record):
     """What becomes of a task's worktree and branch."""
 

@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from fleet.speech.talk import Call
 
 
-# -- the answer --
-
-
 class End(Record):
     """How an answer ended, and what it took."""
 

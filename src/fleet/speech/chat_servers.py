@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from fleet.speech.talk import Reply, Talk
 
 
-# -- servers that speak Chat Completions --
-#
 # A server is a row: where it says its version, where its models are listed, what it takes.
 # What they say of a model stands at one of a few places, whoever says it.
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from fleet.speech.talk import Reply, Talk
 
 
-# -- the cloud --
-#
 # What came as Messages goes there as it came, and its answer goes back as it came: signed
 # thinking, marks of the cache and blocks of its own servers are worth nothing changed, and
 # what is new there tomorrow passes. Who speaks another dialect is translated to Chat

@@ -1,4 +1,4 @@
-"""Messages, the dialect of Anthropic."""
+"""Messages, the dialect of Claude Code and of whoever uses Anthropic's SDK."""
 from __future__ import annotations
 
 import json
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from fleet.speech.dialect import Block
 
 
-# -- Messages: Claude Code, and whoever uses Anthropic's SDK --
-#
 # What no local model can take (the bytes of a PDF, server tools, citations, cache marks) is
 # left out: a history that was refused stays refused.
 

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from fleet.speech.talk import Reply, Talk
 
 
+# Facts: Ollama 0.32.15. Its own /v1/messages cannot carry num_ctx, keep_alive, think or
+# truncate: every request there would reload the model or lose its beginning.
+
+
 class Ollama(Backend):
     """Ollama's own API, translated."""
 

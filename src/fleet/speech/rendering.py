@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from fleet.speech.talk import Call, Talk, Tool, Turn
 
 
-# -- Ollama --
-#
-# Facts: Ollama 0.32.15. Its own /v1/messages cannot carry num_ctx, keep_alive, think or
-# truncate: every request there would reload the model or lose its beginning.
-
 # What Ollama or its engine takes of a tool's schema; one other word can fail the
 # whole request.
 SCHEMA_TYPES: dict[str, Any] = {

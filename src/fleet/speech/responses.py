@@ -1,4 +1,4 @@
-"""Responses, the newer dialect of OpenAI, and the table of all dialects."""
+"""Responses, which alone codex speaks, and the table of all dialects."""
 from __future__ import annotations
 
 import json
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from fleet.speech.chat import OpenTools
     from fleet.speech.dialect import Block, Dialect
     from fleet.speech.talk import Talk
-
-
-# -- Responses: codex, which speaks nothing else --
 
 
 def _read_item(item: Any, where: str, tools: OpenTools) -> tuple[str, Parts]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # a node says. So there are as many translations as there are dialects and backends,
 # never one for each pair.
 
+
 class Reply(Record):
     """A whole HTTP answer of a node."""
 

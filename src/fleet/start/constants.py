@@ -1,8 +1,7 @@
 """Exit codes, names of files, deadlines and limits that several rooms agree on."""
 from __future__ import annotations
 
-# What several sections need to agree on: exit codes, names of files, how long is waited,
-# how much is read. A constant with one user stands beside that user.
+# A constant with one user stands beside that user.
 
 EXIT_OK = 0
 EXIT_PROBLEM = 1

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+# What may go wrong is a FleetError: it holds a Finding, and `program/` alone prints it.
+
+
 class FleetError(Exception):
     """An expected failure: what, where and what to type. Only `main` prints it."""
 

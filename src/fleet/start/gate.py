@@ -35,7 +35,6 @@ if __name__ == "__main__":
     sys.excepthook = _end_quietly
 
 
-
 class _Late:
     """Stands for a module until it is first used; `--version` uses none of these."""
 

@@ -12,10 +12,8 @@ if TYPE_CHECKING:
     _Record = TypeVar("_Record", bound="Record")
 
 
-# What may go wrong is a FleetError: it holds a Finding, and `main` alone prints it. What is
-# passed from section to section is a frozen Record. JSON from a disk or from another
-# program becomes one by `read`, which believes nothing: a field that does not fit counts as
-# absent.
+# What is passed from part to part is a frozen Record. JSON from a disk or from another program
+# becomes one by `read`, which believes nothing: a field that does not fit counts as absent.
 
 REQUIRED = object()  # the default of what has none
 _ABSENT = object()  # the value of what was not given

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- the gateway, from outside --
-
-
 def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
     """Return the answer to a GET."""
     with contextlib.closing(world.open_exchange(url, headers=headers,

@@ -52,9 +52,6 @@ def format_answers(states: Sequence[NodeState]) -> str:
     return text
 
 
-# -- set up --
-
-
 def format_scan(scan: Scan, look: Look = PLAIN) -> str:
     """Return where a scan looked, what answered, and what was skipped."""
     sentences: list[Cell | str] = []

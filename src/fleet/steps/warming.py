@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- serve --
-
-
 def format_waking(name: str, state: str, seconds: float, look: Look = PLAIN) -> str:
     """Return how a machine was woken."""
     role, words = {

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from fleet.tasks.state import TaskState
 
 
-# -- what happens next --
-
-
 class Limits(Record):
     """How much may happen at the same time, and where nothing can."""
 

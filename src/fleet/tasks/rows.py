@@ -1,4 +1,4 @@
-"""What is shown of tasks."""
+"""What is shown of tasks: for `tasks`, the dashboard and `trace` alike."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
     from fleet.gateway.receipts import Receipt
     from fleet.tasks.state import TaskState
-
-
-# -- what is shown of tasks: for `tasks`, the dashboard and `trace` alike --
 
 
 class TaskRow(Record):

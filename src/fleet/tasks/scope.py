@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from fleet.config.task_file import TaskSpec
 
 
-# -- scope: which paths a task may change --
-
-
 @late_decorator(lambda: functools.lru_cache(512))
 def glob_pattern(glob: str) -> re.Pattern[str]:
     """Return a pattern of paths as in git's ignore files, anchored where it has a slash."""

@@ -22,16 +22,10 @@ if TYPE_CHECKING:
     from fleet.text.yaml import Document
 
 
-# Takes a task file, what is known of each task and what its agent prints; gives what starts
-# next, what an agent is answered, and the verdict. Pure: the supervisor below looks, asks
-# here, writes the step down, and only then takes it.
-#
-# A task is a TaskSpec (what a person wants) and a TaskState (where it stands). Its way:
-#   waiting → preparing → starting → running ⇄ asking → checking → done, or one of TERMINAL_STATES
+# This room takes a task file, what is known of each task and what its agent prints; it gives what
+# starts next, what an agent is answered, and the verdict. `runs/supervisor` looks, asks here,
+# writes the step down, and only then takes it.
 
-# -- coders: the programs that do tasks --
-
-# -- what a task file may say --
 
 # A change of these in the file counts for tasks at work; the rest waits for a retry.
 HOT_KEYS = ("deadline", "stall", "check")

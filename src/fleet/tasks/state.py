@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# -- what is known of a task --
+# A task is a TaskSpec (what a person wants) and a TaskState (where it stands). Its way:
+#   waiting → preparing → starting → running ⇄ asking → checking → done, or one of TERMINAL_STATES
 
 TERMINAL_STATES = ("done", "review", "failed", "stopped", "parked")
 LIVE_STATES = ("starting", "running", "asking", "checking")  # in which an agent may live

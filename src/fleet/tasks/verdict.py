@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from fleet.tasks.state import TaskState
 
 
-# -- the verdict --
-
 FEEDBACK_LINES = 100
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     _Record = TypeVar("_Record", bound="Record")
 
 
-# -- JSON, which programs send --
-
 NUMBER_LIMIT_DIGITS = 100  # int() of millions of digits takes minutes (Python before 3.10.7)
 
 

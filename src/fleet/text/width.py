@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import unicodedata
 
-# -- columns of a terminal --
-#
 # Most text is ASCII and never asks for the tables of Unicode, which take a while to load.
 
 

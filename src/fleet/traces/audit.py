@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from fleet.traces.session import AgentTrace, SessionTrace
 
 
-# -- the audit --
-
-
 class Verdict(Record):
     """The answer to one question about one subagent."""
 
@@ -39,7 +36,6 @@ class Verdict(Record):
 
 
 # The name of each question, and what is asked; only what can be decided is.
-# The functions below.
 QUESTIONS = {
     "Model": "served by the model its file names",
     "Machine": "on a planned machine or a declared fallback",

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from fleet.traces.transcript import SessionAnswer
 
 
-# -- what served an agent --
-
-
 class AgentSource(Record):
     """An agent's file as it lies there now."""
 

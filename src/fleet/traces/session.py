@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from fleet.traces.transcript import Dispatch, SessionAnswer, Transcript
 
 
-# -- the tree --
-
-
 class AgentLabel(Record):
     """What lies beside a subagent's transcript (`agent-ID.meta.json`)."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Takes what the gateway wrote (receipts) and what Claude Code wrote (transcripts); gives
 # which model on which machine served which agent, and whether that is what was planned.
-# Pure: they are read in section 23. The two are joined by session, agent and request id.
+# The two are joined by session, agent and request id; `workspace/claude` reads their files.
 # Both are anybody's text: a value of another type counts as absent, a line that is torn
 # is passed over and named.
 #
@@ -35,8 +35,6 @@ SILENT_SECONDS = 5.0  # after its last receipt an agent without a transcript is 
 # estimated by its bytes; with a smaller ratio the estimate would accuse the node.
 CUT_RATIO = 2.0
 GENERATING_SECONDS = 0.05  # less time than this tells no rate
-
-# -- transcripts --
 
 
 class SessionAnswer(Record):

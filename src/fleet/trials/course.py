@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- one model under trial --
-
 UNLOAD_SECONDS = 20.0
 
 

@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- a repository of our own --
-
-
 class Room:
     """A repository in a private directory: it holds what was put in it, and nothing else."""
 

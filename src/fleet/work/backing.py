@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- what serves the agents --
-
-
 def load_fleet_for_tasks(options: Namespace, world: World, folder: Folder) -> Fleet | None:
     """Return the fleet near a repository; None where there is none and none was typed."""
     if options.config or world.environ.get(CONFIG_VARIABLE):

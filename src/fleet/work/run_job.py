@@ -59,9 +59,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- run --
-
-
 def tell_trouble(folder: Folder, error: FleetError) -> None:
     """Say what is wrong in one repository; the others go on."""
     text = format_finding((*error.findings, error.finding)[0],

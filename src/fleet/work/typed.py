@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- work: tasks --
-#
 # Whoever holds the lock obeys orders; a command hands them over as files, or takes the
 # lock itself for as long as they take. What lies in a repository's folder of tasks is
 # shown to everybody. For anything else there is one door, `open_tasks`: tasks that came

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 # Takes what was typed and a World; gives the config, the key, the generated files and Claude
-# Code's settings as they lie on the disk. What is there is read here and nowhere else.
+# Code's settings as they lie on the disk. What is there is read in this room and nowhere else.
+
 
 def look_of(world: World, stream: str = "stdout") -> Look:
     """Return how text may look on standard output or standard error."""

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- what a person has accepted --
-
-
 class TrustPage(Record):
     """What the trust file holds: hashes of what was accepted, by the path of a fleet file."""
 

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from fleet.world.terminal import Surroundings
 
 
-# The only door: terminal, disk, programs, signals, network and what this machine is called.
-# It gives out text, bytes and objects of its own or of section 12, never a socket, a process
-# or a descriptor. What the system refuses becomes a FleetError in plain words.
-
 # A directory can be a repository of its own making, whose settings name programs: to watch
 # files, to fetch what is missing (a lazy fetch, seen with 2.39.5), to run before or after
 # this and that. Git before 2.38 knows no safe.bareRepository, before 2.44 no

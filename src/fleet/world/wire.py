@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Connections and HTTP/1.1 on them, from both sides: an Exchange asks a node, a Visitor is a
 # client that asks us. No wait is longer than its deadline. It is transport and knows no
 # product: what a node does wrong is a NodeFailure, what a client does wrong a BadRequest,
-# both in words of HTTP. It may use sockets and the clock; only section 13 opens connections.
+# both in words of HTTP. It may use sockets and the clock; `connections` alone opens any.
 #
 # It reads as strictly as RFC 9112 lets a server be. Where two readers of the same bytes
 # could see two requests (both lengths, two codings, odd blanks, folded or broken fields),

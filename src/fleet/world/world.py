@@ -3,6 +3,10 @@ from __future__ import annotations
 
 from fleet.world.connections import Network
 
+# The only door: terminal, disk, programs, signals, network and what this machine is called.
+# It gives out text, bytes and objects of this room, never a socket, a process or a descriptor.
+# What the system refuses becomes a FleetError in plain words.
+
 
 class World(Network):
     """The disk, the network, the environment, the clock and the terminal."""
