@@ -2279,7 +2279,7 @@ def _address_slips(text: str) -> list[str]:
 
 PROVIDERS = ("builtin", "litellm")
 TARGET_NAMES = (  # the rows of TARGETS
-    "litellm", "claude", "env", "opencode", "codex", "aider", "qwen", "pi", "cn")
+    "litellm", "claude", "env", "opencode", "codex", "aider", "qwen")
 USUAL_TARGETS = TARGET_NAMES[:3]
 CLAUDE = "claude"  # the coder that can be asked, steered and resumed
 # codex 0.169.0, opencode 1.18.33, aider 0.86.2, qwen-code 0.24.4. What they keep of their own
@@ -5279,7 +5279,6 @@ class Harness(Record):
     title: str
     program: str
     install: str
-    least_context: int  # tokens; below it the first prompt leaves no room to work
     files: dict[str, Page]
     words: str  # it is started with, as a template
     environment: dict[str, str]  # its values are templates
@@ -5289,8 +5288,6 @@ class Harness(Record):
     tools: dict[str, str] | None = None
     taken_names: tuple[str, ...] = ()  # agents of its own, which ours would replace
     prefix: str = ""  # of an alias, where it is named
-    swallows_key: bool = False  # started by hand without the key, it says nothing of that
-    rivals: tuple[str, ...] = ()  # files of a project that lead it elsewhere all the same
 
     def directory(self) -> str:
         return f"{STATE_DIRECTORY}/{self.name}"
@@ -5407,13 +5404,13 @@ def quote_toml(text: str) -> str:
 
 # == files/harnesses.py, from line 7 ==========================================
 #
-# The six other programs, as rows.
+# The four other programs, as rows.
 
 # Each gets one directory of ours below .subagent-fleet, and a row of HARNESSES: the text of
 # its files, a row of it for each alias, and with which words and variables `launch` leads
 # it there. Nothing of a person's own files is read for the fleet's sake or written, and
 # what the project says does not beat it. The key comes by the environment. Facts: opencode
-# 1.18.33, codex 0.169.0, aider 0.86.2, qwen-code 0.24.4, pi 0.73.1, cn 1.5.47.
+# 1.18.33, codex 0.169.0, aider 0.86.2, qwen-code 0.24.4.
 
 # Without a limit opencode would never compact.
 _OPENCODE = Page("""\
@@ -5536,38 +5533,9 @@ $tools---
 
 $prompt
 """
-# Its key is the name of a variable.
-_PI = Page("""\
-{"providers": {"fleet": {
-  "baseUrl": "$url", "api": "anthropic-messages", "apiKey": "$variable",
-  "models": [
-$models
-  ]}}}
-""", """\
-    {"id": $alias, "reasoning": false, "input": ["text"], "contextWindow": $context,
-     "maxTokens": $output, "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}}""")
-# It takes the first model.
-_CN = Page("""\
-${headline}name: $name
-version: 1.0.0
-schema: v1
-models:
-$models""", """\
-  - name: $alias
-    provider: anthropic
-    model: $alias
-    apiBase: "$url/v1/"
-    apiKey: "$${{ secrets.$variable }}"
-    roles: [chat]
-    capabilities: [tool_use]
-    defaultCompletionOptions:
-      contextLength: $context
-      maxTokens: $output
-""")
-
 HARNESS_ROWS = (
     # A project's opencode.json beats a file that is named to it, but not this variable.
-    Harness("opencode", "opencode", "opencode", "npm install -g opencode-ai", 16_384,
+    Harness("opencode", "opencode", "opencode", "npm install -g opencode-ai",
             {"opencode.json": _OPENCODE}, "",
             {"OPENCODE_CONFIG_CONTENT": "$content", "OPENCODE_DISABLE_MODELS_FETCH": "1",
              "OPENCODE_DISABLE_AUTOUPDATE": "1"},
@@ -5577,22 +5545,22 @@ HARNESS_ROWS = (
                    "Task": "task", "Skill": "skill"},
             taken_names=("build", "plan", "general", "explore", "title", "compaction",
                          "summary"),
-            prefix="fleet/", swallows_key=True),
-    Harness("codex", "codex", "codex", "npm install -g @openai/codex", 24_576,
+            prefix="fleet/"),
+    Harness("codex", "codex", "codex", "npm install -g @openai/codex",
             {"config.toml": _CODEX, "models.json": _CODEX_MODELS}, "",
             {"CODEX_HOME": "$directory"}, agent_file="agents/%s.toml", agent=_CODEX_ROLE),
     # As flags and under its own prefix, as a project's .env beats every other variable.
-    Harness("aider", "aider", "aider", "pip install aider-chat", 8_192,
+    Harness("aider", "aider", "aider", "pip install aider-chat",
             {"aider.conf.yml": _AIDER, "model.settings.yml": _AIDER_SETTINGS,
              "model.metadata.json": _AIDER_METADATA},
             "--config $directory/aider.conf.yml "
             "--model-settings-file $directory/model.settings.yml "
             "--model-metadata-file $directory/model.metadata.json --openai-api-base $url/v1",
             {"AIDER_OPENAI_API_KEY": "$key", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-            prefix="openai/", rivals=(".aider.model.settings.yml",)),
+            prefix="openai/"),
     # As a system's settings they beat those of a project.
     Harness(
-        "qwen", "qwen-code", "qwen", "npm install -g @qwen-code/qwen-code (Node 22)", 32_768,
+        "qwen", "qwen-code", "qwen", "npm install -g @qwen-code/qwen-code (Node 22)",
         {"settings.json": _QWEN}, "",
         {"QWEN_HOME": "$directory",
          "QWEN_CODE_SYSTEM_SETTINGS_PATH": "$directory/settings.json",
@@ -5600,15 +5568,14 @@ HARNESS_ROWS = (
         agent_file="agents/%s.md", agent=_QWEN_AGENT,
         tools={"Read": "read_file", "Grep": "grep_search", "Glob": "glob", "Edit": "edit",
                "Write": "write_file", "Bash": "run_shell_command", "WebFetch": "web_fetch",
-               "Skill": "skill"}),
-    Harness("pi", "pi", "pi", "npm install -g @mariozechner/pi-coding-agent", 8_192,
-            {"models.json": _PI}, "--provider fleet --model $main",
-            {"PI_CODING_AGENT_DIR": "$directory", "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
-            swallows_key=True),
-    Harness("cn", "Continue's cn", "cn", "npm install -g @continuedev/cli", 8_192,
-            {"config.yaml": _CN}, "--config $directory/config.yaml",
-            {"CONTINUE_TELEMETRY_ENABLED": "0"}))
+               "Skill": "skill"}))
 HARNESSES: dict[str, Harness] = {harness.name: harness for harness in HARNESS_ROWS}
+# What is said of a program without a row.
+OTHER_PROGRAM = "any other program takes a base URL and a key: `subagent-fleet help harnesses`"
+# What earlier versions wrote: `clean` and `doctor --fix` remove it.
+FORMER_TARGET = Target(
+    "former", r"[.]subagent-fleet/(?:pi/models[.]json|cn/config[.]yaml)", 0o644,
+    lambda fleet, key: {})
 
 
 def harness_target(harness: Harness) -> Target:
@@ -5625,13 +5592,12 @@ def harness_target(harness: Harness) -> Target:
 # Skills and plugins that teach an assistant.
 
 # Where each program looks for skills, in a project as in a home (seen with Claude Code
-# 2.1.327, codex 0.169.0, opencode 1.18.33, qwen-code 0.24.4, pi 0.73.1). Those of opencode
-# that lie in both are listed once.
+# 2.1.327, codex 0.169.0, opencode 1.18.33, qwen-code 0.24.4). Those of opencode that lie
+# in both are listed once.
 PLUGIN_SUMMARY = ("Coding agents on the models of your own machines: set up, "
                   "look after, run tasks.")
 SKILL_PLACES = {"claude-code": ".claude/skills", "codex": ".agents/skills",
-                "opencode": ".agents/skills", "qwen": ".agents/skills",
-                "pi": ".agents/skills"}
+                "opencode": ".agents/skills", "qwen": ".agents/skills"}
 PLUGIN_TARGETS = ("claude-code", "codex")  # see MARKETPLACES
 PLUGIN_PLACE = ".agents/plugins/subagent-fleet"  # hidden: both marketplaces point there
 BOOTSTRAP_SKILL = "subagent-fleet-bootstrap"
@@ -5773,7 +5739,7 @@ more easily than tables.
   11434).
   May the local network be looked through? Only then `subagent-fleet init --scan`.
 - May models be loaded now? It fills memory on those machines. May missing ones be downloaded?
-- Is another program to be served, too: opencode, codex, aider, qwen-code, pi?
+- Is another program to be served, too: opencode, codex, aider, qwen-code?
 - Do they have a Claude subscription that the main session should use? Then `subagent-fleet
   init --hybrid`: only the subagents run at home.
 
@@ -6087,7 +6053,7 @@ TARGETS = (LITELLM_TARGET, CLAUDE_TARGET, ENVIRONMENT_TARGET,
 
 def target_of(path: str) -> Target | None:
     """Return whose a generated path is; None for all that is never removed."""
-    for target in (*TARGETS, *TAUGHT):
+    for target in (*TARGETS, *TAUGHT, FORMER_TARGET):
         if re.fullmatch(target.pattern, path):
             return target
     return None
@@ -6110,7 +6076,7 @@ def plan_compared(fleet: Fleet | None, written: Iterable[str]) -> list[str]:
     there = {target.name for target in map(target_of, written) if target}
     if fleet:
         there.update(fleet.targets)
-    return [name for name in TARGET_NAMES if name in there]
+    return [name for name in (*TARGET_NAMES, FORMER_TARGET.name) if name in there]
 
 
 def render_manifest(hashes: dict[str, str]) -> bytes:
@@ -6518,8 +6484,6 @@ class Facts(Record):
     # whether a litellm_init.pth lies beside it.
     claude: str | None = None
     litellm: str | None = None
-    # By name: the other programs that files were generated for.
-    programs: dict[str, SeenProgram] = {}
     # By path: what that settings file puts into the environment.
     settings: dict[str, dict[str, object]] = {}
     # What `generate` would do, or why that is not known.
@@ -6531,13 +6495,6 @@ class Facts(Record):
     # The task file, where there is one, and whether each of its tasks asks for the sandbox.
     task_file: str = ""
     is_confined: bool = False
-
-
-class SeenProgram(Record):
-    """What doctor saw of a program of HARNESSES that is to run on the fleet."""
-
-    version: str = ""  # "": it is not on the PATH
-    has_key: bool = True  # the variable with the key is set here
 
 
 class Check(Record):
@@ -7296,62 +7253,7 @@ def check_worker(program: str, state: NodeState,
     return findings
 
 
-# == findings/programs.py, from line 22 =======================================
-#
-# Findings on what other programs lose on this fleet.
-
-def plan_losses(fleet: Fleet, harness: Harness) -> Iterator[Finding]:
-    """Find what of a fleet a program cannot keep: of the main model, then of the agents."""
-    main = plan_tier_alias(fleet, "main")
-    windows = plan_windows(fleet)
-    odd = [alias for alias in windows if re.match(r"gpt-|codex-|o\d", alias)]
-    behind_login = [model.alias for model in fleet.models.values()
-                    if fleet.nodes[model.node].auth]
-    tools = {name: set(plan_tools(agent.tools)) for name, agent in fleet.agents.items()
-             if harness.agent and agent.tools is not None}
-    lost = [name for name, wanted in tools.items() if wanted - set(harness.tools or ())]
-    taken = [name for name in fleet.agents if name in harness.taken_names]
-    for is_lost, slug, level, what, fix in (
-            (fleet.gateway.provider == "litellm", "gateway", "info", "was never tried with "
-             "LiteLLM as the gateway, only with `provider: builtin`", ""),
-            (main in behind_login, "login", "warning", "has no Claude login, and "
-             f"`{main}` needs one", "another model as project.claude.main"),
-            (windows[main].context < harness.least_context, "context", "warning",
-             f"needs more context: `{main}` holds {windows[main].context:,} tokens",
-             f"context: {harness.least_context} or more"),
-            (odd and harness.name == "codex", "alias", "warning", f"treats {some_of(odd, 5)} "
-             "as OpenAI's own models and speaks to them in another way",
-             "another litellm_alias"),
-            (not harness.agent, "agents", "info", f"has no agents: it runs on `{main}`", ""),
-            (tools and harness.tools is None, "tools", "info", "cannot limit an agent's "
-             f"tools: {some_of(tools, 5)} can use all of them there", ""),
-            (lost and harness.tools, "tools", "info", "does not have every tool of "
-             f"{some_of(lost, 5)}; the missing ones are left out", ""),
-            (taken, "names", "warning", f"already has agents named {some_of(taken, 5)}; the "
-             "fleet's are left out", "other names for these agents")):
-        if is_lost:
-            yield Finding(f"target-{slug}", level, f"{harness.title} {what}", fix=fix)
-
-
-@check("Other programs", "nodes")
-def check_programs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Find what keeps a program from the fleet, of those that files were generated for."""
-    for name, seen in facts.programs.items():
-        harness = HARNESSES[name]
-        if not seen.version:
-            yield Finding("program-missing", "warning", f"{harness.title} is not on the PATH",
-                          fix=harness.install)
-            continue
-
-        yield Finding("program", "ok", f"{harness.title} {seen.version}")
-        yield from plan_losses(fleet, harness)
-        if harness.swallows_key and not seen.has_key:
-            yield Finding("program-key", "info", f"{harness.title} has no key: "
-                          f"{fleet.gateway.master_key_env} is not set in this terminal",
-                          fix=f"subagent-fleet launch {name}")
-
-
-# == findings/doctor.py, from line 39 =========================================
+# == findings/doctor.py, from line 38 =========================================
 #
 # Every check, in the order of their findings, and who asks them.
 
@@ -7379,7 +7281,6 @@ CHECKS = (
     check_confinement,
     check_files,
     check_secret,
-    check_programs,
 )
 
 
@@ -26435,7 +26336,7 @@ def keep_measurements(workspace: Workspace, measured: Sequence[Measurement]) -> 
     workspace.keep(BENCH_FILE, report.encode("ascii"))
 
 
-# == views/observe.py, from line 41 ===========================================
+# == views/observe.py, from line 37 ===========================================
 #
 # Looking at all that `doctor` judges.
 
@@ -26483,7 +26384,6 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
         jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
         jobs["looks"] = lambda: look_at_nodes(world, fleet, until)
         jobs["holder"] = lambda: who_serves(world, fleet, key, until)
-        jobs["programs"] = lambda: look_at_programs(workspace, fleet, facts, until)
 
     answers = {key: answer for key, answer in run_together(world, jobs) if key}
     return replace(facts, **answers)
@@ -26501,29 +26401,6 @@ def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
                        problems=(*facts.problems, *(error.findings or (error.finding,))))
     is_confined = all(task.sandbox == "required" for task in tasks if task.talks)
     return replace(facts, task_file=path, is_confined=is_confined)
-
-
-def look_at_programs(workspace: Workspace, fleet: Fleet, facts: Facts, until: float
-                     ) -> dict[str, SeenProgram]:
-    """Return what is seen of each program whose files are or will be generated, in order."""
-    owners = {target.name for target in map(target_of, (
-        change.path for change in facts.changes)) if target}
-    jobs = {name: functools.partial(look_at_program, workspace, fleet, harness, until)
-            for name, harness in HARNESSES.items() if name in owners}
-    seen = {name: program for name, program in run_together(workspace.world, jobs) if name}
-    return {name: seen[name] for name in jobs}
-
-
-def look_at_program(workspace: Workspace, fleet: Fleet, harness: Harness, until: float
-                    ) -> SeenProgram:
-    """Return the version of a program; nobody is asked."""
-    world = workspace.world
-    program = world.which(harness.program)
-    if not program:
-        return SeenProgram()
-    version = ask_version(world, program, until)
-    has_key = bool(world.environ.get(fleet.gateway.master_key_env))
-    return SeenProgram(version, has_key)
 
 
 def find_litellm(world: World) -> str | None:
@@ -26548,8 +26425,7 @@ def find_litellm(world: World) -> str | None:
 def ask_version(world: World, program: str, until: float) -> str:
     """Return the first word that a program prints of its version, or `?`."""
     ran = world.run_program([program, "--version"], seconds=until - world.clock())
-    # pi 0.73.1 says it on stderr.
-    words = f"{ran.text} {ran.talk}".split() if ran.code == 0 else []
+    words = ran.text.split() if ran.code == 0 else []
     numbers = [word for word in words if re.match(r"v?\d+\.\d", word)]
     return (numbers or words)[0][:40] if words else "?"
 
@@ -27747,7 +27623,7 @@ def report_recommendation(advised: Recommendation, written: Sequence[str]) -> di
             "block": dump_yaml(plan_block(advised)), "written": bool(written)}
 
 
-# == commands/generate.py, from line 58 =======================================
+# == commands/generate.py, from line 57 =======================================
 #
 # `generate`: write the files.
 
@@ -27769,9 +27645,7 @@ def cmd_generate(options: Namespace, world: World) -> int:
     config = load_config(world, options.config)
     fleet = config.fleet
     targets = parse_targets(options) or fleet.targets
-    others = [*lint_key(fleet, world.environ), *(
-        loss for name in targets if name in HARNESSES
-        for loss in plan_losses(fleet, HARNESSES[name]))]
+    others = list(lint_key(fleet, world.environ))
     tell_warnings(config.warnings, world)
     tell_findings(others, world)
 
@@ -27851,7 +27725,7 @@ def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: 
 def parse_targets(options: Namespace) -> tuple[str, ...]:
     """Return what was chosen, if anything."""
     words = split_lists(options.target)
-    check_names("target", words, TARGET_NAMES, "generate")
+    check_names("target", words, TARGET_NAMES, "generate", OTHER_PROGRAM)
     return tuple(name for name in TARGET_NAMES if name in words)
 
 
@@ -29202,7 +29076,7 @@ def cmd_serve(options: Namespace, world: World) -> int:
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
 
 
-# == commands/launch.py, from line 29 =========================================
+# == commands/launch.py, from line 28 =========================================
 #
 # `launch`: run another program on the fleet.
 
@@ -29214,7 +29088,8 @@ def cmd_serve(options: Namespace, world: World) -> int:
                    "launch codex -- exec 'say hi'"), passes="ARGS")
 def cmd_launch(options: Namespace, world: World) -> int:
     """Run a program on the fleet; its exit code is ours."""
-    check_names("program", [options.program], ("claude", *HARNESSES), "launch")
+    check_names("program", [options.program], ("claude", *HARNESSES), "launch",
+                OTHER_PROGRAM)
     try:
         fleet = load_config(world, options.config).fleet
     except FleetError as error:
@@ -29243,10 +29118,8 @@ def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options
                          fix=harness.install)
     key = workspace.read_key(fleet)
     if not options.trust:
-        refuse_rivals(world, harness)
         refuse_tracked(workspace, harness)
-    losses = [loss for loss in plan_losses(fleet, harness) if loss.level == "warning"]
-    tell_findings([*lint_key(fleet, world.environ), *losses], world)
+    tell_findings(lint_key(fleet, world.environ), world)
 
     changes = workspace.compare(fleet, (harness.name,))
     edited = [change.path for change in changes if change.action == "edited"]
@@ -29272,21 +29145,6 @@ def refuse_tracked(workspace: Workspace, harness: Harness) -> None:
                          f"{harness.title} obeys whatever is there", status=EXIT_REFUSED,
                          fix=f"git rm -rf --cached {quote_shell(path)}, look at what is in "
                              "it, then add --trust")
-
-
-def refuse_rivals(world: World, harness: Harness) -> None:
-    """Refuse to start a program where a project file leads it elsewhere, with the key."""
-    place = world.real_path(".")
-    while harness.rivals:
-        for name in harness.rivals:
-            if world.kind_of(world.path(place, name)) != "absent":
-                raise FleetError(
-                    "target-rival", f"{harness.title} reads this file of the project, which "
-                    "may send prompts and the key elsewhere", where=world.path(place, name),
-                    fix="read it, then add --trust", status=EXIT_REFUSED)
-        if world.parent(place) == place:
-            return
-        place = world.parent(place)
 
 
 # == commands/run.py, from line 28 ============================================
@@ -30148,7 +30006,7 @@ def format_tidying(rows: Sequence[Tidying], look: Look = PLAIN, *, is_dry: bool)
     return text
 
 
-# == commands/clean.py, from line 27 ==========================================
+# == commands/clean.py, from line 28 ==========================================
 #
 # `clean`: remove generated files.
 
@@ -30158,7 +30016,8 @@ def format_tidying(rows: Sequence[Tidying], look: Look = PLAIN, *, is_dry: bool)
          group=FILES, examples=("clean --dry-run", "clean", "clean --yes"))
 def cmd_clean(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
-    changes = workspace.compare(None, (*TARGET_NAMES, *(target.name for target in TAUGHT)))
+    changes = workspace.compare(None, (
+        *TARGET_NAMES, FORMER_TARGET.name, *(target.name for target in TAUGHT)))
     kept = [] if options.force else paths_that(changes, "edited")
     doomed = [change for change in changes if change.path not in kept]
     if ENVIRONMENT_FILE in [change.path for change in doomed]:
@@ -30596,7 +30455,7 @@ editors completion.
 - `.env.subagent-fleet`: your shell: the gateway's address, its key (random, kept, mode 0600),
   and what Claude Code needs to know about local models; each line says what it is for
 - `litellm_config.yaml`: LiteLLM, written either way, so that changing over is one line
-- `.subagent-fleet/NAME/…`: opencode, codex, aider, qwen, pi or cn, where `--target` or
+- `.subagent-fleet/NAME/…`: opencode, codex, aider or qwen, where `--target` or
   `targets:` names it (`subagent-fleet help harnesses`)
 - `.subagent-fleet/manifest.json`: this program: what it wrote, to know your edits from its
   own
@@ -30959,15 +30818,13 @@ curl -s http://127.0.0.1:4000/v1/chat/completions -H "Authorization: Bearer $LIT
   -d '{"model": "claude-sonnet-local", "messages": [{"role": "user", "content": "say hi"}]}'
 ```
 
-Six more coding programs run on the fleet as Claude Code does, beside `serve` or `up`:
+Four more coding programs run on the fleet as Claude Code does, beside `serve` or `up`:
 
 ```sh
 subagent-fleet launch opencode
 subagent-fleet launch codex -- exec "say hi"
 subagent-fleet launch aider -- --architect
 subagent-fleet launch qwen -- -y "say hi"
-subagent-fleet launch pi -- -p "say hi"
-subagent-fleet launch cn -- -p "say hi"
 ```
 
 | Program | Speaks | Agents of the fleet | Least context of the main model |
@@ -30976,18 +30833,18 @@ subagent-fleet launch cn -- -p "say hi"
 | codex | Responses | as roles with their models; it cannot limit their tools | 24,576 |
 | aider | Chat Completions | none; main, editor (the implementer's) and weak model | 8,192 |
 | qwen (qwen-code, Node 22) | Messages | with their tools and models | 32,768 |
-| pi | Messages | none | 8,192 |
-| cn (Continue) | Messages | none | 8,192 |
 
 `launch` writes what the program reads into a directory of its own, `.subagent-fleet/NAME`,
 with each alias's context and longest answer, telemetry off, and starts it with the key in its
 environment; your own settings of it are neither read for the fleet nor touched. `generate
---target codex,pi` only writes the files and says what a program cannot keep of your agents;
-with `targets:` in `fleet.yaml` every `generate` does. `doctor` looks at those that files were
-written for, `clean` removes them. opencode asks the npm registry for a package of its own at
-each start (`npm_config_offline=true` stops that, for its shell, too). aider is not started
-where the project has an `.aider.model.settings.yml`, which could lead it elsewhere, before
-you add `--trust`.
+--target codex,qwen` only writes the files; with `targets:` in `fleet.yaml` every `generate`
+does. `clean` removes them.
+
+A tool of an agent that a program doesn't have is left out, and so are agents named as
+opencode's own (`build`, `plan`, `general`, …). codex takes an alias that begins with `gpt-` or
+`codex-` for one of OpenAI's. opencode asks the npm registry for a package of its own at each
+start (`npm_config_offline=true` stops that, for its shell, too). aider also reads a project's
+`.aider.model.settings.yml`, which can send prompts elsewhere: look at it first.
 """
 TRACES_PAGE = r"""# Which machine served which agent
 
@@ -31341,7 +31198,7 @@ TOPICS = {
                       lambda: BACKENDS_PAGE),
     "gateway": Topic("the queue, failover, receipts, and LiteLLM instead",
                      lambda: GATEWAY_PAGE),
-    "harnesses": Topic("opencode, codex, aider, qwen-code, pi and cn",
+    "harnesses": Topic("opencode, codex, aider and qwen-code",
                        lambda: HARNESSES_PAGE),
     "traces": Topic("which machine served which agent; the dashboard and its events",
                     lambda: TRACES_PAGE),

@@ -229,7 +229,7 @@ def test_all_skills_are_installed_for_every_program(run, tmp_path):
 @pytest.mark.parametrize("words, paths", [
     (["--target", "claude-code", "--skill", "subagent-fleet-setup"],
      [".claude/skills/subagent-fleet-setup/SKILL.md"]),
-    (["--target", "codex,pi", "--skill", "runs"],
+    (["--target", "codex,qwen", "--skill", "runs"],
      [".agents/skills/subagent-fleet-runs/SKILL.md"]),
     (["--user", "--target", "qwen", "--skill", "subagent-fleet-runs"],
      ["home/.agents/skills/subagent-fleet-runs/SKILL.md"])])

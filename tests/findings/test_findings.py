@@ -628,8 +628,7 @@ def test_every_finding_is_seen_somewhere():
 
 def test_topics_are_those_that_a_person_knows():
     assert list(dict.fromkeys(row.topic for row in sf.CHECKS)) == [
-        "This machine", "Config", "Nodes", "Routes", "Gateway", "Claude Code", "Files",
-        "Other programs"]
+        "This machine", "Config", "Nodes", "Routes", "Gateway", "Claude Code", "Files"]
 
 
 def test_a_check_is_a_row_and_some_topics_can_be_asked_for(monkeypatch):

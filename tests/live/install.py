@@ -35,7 +35,6 @@ NODE22 = "22.23.3"  # which qwen-code needs
 AIDER = "0.86.2"
 NPM_PROGRAMS = {  # program: package, version
     "opencode": ("opencode-ai", "1.18.33"), "codex": ("@openai/codex", "0.169.0"),
-    "pi": ("@mariozechner/pi-coding-agent", "0.73.1"), "cn": ("@continuedev/cli", "1.5.47"),
     "qwen": ("@qwen-code/qwen-code", "0.24.4")}
 HERE = Path(__file__).resolve().parent
 

@@ -2,7 +2,7 @@
 
 Their nodes are scripted (`ScriptedNode`, Ollama's wire with known words): a model that calls each
 program's own tools with the right arguments is not to be had in zeros. On the real engine each is
-answered in words, cn calls its Bash there, and too small a window is refused by the engine itself.
+answered in words, and too small a window is refused by the engine itself.
 """
 import json
 import pathlib
@@ -65,13 +65,7 @@ PROGRAMS = {
     "qwen": Program(
         ("-y", ASKED), ("read_file", {"file_path": NOTE}),
         ("edit", {"file_path": NOTE, "old_string": "one", "new_string": "two"}),
-        ("agent", {"description": "plan it", "prompt": "Plan.", "subagent_type": "planner"})),
-    "pi": Program(
-        ("-p", ASKED), ("read", {"path": NOTE}),
-        ("edit", {"path": NOTE, "edits": [{"oldText": "one", "newText": "two"}]})),
-    "cn": Program(
-        ("-p", "--auto", ASKED), ("Read", {"filepath": NOTE}),
-        ("Bash", {"command": "sed -i s/one/two/ note.txt"}))}
+        ("agent", {"description": "plan it", "prompt": "Plan.", "subagent_type": "planner"}))}
 BLOCK = "note.txt\n```\n<<<<<<< SEARCH\none\n=======\ntwo\n>>>>>>> REPLACE\n```\n"
 
 
@@ -257,7 +251,7 @@ def test_a_dispatched_agent_arrives_on_its_own_alias_and_machine(bench, name):
         assert len(sessions) == 1 and len({receipt["agent"] for receipt in dispatched}) == 1
 
 
-@pytest.mark.parametrize("name", ["opencode", "codex", "qwen", "pi", "cn"])
+@pytest.mark.parametrize("name", ["opencode", "codex", "qwen"])
 def test_the_fallback_answers_when_a_node_dies(bench, name):
     made = bench(name)
     made.studio.dies_after = 1
@@ -270,9 +264,8 @@ def test_the_fallback_answers_when_a_node_dies(bench, name):
 
 # What each does about a prompt that is too long: (it goes on, what it says, most requests).
 TOO_LONG_OUTCOMES = {
-    "opencode": ("compacts", "", 12), "pi": ("compacts", "", 12), "qwen": ("", "", 12),
-    "codex": ("stops", "ran out of room in the model's context window", 4),
-    "cn": ("stops", "too long", 12)}
+    "opencode": ("compacts", "", 12), "qwen": ("", "", 12),
+    "codex": ("stops", "ran out of room in the model's context window", 4)}
 
 
 @pytest.mark.parametrize("name", sorted(TOO_LONG_OUTCOMES))
@@ -301,19 +294,6 @@ def test_codex_compacts_by_the_usage_that_it_is_told(bench):
     assert len(compactions) == 1 and "A summary." in made.studio.answered
 
 
-def test_doctor_knows_them(bench):
-    made = bench("opencode")
-    made.project.run("generate", "--target", ",".join(PROGRAMS), quiet=True)
-    done = subprocess.run(
-        made.project.argv("doctor", "--json", "--timeout", "60"), cwd=made.project.folder,
-        env=made.environment(), capture_output=True, timeout=90)
-    found = [finding for finding in json.loads(done.stdout)["findings"]
-             if finding["id"].startswith("program")]
-    versions = {finding["what"].split()[-1] for finding in found if finding["id"] == "program"}
-    assert versions == {install.AIDER, *(version for _, version in install.NPM_PROGRAMS.values())}
-    assert not [finding for finding in found if finding["level"] == "warning"], found
-
-
 # -- on the real engine --
 
 REAL_FLEET = """\
@@ -335,9 +315,8 @@ def test_the_real_engine_answers_it_with_true_usage(bench, running, trap, name):
     studio = running["studio"]
     mark = studio.recorder.mark()
     made = bench(name, REAL_FLEET.replace("CONTEXT", "131072"), studio=studio.url)
-    play = "@play bash done" if name == "cn" else "@play pong"
-    status, said, _ = made.launch(asked=f"hello\n{play}\nthank you")
-    assert status == 0 and ("DONE" if name == "cn" else "PONG") in said, said[-3000:]
+    status, said, _ = made.launch(asked="hello\n@play pong\nthank you")
+    assert status == 0 and "PONG" in said, said[-3000:]
     assert trap.wanted == []
     receipts = made.receipts()
     assert {receipt["outcome"] for receipt in receipts} == {"ok"}
@@ -349,13 +328,12 @@ def test_the_real_engine_answers_it_with_true_usage(bench, running, trap, name):
 
 # Where the window holds not even the first prompt: what each says of it, beside what `launch` says.
 @pytest.mark.parametrize("name, words", [
-    ("codex", "ran out of room in the model's context window"), ("aider", "token limit"),
-    ("cn", "larger than context_length"), ("pi", "")])
+    ("codex", "ran out of room in the model's context window"), ("aider", "token limit")])
 def test_a_window_too_small_for_the_first_prompt_ends_it_with_a_word(bench, running, name, words):
     studio = running["studio"]
     mark = studio.recorder.mark()
     made = bench(name, REAL_FLEET.replace("CONTEXT", "1024"), studio=studio.url)
     status, said, seconds = made.launch(asked="hello\n@play pong\nthank you")
     assert status is not None, f"it went on for {seconds:.0f} s"
-    assert words in said and "holds 1,024 tokens" in said, said[-3000:]
+    assert words in said, said[-3000:]
     assert len(studio.chats(mark)) <= 6, "it asked again and again"

@@ -16,11 +16,8 @@ from fake_ollama import FakeNode
 from tools import PROGRAM, ROOT, free_port
 
 PROGRAMS = {name: install.CACHE / name / "node_modules/.bin" / binary for name, binary in (
-    ("codex", "codex"), ("opencode", "opencode"), ("qwen", "qwen"), ("pi", "pi"))}
+    ("codex", "codex"), ("opencode", "opencode"), ("qwen", "qwen"))}
 NAMES = sorted(sf.installed_skills())
-PI_MODEL = {"id": "big", "name": "big", "reasoning": False, "input": ["text"],
-            "contextWindow": 65536, "maxTokens": 8192,
-            "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}}
 FLEET = """\
 project: {{name: shop, gateway: {{port: {port}}}}}
 nodes: {{mini: {{endpoint: "{endpoint}"}}}}
@@ -85,11 +82,6 @@ def invocation(name, url, home):
                       "models": {"big": {"limit": {"context": 65536, "output": 8192}}}}}}
         return [program, "run", "hi"], {"OPENCODE_CONFIG_CONTENT": json.dumps(config),
                                         "OPENCODE_DISABLE_MODELS_FETCH": "1"}
-    if name == "pi":
-        (home / ".pi/agent").mkdir(parents=True)
-        (home / ".pi/agent/models.json").write_text(json.dumps({"providers": {"fleet": {
-            "baseUrl": url, "api": "anthropic-messages", "apiKey": "x", "models": [PI_MODEL]}}}))
-        return [program, "--provider", "fleet", "--model", "big", "-p", "hi"], {}
     return [program, "--auth-type", "openai", "--openai-api-key", "x", "--openai-base-url",
             f"{url}/v1", "-m", "big", "-p", "hi"], {}
 

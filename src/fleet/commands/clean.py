@@ -8,6 +8,7 @@ from fleet.cli.rows import CONFIG, FILES, OUT, YES, Flag, command
 from fleet.cli.say import open_workspace, paths_that, refuse_edited, tell
 from fleet.config.address import gateway_url
 from fleet.config.rules import TARGET_NAMES
+from fleet.files.harnesses import FORMER_TARGET
 from fleet.files.skills import TAUGHT
 from fleet.start.constants import ENVIRONMENT_FILE, EXIT_OK, EXIT_REFUSED
 from fleet.start.errors import FleetError
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
          group=FILES, examples=("clean --dry-run", "clean", "clean --yes"))
 def cmd_clean(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
-    changes = workspace.compare(None, (*TARGET_NAMES, *(target.name for target in TAUGHT)))
+    changes = workspace.compare(None, (
+        *TARGET_NAMES, FORMER_TARGET.name, *(target.name for target in TAUGHT)))
     kept = [] if options.force else paths_that(changes, "edited")
     doomed = [change for change in changes if change.path not in kept]
     if ENVIRONMENT_FILE in [change.path for change in doomed]:

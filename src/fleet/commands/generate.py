@@ -26,9 +26,8 @@ from fleet.cli.say import (
     tell_warnings,
 )
 from fleet.config.rules import TARGET_NAMES
-from fleet.files.harnesses import HARNESSES
+from fleet.files.harnesses import HARNESSES, OTHER_PROGRAM
 from fleet.findings.config import lint_key
-from fleet.findings.programs import plan_losses
 from fleet.plan.routes import plan_routes
 from fleet.start.constants import (
     ENVIRONMENT_FILE,
@@ -73,9 +72,7 @@ def cmd_generate(options: Namespace, world: World) -> int:
     config = load_config(world, options.config)
     fleet = config.fleet
     targets = parse_targets(options) or fleet.targets
-    others = [*lint_key(fleet, world.environ), *(
-        loss for name in targets if name in HARNESSES
-        for loss in plan_losses(fleet, HARNESSES[name]))]
+    others = list(lint_key(fleet, world.environ))
     tell_warnings(config.warnings, world)
     tell_findings(others, world)
 
@@ -155,5 +152,5 @@ def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: 
 def parse_targets(options: Namespace) -> tuple[str, ...]:
     """Return what was chosen, if anything."""
     words = split_lists(options.target)
-    check_names("target", words, TARGET_NAMES, "generate")
+    check_names("target", words, TARGET_NAMES, "generate", OTHER_PROGRAM)
     return tuple(name for name in TARGET_NAMES if name in words)

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 from fleet.cli.agree import ask_trust
 from fleet.cli.rows import CONFIG, OUT, SERVE, TRUST, Flag, command
 from fleet.cli.say import check_names, open_workspace, refuse_edited, tell_findings
-from fleet.files.harnesses import HARNESSES
+from fleet.files.harnesses import HARNESSES, OTHER_PROGRAM
 from fleet.findings.config import lint_key
-from fleet.findings.programs import plan_losses
 from fleet.plan.environment import harness_environment
 from fleet.start.constants import EXIT_REFUSED
 from fleet.start.errors import FleetError
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
                    "launch codex -- exec 'say hi'"), passes="ARGS")
 def cmd_launch(options: Namespace, world: World) -> int:
     """Run a program on the fleet; its exit code is ours."""
-    check_names("program", [options.program], ("claude", *HARNESSES), "launch")
+    check_names("program", [options.program], ("claude", *HARNESSES), "launch",
+                OTHER_PROGRAM)
     try:
         fleet = load_config(world, options.config).fleet
     except FleetError as error:
@@ -63,10 +63,8 @@ def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options
                          fix=harness.install)
     key = workspace.read_key(fleet)
     if not options.trust:
-        refuse_rivals(world, harness)
         refuse_tracked(workspace, harness)
-    losses = [loss for loss in plan_losses(fleet, harness) if loss.level == "warning"]
-    tell_findings([*lint_key(fleet, world.environ), *losses], world)
+    tell_findings(lint_key(fleet, world.environ), world)
 
     changes = workspace.compare(fleet, (harness.name,))
     edited = [change.path for change in changes if change.action == "edited"]
@@ -92,18 +90,3 @@ def refuse_tracked(workspace: Workspace, harness: Harness) -> None:
                          f"{harness.title} obeys whatever is there", status=EXIT_REFUSED,
                          fix=f"git rm -rf --cached {quote_shell(path)}, look at what is in "
                              "it, then add --trust")
-
-
-def refuse_rivals(world: World, harness: Harness) -> None:
-    """Refuse to start a program where a project file leads it elsewhere, with the key."""
-    place = world.real_path(".")
-    while harness.rivals:
-        for name in harness.rivals:
-            if world.kind_of(world.path(place, name)) != "absent":
-                raise FleetError(
-                    "target-rival", f"{harness.title} reads this file of the project, which "
-                    "may send prompts and the key elsewhere", where=world.path(place, name),
-                    fix="read it, then add --trust", status=EXIT_REFUSED)
-        if world.parent(place) == place:
-            return
-        place = world.parent(place)

@@ -143,7 +143,7 @@ def _address_slips(text: str) -> list[str]:
 
 PROVIDERS = ("builtin", "litellm")
 TARGET_NAMES = (  # the rows of TARGETS
-    "litellm", "claude", "env", "opencode", "codex", "aider", "qwen", "pi", "cn")
+    "litellm", "claude", "env", "opencode", "codex", "aider", "qwen")
 USUAL_TARGETS = TARGET_NAMES[:3]
 CLAUDE = "claude"  # the coder that can be asked, steered and resumed
 # codex 0.169.0, opencode 1.18.33, aider 0.86.2, qwen-code 0.24.4. What they keep of their own

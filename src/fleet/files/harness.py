@@ -44,7 +44,6 @@ class Harness(Record):
     title: str
     program: str
     install: str
-    least_context: int  # tokens; below it the first prompt leaves no room to work
     files: dict[str, Page]
     words: str  # it is started with, as a template
     environment: dict[str, str]  # its values are templates
@@ -54,8 +53,6 @@ class Harness(Record):
     tools: dict[str, str] | None = None
     taken_names: tuple[str, ...] = ()  # agents of its own, which ours would replace
     prefix: str = ""  # of an alias, where it is named
-    swallows_key: bool = False  # started by hand without the key, it says nothing of that
-    rivals: tuple[str, ...] = ()  # files of a project that lead it elsewhere all the same
 
     def directory(self) -> str:
         return f"{STATE_DIRECTORY}/{self.name}"

@@ -1,4 +1,4 @@
-"""The six other programs, as rows."""
+"""The four other programs, as rows."""
 from __future__ import annotations
 
 from fleet.files.harness import Harness, Page
@@ -8,7 +8,7 @@ from fleet.files.target import Target
 # its files, a row of it for each alias, and with which words and variables `launch` leads
 # it there. Nothing of a person's own files is read for the fleet's sake or written, and
 # what the project says does not beat it. The key comes by the environment. Facts: opencode
-# 1.18.33, codex 0.169.0, aider 0.86.2, qwen-code 0.24.4, pi 0.73.1, cn 1.5.47.
+# 1.18.33, codex 0.169.0, aider 0.86.2, qwen-code 0.24.4.
 
 # Without a limit opencode would never compact.
 _OPENCODE = Page("""\
@@ -131,38 +131,9 @@ $tools---
 
 $prompt
 """
-# Its key is the name of a variable.
-_PI = Page("""\
-{"providers": {"fleet": {
-  "baseUrl": "$url", "api": "anthropic-messages", "apiKey": "$variable",
-  "models": [
-$models
-  ]}}}
-""", """\
-    {"id": $alias, "reasoning": false, "input": ["text"], "contextWindow": $context,
-     "maxTokens": $output, "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}}""")
-# It takes the first model.
-_CN = Page("""\
-${headline}name: $name
-version: 1.0.0
-schema: v1
-models:
-$models""", """\
-  - name: $alias
-    provider: anthropic
-    model: $alias
-    apiBase: "$url/v1/"
-    apiKey: "$${{ secrets.$variable }}"
-    roles: [chat]
-    capabilities: [tool_use]
-    defaultCompletionOptions:
-      contextLength: $context
-      maxTokens: $output
-""")
-
 HARNESS_ROWS = (
     # A project's opencode.json beats a file that is named to it, but not this variable.
-    Harness("opencode", "opencode", "opencode", "npm install -g opencode-ai", 16_384,
+    Harness("opencode", "opencode", "opencode", "npm install -g opencode-ai",
             {"opencode.json": _OPENCODE}, "",
             {"OPENCODE_CONFIG_CONTENT": "$content", "OPENCODE_DISABLE_MODELS_FETCH": "1",
              "OPENCODE_DISABLE_AUTOUPDATE": "1"},
@@ -172,22 +143,22 @@ HARNESS_ROWS = (
                    "Task": "task", "Skill": "skill"},
             taken_names=("build", "plan", "general", "explore", "title", "compaction",
                          "summary"),
-            prefix="fleet/", swallows_key=True),
-    Harness("codex", "codex", "codex", "npm install -g @openai/codex", 24_576,
+            prefix="fleet/"),
+    Harness("codex", "codex", "codex", "npm install -g @openai/codex",
             {"config.toml": _CODEX, "models.json": _CODEX_MODELS}, "",
             {"CODEX_HOME": "$directory"}, agent_file="agents/%s.toml", agent=_CODEX_ROLE),
     # As flags and under its own prefix, as a project's .env beats every other variable.
-    Harness("aider", "aider", "aider", "pip install aider-chat", 8_192,
+    Harness("aider", "aider", "aider", "pip install aider-chat",
             {"aider.conf.yml": _AIDER, "model.settings.yml": _AIDER_SETTINGS,
              "model.metadata.json": _AIDER_METADATA},
             "--config $directory/aider.conf.yml "
             "--model-settings-file $directory/model.settings.yml "
             "--model-metadata-file $directory/model.metadata.json --openai-api-base $url/v1",
             {"AIDER_OPENAI_API_KEY": "$key", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-            prefix="openai/", rivals=(".aider.model.settings.yml",)),
+            prefix="openai/"),
     # As a system's settings they beat those of a project.
     Harness(
-        "qwen", "qwen-code", "qwen", "npm install -g @qwen-code/qwen-code (Node 22)", 32_768,
+        "qwen", "qwen-code", "qwen", "npm install -g @qwen-code/qwen-code (Node 22)",
         {"settings.json": _QWEN}, "",
         {"QWEN_HOME": "$directory",
          "QWEN_CODE_SYSTEM_SETTINGS_PATH": "$directory/settings.json",
@@ -195,15 +166,14 @@ HARNESS_ROWS = (
         agent_file="agents/%s.md", agent=_QWEN_AGENT,
         tools={"Read": "read_file", "Grep": "grep_search", "Glob": "glob", "Edit": "edit",
                "Write": "write_file", "Bash": "run_shell_command", "WebFetch": "web_fetch",
-               "Skill": "skill"}),
-    Harness("pi", "pi", "pi", "npm install -g @mariozechner/pi-coding-agent", 8_192,
-            {"models.json": _PI}, "--provider fleet --model $main",
-            {"PI_CODING_AGENT_DIR": "$directory", "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
-            swallows_key=True),
-    Harness("cn", "Continue's cn", "cn", "npm install -g @continuedev/cli", 8_192,
-            {"config.yaml": _CN}, "--config $directory/config.yaml",
-            {"CONTINUE_TELEMETRY_ENABLED": "0"}))
+               "Skill": "skill"}))
 HARNESSES: dict[str, Harness] = {harness.name: harness for harness in HARNESS_ROWS}
+# What is said of a program without a row.
+OTHER_PROGRAM = "any other program takes a base URL and a key: `subagent-fleet help harnesses`"
+# What earlier versions wrote: `clean` and `doctor --fix` remove it.
+FORMER_TARGET = Target(
+    "former", r"[.]subagent-fleet/(?:pi/models[.]json|cn/config[.]yaml)", 0o644,
+    lambda fleet, key: {})
 
 
 def harness_target(harness: Harness) -> Target:

@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
 
 # Where each program looks for skills, in a project as in a home (seen with Claude Code
-# 2.1.327, codex 0.169.0, opencode 1.18.33, qwen-code 0.24.4, pi 0.73.1). Those of opencode
-# that lie in both are listed once.
+# 2.1.327, codex 0.169.0, opencode 1.18.33, qwen-code 0.24.4). Those of opencode that lie
+# in both are listed once.
 PLUGIN_SUMMARY = ("Coding agents on the models of your own machines: set up, "
                   "look after, run tasks.")
 SKILL_PLACES = {"claude-code": ".claude/skills", "codex": ".agents/skills",
-                "opencode": ".agents/skills", "qwen": ".agents/skills",
-                "pi": ".agents/skills"}
+                "opencode": ".agents/skills", "qwen": ".agents/skills"}
 PLUGIN_TARGETS = ("claude-code", "codex")  # see MARKETPLACES
 PLUGIN_PLACE = ".agents/plugins/subagent-fleet"  # hidden: both marketplaces point there
 BOOTSTRAP_SKILL = "subagent-fleet-bootstrap"

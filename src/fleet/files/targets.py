@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fleet.config.rules import TARGET_NAMES, USUAL_TARGETS
-from fleet.files.harnesses import HARNESS_ROWS, harness_target
+from fleet.files.harnesses import FORMER_TARGET, HARNESS_ROWS, harness_target
 from fleet.files.litellm import CLAUDE_TARGET, LITELLM_TARGET
 from fleet.files.shell import ENVIRONMENT_TARGET
 from fleet.files.skills import TAUGHT
@@ -26,7 +26,7 @@ TARGETS = (LITELLM_TARGET, CLAUDE_TARGET, ENVIRONMENT_TARGET,
 
 def target_of(path: str) -> Target | None:
     """Return whose a generated path is; None for all that is never removed."""
-    for target in (*TARGETS, *TAUGHT):
+    for target in (*TARGETS, *TAUGHT, FORMER_TARGET):
         if re.fullmatch(target.pattern, path):
             return target
     return None
@@ -49,7 +49,7 @@ def plan_compared(fleet: Fleet | None, written: Iterable[str]) -> list[str]:
     there = {target.name for target in map(target_of, written) if target}
     if fleet:
         there.update(fleet.targets)
-    return [name for name in TARGET_NAMES if name in there]
+    return [name for name in (*TARGET_NAMES, FORMER_TARGET.name) if name in there]
 
 
 def render_manifest(hashes: dict[str, str]) -> bytes:

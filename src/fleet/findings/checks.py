@@ -147,8 +147,6 @@ class Facts(Record):
     # whether a litellm_init.pth lies beside it.
     claude: str | None = None
     litellm: str | None = None
-    # By name: the other programs that files were generated for.
-    programs: dict[str, SeenProgram] = {}
     # By path: what that settings file puts into the environment.
     settings: dict[str, dict[str, object]] = {}
     # What `generate` would do, or why that is not known.
@@ -160,13 +158,6 @@ class Facts(Record):
     # The task file, where there is one, and whether each of its tasks asks for the sandbox.
     task_file: str = ""
     is_confined: bool = False
-
-
-class SeenProgram(Record):
-    """What doctor saw of a program of HARNESSES that is to run on the fleet."""
-
-    version: str = ""  # "": it is not on the PATH
-    has_key: bool = True  # the variable with the key is set here
 
 
 class Check(Record):

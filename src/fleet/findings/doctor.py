@@ -26,7 +26,6 @@ from fleet.findings.nodes import (
     check_ollama_versions,
     check_room,
 )
-from fleet.findings.programs import check_programs
 from fleet.findings.routes import check_needs, check_routes
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ CHECKS = (
     check_confinement,
     check_files,
     check_secret,
-    check_programs,
 )
 
 

@@ -104,7 +104,7 @@ TOPICS = {
                       lambda: BACKENDS_PAGE),
     "gateway": Topic("the queue, failover, receipts, and LiteLLM instead",
                      lambda: GATEWAY_PAGE),
-    "harnesses": Topic("opencode, codex, aider, qwen-code, pi and cn",
+    "harnesses": Topic("opencode, codex, aider and qwen-code",
                        lambda: HARNESSES_PAGE),
     "traces": Topic("which machine served which agent; the dashboard and its events",
                     lambda: TRACES_PAGE),

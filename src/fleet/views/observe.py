@@ -2,15 +2,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from typing import TYPE_CHECKING
 
 from fleet.cli.say import print_report
 from fleet.config.address import split_endpoint
-from fleet.files.harnesses import HARNESSES
-from fleet.files.targets import target_of
-from fleet.findings.checks import Exposure, Facts, SeenProgram
+from fleet.findings.checks import Exposure, Facts
 from fleet.findings.config import lint_key
 from fleet.nodes.probe import probe_nodes
 from fleet.runs.folder import TASK_FILES
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fleet.config.sections import Fleet, Node
-    from fleet.files.harness import Harness
     from fleet.start.errors import Finding
     from fleet.workspace.directory import Workspace
     from fleet.world.world import World
@@ -82,7 +78,6 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
         jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
         jobs["looks"] = lambda: look_at_nodes(world, fleet, until)
         jobs["holder"] = lambda: who_serves(world, fleet, key, until)
-        jobs["programs"] = lambda: look_at_programs(workspace, fleet, facts, until)
 
     answers = {key: answer for key, answer in run_together(world, jobs) if key}
     return replace(facts, **answers)
@@ -100,29 +95,6 @@ def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
                        problems=(*facts.problems, *(error.findings or (error.finding,))))
     is_confined = all(task.sandbox == "required" for task in tasks if task.talks)
     return replace(facts, task_file=path, is_confined=is_confined)
-
-
-def look_at_programs(workspace: Workspace, fleet: Fleet, facts: Facts, until: float
-                     ) -> dict[str, SeenProgram]:
-    """Return what is seen of each program whose files are or will be generated, in order."""
-    owners = {target.name for target in map(target_of, (
-        change.path for change in facts.changes)) if target}
-    jobs = {name: functools.partial(look_at_program, workspace, fleet, harness, until)
-            for name, harness in HARNESSES.items() if name in owners}
-    seen = {name: program for name, program in run_together(workspace.world, jobs) if name}
-    return {name: seen[name] for name in jobs}
-
-
-def look_at_program(workspace: Workspace, fleet: Fleet, harness: Harness, until: float
-                    ) -> SeenProgram:
-    """Return the version of a program; nobody is asked."""
-    world = workspace.world
-    program = world.which(harness.program)
-    if not program:
-        return SeenProgram()
-    version = ask_version(world, program, until)
-    has_key = bool(world.environ.get(fleet.gateway.master_key_env))
-    return SeenProgram(version, has_key)
 
 
 def find_litellm(world: World) -> str | None:
@@ -147,8 +119,7 @@ def find_litellm(world: World) -> str | None:
 def ask_version(world: World, program: str, until: float) -> str:
     """Return the first word that a program prints of its version, or `?`."""
     ran = world.run_program([program, "--version"], seconds=until - world.clock())
-    # pi 0.73.1 says it on stderr.
-    words = f"{ran.text} {ran.talk}".split() if ran.code == 0 else []
+    words = ran.text.split() if ran.code == 0 else []
     numbers = [word for word in words if re.match(r"v?\d+\.\d", word)]
     return (numbers or words)[0][:40] if words else "?"
 
