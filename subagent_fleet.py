@@ -16489,7 +16489,7 @@ DASHBOARD_HTML = r"""<!doctype html>
 <h2 id="of-machines">Machines</h2><ul id="machines" class="cards"></ul></section>
 <div class="pair">
 <section aria-labelledby="of-routes"><div class="line"><h2 id="of-routes">Routes</h2></div>
-<div class="panel"><div id="routes"><svg aria-hidden="true"></svg>
+<div class="panel ways"><div id="routes"><svg aria-hidden="true"></svg>
 <ul aria-label="Agents"></ul><ul aria-label="Models"></ul><ul aria-label="Machines"></ul></div>
 <ul class="legend" id="spares"><li><i class="spare"></i>fallback</li></ul></div>
 </section>
@@ -16568,7 +16568,7 @@ section > h2, .line { margin-bottom: var(--s2); align-items: center; }
 #needs p { font-size: var(--middle); white-space: pre-line; }
 #needs .copy, td .copy { font-size: var(--text); }
 .notes p > span { color: var(--ink); }
-.copy { cursor: copy; border: 1px solid var(--line); border-radius: .25rem; }
+.copy { cursor: copy; border: 1px solid var(--line); border-radius: .25rem; margin: 1px 0; }
 .copy { background: var(--bg); padding: 0 var(--s1); text-align: left; max-width: 100%; }
 .copy::after { content: " copy"; color: var(--dim); font-size: var(--small); }
 .copy.copied::after { content: " copied"; color: var(--ok); }
@@ -16588,8 +16588,10 @@ section > h2, .line { margin-bottom: var(--s2); align-items: center; }
 @media (min-width: 64rem) { .pair { grid-template-columns: 2fr 3fr; } }
 .pair section { display: flex; flex-direction: column; min-width: 0; }
 .pair .panel { flex: 1; }
+.ways { position: sticky; top: var(--s3); display: flex; flex-direction: column; }
+.ways { max-height: 24rem; min-height: min-content; }
 .pair .line { min-height: 1.75rem; }
-#routes { position: relative; display: grid; gap: 9%; }
+#routes { position: relative; display: grid; gap: 9%; flex: 1; }
 #routes { grid-template-columns: minmax(0, 4fr) minmax(0, 5fr) minmax(0, 3fr); }
 #routes svg { position: absolute; inset: 0; width: 100%; height: 100%; }
 #routes ul { display: flex; flex-direction: column; gap: var(--s2); justify-content: space-around; }
@@ -16641,11 +16643,12 @@ details { margin-top: var(--s2); } summary { cursor: pointer; color: var(--dim);
 .number { text-align: right; white-space: nowrap; }
 #more { margin-top: var(--s2); }
 .notes progress { width: min(16rem, 100%); accent-color: var(--m0); }
-@media (max-width: 60rem) { .wide { display: none; } }
+@media (max-width: 60rem) { .wide { display: none; } td.one { max-width: 9rem; } }
 @media (max-width: 40rem) {
   header, main { padding: var(--s3); } .now { text-align: left; }
   .card .what, .card .row:has(.spark), #routes .dim, thead { display: none; }
-  #routes { gap: 7%; } #routes li { padding: var(--s1); }
+  #routes { gap: 7%; grid-template-columns: repeat(3, auto); }
+  #routes li { padding: var(--s1); }
   .lane { display: block; } .axis { --label: 0; } .lane span { display: block; }
   .axis span:nth-child(2n) { visibility: hidden; }
   table, tbody { display: block; }
@@ -16654,6 +16657,7 @@ details { margin-top: var(--s2); } summary { cursor: pointer; color: var(--dim);
   tr::before { content: ""; order: 1; flex-basis: 100%; }
   td { border: 0; padding: 0; } td:empty { display: none; }
   td.small { order: 1; font-size: var(--small); color: var(--dim); } .number { display: none; }
+  td.small.wide { display: block; }
   td.last { margin-left: auto; text-align: right; } td.whole { flex: 1 1 100%; }
 }
 """
@@ -17146,8 +17150,8 @@ function drawRequests() {
   say($("nothing"), `No request yet. Type \`${picture?.hint || "subagent-fleet up"}\` in a `
     + "terminal, and ask for something.", true);
 }
-const TASKS = [["State", ".one"], ["Task", ".one"], ["Agent", ".one.small"], ["Machine", ".one"],
-  ["Time", ".one.small"], ["Changes", ".one.small"], ["Now", ".whole"]];
+const TASKS = [["State", ".one"], ["Task", ".one"], ["Agent", ".one.small.wide"],
+  ["Machine", ".one"], ["Time", ".one.small"], ["Changes", ".one.small"], ["Now", ".whole"]];
 function drawTasks() {
   const {tasks} = picture, [going, over] = $("tasks").querySelectorAll("tbody");
   const draw = (body, rows) => keep(body, named(rows), () => make("tr", ...TASKS.map((each) =>

@@ -472,6 +472,32 @@ def test_hostile_names_are_text_and_break_nothing(browser, board):
     opened.shot(PICTURES / "dashboard-hostile.png")
 
 
+def test_routes_stay_small_and_in_sight_beside_a_long_time_line(browser, board):
+    opened = browser.open(board.invite(), context=browser.context())
+    plain = hostile_picture("gpu")
+    names = ("planner", "implementer", "reviewer")
+    board.show({**plain, "agents": [{"name": name, "model": "gpu"} for name in names],
+                "models": [{**plain["models"][0], "runs": "qwen3-coder:30b"}],
+                "tasks": [{**plain["tasks"][0], "agent": "implementer", "diff": "+31 −4",
+                           "now": "Bash python3 -m pytest -q tests/test_parser.py"}]})
+    for number in range(40):
+        board.log.put(sf.plan_row(sf.Receipt(
+            time.time(), f"req_{number}", f"s{number}", "", "gpu", "gpu", "gpu", 1, (), 0.1, 0.2,
+            0.5, 1, 2, "ok")))
+    opened.wait("document.querySelectorAll('.lane').length === 40")
+    card = "document.querySelector('#routes').parentElement.getBoundingClientRect()"
+    assert opened.run(f"{card}.height") <= 400
+    opened.run("document.querySelectorAll('.lane')[20].scrollIntoView(); 0")
+    opened.wait(f"{card}.top >= 0 && {card}.bottom <= innerHeight")
+
+    opened.look(width=360)  # no name is broken
+    opened.wait("Math.max(...[...document.querySelectorAll('#routes li')]"
+                ".map((each) => each.offsetHeight)) < 32")
+    opened.look(width=768)  # what a task does has room
+    opened.wait("document.querySelector('#tasks td.whole').offsetWidth >= 224")
+    opened.close()
+
+
 def test_a_request_that_nobody_took_has_a_mark_and_only_what_is_typed_can_be_copied(browser, board):
     opened = browser.open(board.invite(), context=browser.context())
     shown = hostile_picture("n")

@@ -156,8 +156,8 @@ function drawRequests() {
   say($("nothing"), `No request yet. Type \`${picture?.hint || "subagent-fleet up"}\` in a `
     + "terminal, and ask for something.", true);
 }
-const TASKS = [["State", ".one"], ["Task", ".one"], ["Agent", ".one.small"], ["Machine", ".one"],
-  ["Time", ".one.small"], ["Changes", ".one.small"], ["Now", ".whole"]];
+const TASKS = [["State", ".one"], ["Task", ".one"], ["Agent", ".one.small.wide"],
+  ["Machine", ".one"], ["Time", ".one.small"], ["Changes", ".one.small"], ["Now", ".whole"]];
 function drawTasks() {
   const {tasks} = picture, [going, over] = $("tasks").querySelectorAll("tbody");
   const draw = (body, rows) => keep(body, named(rows), () => make("tr", ...TASKS.map((each) =>
