@@ -34,6 +34,7 @@ def hostile(ground, trap, capture):
     assert count == 3
     project.write("fleet.yaml", text)
     project.run("generate")
+    project.run("trust", "--yes")  # one of its models is said to run in a cloud
     project.fleet = read_independently(text)
     assert set(project.fleet["agents"]) == set(NAMES)
     return project
