@@ -6461,27 +6461,19 @@ KNOWN_FRONTMATTER = """
 # -- what was seen, and who looks at it --
 
 
-class Exposure(Record):
-    """Who can reach a node beside the fleet."""
-
-    addresses: tuple[str, ...] = ()  # of its host
-    answers_any_page: bool = False  # of any site that is opened in a browser near it
-
-
 class Facts(Record):
     """What doctor saw, gathered once: beside the fleet its checks look at nothing else."""
 
     # The config's own findings.
     problems: Sequence[Finding] = ()
-    # By node: what it answered, and who else can reach it.
+    # By node: what it answered, and the addresses of its host.
     states: dict[str, NodeState] = {}
+    addresses: dict[str, tuple[str, ...]] = {}
     measured: Sequence[Measurement] = ()  # by `bench`
-    looks: dict[str, Exposure] = {}
     memory: dict[str, float] = {}  # GB for models, where that is known
     # Who holds the gateway's port; see check_gateway.
     holder: str = ""
-    # The versions of the programs, None where they were not found; LiteLLM's also tells
-    # whether a litellm_init.pth lies beside it.
+    # The versions of the programs, None where they were not found.
     claude: str | None = None
     litellm: str | None = None
     # By path: what that settings file puts into the environment.
@@ -6549,7 +6541,7 @@ def warn(fleet: Fleet, slug: str, path: tuple[str | int, ...], *, what: str,
     return Finding(slug, "warning", f"{dotted}: {what}", where, excerpt, fix)
 
 
-# == findings/config.py, from line 44 =========================================
+# == findings/config.py, from line 43 =========================================
 #
 # Findings on this machine, and on what the fleet file alone shows.
 
@@ -6579,18 +6571,13 @@ def check_claude(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("This machine", "nothing")
 def check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Find a LiteLLM that does no harm, where it is there or needed."""
+    """Find the LiteLLM that is there or needed."""
     version = facts.litellm
     is_needed = fleet is not None and fleet.gateway.provider == "litellm"
     if not version:
         if is_needed:
             yield Finding("litellm-missing", "error",
                           "LiteLLM (Python 3.10+) is not on the PATH", fix=LITELLM_INSTALL)
-    elif re.match(r"1\.82\.[78]$|.*litellm_init\.pth", version):
-        yield Finding("litellm-poisoned", "error",
-                      f"LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
-                      fix="remove it, change every secret of this machine, "
-                          f"{LITELLM_INSTALL}")
     elif is_older(version, "1.104.0"):
         yield Finding("litellm-old", "error" if is_needed else "warning",
                       f"LiteLLM {version} without its key is an open proxy",
@@ -6799,7 +6786,7 @@ def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
                   fix=f"unset {variable}; rm -f {ENVIRONMENT_FILE}; subagent-fleet generate")
 
 
-# == findings/nodes.py, from line 27 ==========================================
+# == findings/nodes.py, from line 25 ==========================================
 #
 # Findings on machines: do they answer, who can reach them, what fits.
 
@@ -6822,63 +6809,14 @@ def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                       fix=state.mend_from_afar)
 
 
-class Hole(Record):
-    """What an Ollama does that is older than the version that fixed it."""
-
-    fixed_in: str
-    level: str
-    harm: str
-
-
-OLLAMA_HOLES = (  # the worst first (golang/vulndb, its history)
-    Hole("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
-    Hole("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
-    Hole("0.31.2", "warning", "takes harmful model files without checking them"))
-
-
-@check("Nodes", "nodes")
-def check_ollama_versions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Name the nodes whose Ollama has a known hole, those with the same one together."""
-    for hole in OLLAMA_HOLES:
-        states = [state for state in facts.states.values() if worst_hole(state) is hole]
-        if states:
-            who = join_words([f"{state.name} (Ollama {state.version})" for state in states])
-            yield name_hole(hole, who, f" on {join_words([state.name for state in states])}")
-
-
-def worst_hole(state: NodeState) -> Hole | None:
-    """Return the worst that is known of an Ollama's version."""
-    for hole in OLLAMA_HOLES if state.provider == "ollama" else ():
-        if is_older(state.version, hole.fixed_in):
-            return hole
-    return None
-
-
-def name_hole(hole: Hole, who: str, where: str) -> Finding:
-    return Finding("ollama-old", hole.level, f"{who}: this version {hole.harm}; fixed in "
-                   f"{hole.fixed_in}", fix=f"update Ollama{where} (ollama.com/download)")
-
-
 @check("Nodes", "nodes")
 def check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Name the nodes that web pages or the internet may use."""
-    # By provider: what holds of several is said once.
-    open_to_pages: dict[str, list[str]] = {}
-    for name, look in facts.looks.items():
-        node = fleet.nodes[name]
-        if look.answers_any_page:
-            open_to_pages.setdefault(node.provider, []).append(name)
-        for address in look.addresses:
-            is_named = address in node.endpoint  # then it is a warning of the config
+    """Name the nodes that the internet may use."""
+    for name, addresses in facts.addresses.items():
+        for address in addresses:
+            is_named = address in fleet.nodes[name].endpoint  # then it is a warning of the config
             if address_kind(address) == "public" and not is_named:
                 yield public_address(name, address, "warning")
-    for provider, names in open_to_pages.items():
-        who = join_words(names)
-        fix = f"remove OLLAMA_ORIGINS on `{who}`, then restart Ollama"
-        if provider != "ollama":
-            fix = f"give {kind_title(provider)} on `{who}` a key, and write `api_key_env:`"
-        yield Finding("open-origin", "warning", f"{who}: answers any web page that is opened "
-                      "in a browser near it", fix=fix)
 
 
 def public_address(who: str, address: str, level: str) -> Finding:
@@ -7237,9 +7175,6 @@ def check_worker(program: str, state: NodeState,
                         fix="start its app or its service, or: ollama serve")]
 
     findings = []
-    hole = worst_hole(state)
-    if hole:
-        findings.append(name_hole(hole, f"Ollama {state.version}", ""))
     if not rank_models(state):
         findings.append(Finding("no-model", "warning", "no model here can answer an agent",
                                 fix=f"ollama pull {SMALL_PLACEHOLDER}"))
@@ -7253,7 +7188,7 @@ def check_worker(program: str, state: NodeState,
     return findings
 
 
-# == findings/doctor.py, from line 38 =========================================
+# == findings/doctor.py, from line 37 =========================================
 #
 # Every check, in the order of their findings, and who asks them.
 
@@ -7270,7 +7205,6 @@ CHECKS = (
     lint_unused_models,
     lint_agents,
     check_nodes_answer,
-    check_ollama_versions,
     check_exposure,
     check_room,
     check_memory,
@@ -26340,7 +26274,7 @@ def keep_measurements(workspace: Workspace, measured: Sequence[Measurement]) -> 
     workspace.keep(BENCH_FILE, report.encode("ascii"))
 
 
-# == views/observe.py, from line 37 ===========================================
+# == views/observe.py, from line 36 ===========================================
 #
 # Looking at all that `doctor` judges.
 
@@ -26386,7 +26320,7 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
         facts = observe_files(workspace, fleet, facts)
         key = known_key(workspace, fleet)
         jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
-        jobs["looks"] = lambda: look_at_nodes(world, fleet, until)
+        jobs["addresses"] = lambda: find_addresses(world, fleet, until)
         jobs["holder"] = lambda: who_serves(world, fleet, key, until)
 
     answers = {key: answer for key, answer in run_together(world, jobs) if key}
@@ -26408,22 +26342,19 @@ def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
 
 
 def find_litellm(world: World) -> str | None:
-    """Return LiteLLM's version and whether litellm_init.pth is beside it; None without it."""
+    """Return LiteLLM's version; None without it."""
     program = world.which("litellm")
     if not program:
         return None
 
-    # It is not run: `--version` takes 10 s and calls out (1.106.2), a .pth may do harm.
+    # It is not run: `--version` takes 10 s and calls out (1.106.2).
     names = []
     for place in ("lib/python*", "Lib"):
         paths = world.paths_below(world.parent(world.real_path(program)),
                                   f"../{place}/*-packages/litellm*")
         names += [world.split(path)[1] for path in paths]
     versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
-    version = versions[-1] if versions else "?"
-    if "litellm_init.pth" in names:
-        version += " with litellm_init.pth"
-    return version
+    return versions[-1] if versions else "?"
 
 
 def ask_version(world: World, program: str, until: float) -> str:
@@ -26434,25 +26365,19 @@ def ask_version(world: World, program: str, until: float) -> str:
     return (numbers or words)[0][:40] if words else "?"
 
 
-def look_at_nodes(world: World, fleet: Fleet, until: float) -> dict[str, Exposure]:
-    """Return who can reach each node beside the fleet, all asked at once."""
-    jobs = {name: lambda node=node: look_at_node(world, node, until)
+def find_addresses(world: World, fleet: Fleet, until: float) -> dict[str, tuple[str, ...]]:
+    """Return the addresses of each node's host, all asked for at once."""
+    jobs = {name: lambda node=node: addresses_of(world, node, until)
             for name, node in fleet.nodes.items()}
-    return {name: seen for name, seen in run_together(world, jobs) if name}
+    return {name: found for name, found in run_together(world, jobs) if name}
 
 
-def look_at_node(world: World, node: Node, until: float) -> Exposure:
-    """Return who can reach a node beside the fleet."""
-    foreign = "https://fleet-doctor.invalid"
-    addresses = ()
-    allowed = ""
-    with contextlib.suppress(NodeFailure):  # how a node fails is in its state
+def addresses_of(world: World, node: Node, until: float) -> tuple[str, ...]:
+    """Return the addresses of a node's host; how a node fails is in its state."""
+    with contextlib.suppress(NodeFailure):
         places = world.resolve(split_endpoint(node.endpoint).host, 0, until)
-        addresses = tuple(sorted({address[0] for *_, address in places}))
-        url = node.endpoint + backend_of(node).identify().path
-        headers = get_page(world, url, until, Origin=foreign).headers
-        allowed = headers.get("access-control-allow-origin", "")
-    return Exposure(addresses, allowed in ("*", foreign))
+        return tuple(sorted({address[0] for *_, address in places}))
+    return ()
 
 
 # == views/lookout.py, from line 52 ===========================================
@@ -31056,8 +30981,7 @@ SECURITY_PAGE = r"""# Security
 - Model names ending in `:cloud` or `-cloud` leave your house through Ollama; they are an
   error unless the model says `cloud: true`.
 - The file has no dependencies; everything it does to disk, network and processes is in its
-  part `world/`. `doctor` looks for known holes in Ollama and LiteLLM, weak keys, and
-  files others can read.
+  part `world/`. `doctor` looks for weak keys, public addresses and files others can read.
 - What is promised, what is not, and how to report a hole: .github/SECURITY.md in the
   repository.
 """

@@ -68,20 +68,19 @@ def observed(world):
     return sf.observe(sf.Workspace(world, "."), None, problems=(), seconds=0.2)
 
 
-@pytest.mark.parametrize("packages,version,poisoned", [
-    ("lib/python3.12/site-packages", "1.106.2", False),
-    ("lib/python3/dist-packages", "1.82.8", True), ("Lib/site-packages", "1.103.5", False),
-    ("lib/python3.12/elsewhere", "?", False)])
-def test_litellm_is_known_from_disk_without_running_it(tmp_path, packages, version, poisoned):
+@pytest.mark.parametrize("packages,version", [
+    ("lib/python3.12/site-packages", "1.106.2"), ("lib/python3/dist-packages", "1.82.8"),
+    ("Lib/site-packages", "1.103.5"), ("lib/python3.12/elsewhere", "?")])
+def test_litellm_is_known_from_disk_without_running_it(tmp_path, packages, version):
     place = tmp_path / "venv" / packages
     for name in ("litellm", f"litellm-{version}.dist-info", "litellm_enterprise-2.0.0"
-                 ".dist-info", "litellm_init.pth" if poisoned else "other.pth"):
+                 ".dist-info", "other.pth"):
         (place / name).mkdir(parents=True)
     program = write_program(tmp_path / "venv" / "bin", "litellm", f"touch {tmp_path}/was-run")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "litellm").symlink_to(program)  # as uv and pipx do
     found = observed(world_with(PATH=tmp_path / "bin")).litellm
-    assert found == version + " with litellm_init.pth" * poisoned
+    assert found == version
     assert not (tmp_path / "was-run").exists()
     assert observed(world_with(PATH=tmp_path)).litellm is None
 
@@ -175,14 +174,12 @@ def test_free_port_is_nobodys():
         assert sf.who_serves(world, fleet, "a-key", world.clock() + 20) == ""
 
 
-def test_node_that_answers_any_web_page_is_seen(fake_node):
-    node, world = fake_node(), sf.World()
-    there = sf.Node("n", node.endpoint)
-    assert sf.look_at_node(world, there, world.clock() + 20) == sf.Exposure(("127.0.0.1",))
-    node.any_origin = True
-    assert sf.look_at_node(world, there, world.clock() + 3) == sf.Exposure(("127.0.0.1",), True)
+def test_the_addresses_of_a_nodes_host_are_found(fake_node):
+    world = sf.World()
+    there = sf.Node("n", fake_node().endpoint)
+    assert sf.addresses_of(world, there, world.clock() + 20) == ("127.0.0.1",)
     gone = sf.Node("n", "http://name.invalid:11434")
-    assert sf.look_at_node(world, gone, world.clock() + 3) == sf.Exposure()
+    assert sf.addresses_of(world, gone, world.clock() + 3) == ()
 
 
 # -- the command --
@@ -312,13 +309,12 @@ def test_doctor_with_an_invalid_config_shows_the_line(doctor):
 
 def test_doctor_sees_nodes_routes_and_settings_as_they_are(doctor):
     doctor.node.models["qwen3:8b"].update(capabilities=["completion"], context=16384)
-    doctor.node.loaded, doctor.node.version = {"qwen3:8b": 4096}, "0.16.0"
-    doctor.node.any_origin = True
+    doctor.node.loaded = {"qwen3:8b": 4096}
     local = doctor.path / ".claude" / "settings.local.json"
     local.write_text('{"env": {"ANTHROPIC_BASE_URL": "http://127.0.0.1:1"}}', encoding="utf-8")
     assert doctor.ask() == {
         "no-tools": "error", "context-untrained": "warning", "context-short": "warning",
-        "ollama-old": "error", "open-origin": "warning", "settings-override": "error"}
+        "settings-override": "error"}
     assert doctor.status == 1
 
 

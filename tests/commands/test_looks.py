@@ -266,7 +266,7 @@ def look_at(row, columns, machines, *, colour, place, monkeypatch, is_terminal=T
         patch.setattr(sf, "find_system", lambda world, in_docker: "systemd")
         patch.setattr(sf, "find_ollama", lambda world: "")
         patch.setattr(sf.Server, "run", lambda server, listener: server.stops.append("SIGINT"))
-        patch.setattr(sf, "look_at_node", lambda world, node, until: sf.Exposure())
+        patch.setattr(sf, "addresses_of", lambda world, node, until: ())
         patch.setattr(sf, "last_session", lambda *words, since: "")
         if prepare is served_now:
             page = sf.FleetPage("local-dev", waiting=1, models=(

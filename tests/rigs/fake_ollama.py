@@ -12,14 +12,14 @@ class FakeNode(sf.SimulatedNode):
     `models` {name: {capabilities, context, size, family, …}}, `loaded` {name: context}, `pullable` names,
     `answers` {path: (status, value)} or {path: function(payload) -> (status, value)} in place of
     what Ollama would say (a list is sent as NDJSON lines), `words`: the text pieces of a chat,
-    `delay`: seconds before each answer, `any_origin`: as under OLLAMA_ORIGINS=*. `requests` holds (path, payload) of all that came.
+    `delay`: seconds before each answer. `requests` holds (path, payload) of all that came.
     """
 
     def __init__(self, models=None, host="127.0.0.1", port=0, listening=None):
         self.answers, self.delay, self.words = {}, 0, ["PO", "NG"]
         self.requests = []
         self.keys = []  # the Authorization of each request
-        self.pullable, self.gpu_percent, self.most_loaded, self.any_origin = set(), 100, 3, False
+        self.pullable, self.gpu_percent, self.most_loaded = set(), 100, 3
         world = sf.World()
         if listening:  # a socket that listens already: nobody who asks meanwhile is refused
             listening.setblocking(False)
@@ -50,10 +50,9 @@ class FakeNode(sf.SimulatedNode):
     def _respond(self, visitor, method, target, headers):
         self.keys.append(headers.get("authorization"))
         time.sleep(self.delay)
-        if headers.get("origin", "").startswith("https://") and not self.any_origin:
+        if headers.get("origin", "").startswith("https://"):
             visitor.reply(403, b"")
             return
-        self.head = "Access-Control-Allow-Origin: *\r\n" if self.any_origin else ""
         super()._respond(visitor, method, target, headers)
 
     def _tag(self, name):

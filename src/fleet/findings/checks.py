@@ -124,27 +124,19 @@ KNOWN_FRONTMATTER = """
 # -- what was seen, and who looks at it --
 
 
-class Exposure(Record):
-    """Who can reach a node beside the fleet."""
-
-    addresses: tuple[str, ...] = ()  # of its host
-    answers_any_page: bool = False  # of any site that is opened in a browser near it
-
-
 class Facts(Record):
     """What doctor saw, gathered once: beside the fleet its checks look at nothing else."""
 
     # The config's own findings.
     problems: Sequence[Finding] = ()
-    # By node: what it answered, and who else can reach it.
+    # By node: what it answered, and the addresses of its host.
     states: dict[str, NodeState] = {}
+    addresses: dict[str, tuple[str, ...]] = {}
     measured: Sequence[Measurement] = ()  # by `bench`
-    looks: dict[str, Exposure] = {}
     memory: dict[str, float] = {}  # GB for models, where that is known
     # Who holds the gateway's port; see check_gateway.
     holder: str = ""
-    # The versions of the programs, None where they were not found; LiteLLM's also tells
-    # whether a litellm_init.pth lies beside it.
+    # The versions of the programs, None where they were not found.
     claude: str | None = None
     litellm: str | None = None
     # By path: what that settings file puts into the environment.

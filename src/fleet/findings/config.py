@@ -1,7 +1,6 @@
 """Findings on this machine, and on what the fleet file alone shows."""
 from __future__ import annotations
 
-import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -67,18 +66,13 @@ def check_claude(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("This machine", "nothing")
 def check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Find a LiteLLM that does no harm, where it is there or needed."""
+    """Find the LiteLLM that is there or needed."""
     version = facts.litellm
     is_needed = fleet is not None and fleet.gateway.provider == "litellm"
     if not version:
         if is_needed:
             yield Finding("litellm-missing", "error",
                           "LiteLLM (Python 3.10+) is not on the PATH", fix=LITELLM_INSTALL)
-    elif re.match(r"1\.82\.[78]$|.*litellm_init\.pth", version):
-        yield Finding("litellm-poisoned", "error",
-                      f"LiteLLM {version} steals credentials (OSV MAL-2026-2144)",
-                      fix="remove it, change every secret of this machine, "
-                          f"{LITELLM_INSTALL}")
     elif is_older(version, "1.104.0"):
         yield Finding("litellm-old", "error" if is_needed else "warning",
                       f"LiteLLM {version} without its key is an open proxy",

@@ -23,7 +23,6 @@ from fleet.findings.nodes import (
     check_exposure,
     check_memory,
     check_nodes_answer,
-    check_ollama_versions,
     check_room,
 )
 from fleet.findings.routes import check_needs, check_routes
@@ -48,7 +47,6 @@ CHECKS = (
     lint_unused_models,
     lint_agents,
     check_nodes_answer,
-    check_ollama_versions,
     check_exposure,
     check_room,
     check_memory,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from fleet.config.address import address_kind
 from fleet.findings.checks import check
-from fleet.findings.nodes import name_hole, public_address, worst_hole
+from fleet.findings.nodes import public_address
 from fleet.plan.candidates import rank_models
 from fleet.plan.memory import SMALL_PLACEHOLDER
 from fleet.start.constants import ENVIRONMENT_FILE, STATE_DIRECTORY
@@ -91,9 +91,6 @@ def check_worker(program: str, state: NodeState,
                         fix="start its app or its service, or: ollama serve")]
 
     findings = []
-    hole = worst_hole(state)
-    if hole:
-        findings.append(name_hole(hole, f"Ollama {state.version}", ""))
     if not rank_models(state):
         findings.append(Finding("no-model", "warning", "no model here can answer an agent",
                                 fix=f"ollama pull {SMALL_PLACEHOLDER}"))

@@ -4,16 +4,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet.config.address import address_kind
-from fleet.config.node import NodeState, kind_title
+from fleet.config.node import NodeState
 from fleet.findings.checks import FIND_ROOM, check, locate_key, warn
 from fleet.findings.config import plan_prompt_tokens
 from fleet.plan.loads import describe_load, plan_loads
-from fleet.plan.measured import is_older
 from fleet.plan.memory import plan_fitting_context, plan_kept_gigabytes
 from fleet.plan.roles import MAIN_CONTEXT_TOKENS, SMALL_CONTEXT_TOKENS
 from fleet.plan.routes import find_resident, plan_route_state
 from fleet.start.errors import Finding
-from fleet.start.record import Record
 from fleet.text.phrases import count_of, join_words, some_of
 
 if TYPE_CHECKING:
@@ -43,63 +41,14 @@ def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                       fix=state.mend_from_afar)
 
 
-class Hole(Record):
-    """What an Ollama does that is older than the version that fixed it."""
-
-    fixed_in: str
-    level: str
-    harm: str
-
-
-OLLAMA_HOLES = (  # the worst first (golang/vulndb, its history)
-    Hole("0.1.34", "error", "lets whoever reaches it run code on it (CVE-2024-37032)"),
-    Hole("0.17.1", "error", "lets whoever reaches it read its memory (CVE-2026-7482)"),
-    Hole("0.31.2", "warning", "takes harmful model files without checking them"))
-
-
-@check("Nodes", "nodes")
-def check_ollama_versions(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Name the nodes whose Ollama has a known hole, those with the same one together."""
-    for hole in OLLAMA_HOLES:
-        states = [state for state in facts.states.values() if worst_hole(state) is hole]
-        if states:
-            who = join_words([f"{state.name} (Ollama {state.version})" for state in states])
-            yield name_hole(hole, who, f" on {join_words([state.name for state in states])}")
-
-
-def worst_hole(state: NodeState) -> Hole | None:
-    """Return the worst that is known of an Ollama's version."""
-    for hole in OLLAMA_HOLES if state.provider == "ollama" else ():
-        if is_older(state.version, hole.fixed_in):
-            return hole
-    return None
-
-
-def name_hole(hole: Hole, who: str, where: str) -> Finding:
-    return Finding("ollama-old", hole.level, f"{who}: this version {hole.harm}; fixed in "
-                   f"{hole.fixed_in}", fix=f"update Ollama{where} (ollama.com/download)")
-
-
 @check("Nodes", "nodes")
 def check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Name the nodes that web pages or the internet may use."""
-    # By provider: what holds of several is said once.
-    open_to_pages: dict[str, list[str]] = {}
-    for name, look in facts.looks.items():
-        node = fleet.nodes[name]
-        if look.answers_any_page:
-            open_to_pages.setdefault(node.provider, []).append(name)
-        for address in look.addresses:
-            is_named = address in node.endpoint  # then it is a warning of the config
+    """Name the nodes that the internet may use."""
+    for name, addresses in facts.addresses.items():
+        for address in addresses:
+            is_named = address in fleet.nodes[name].endpoint  # then it is a warning of the config
             if address_kind(address) == "public" and not is_named:
                 yield public_address(name, address, "warning")
-    for provider, names in open_to_pages.items():
-        who = join_words(names)
-        fix = f"remove OLLAMA_ORIGINS on `{who}`, then restart Ollama"
-        if provider != "ollama":
-            fix = f"give {kind_title(provider)} on `{who}` a key, and write `api_key_env:`"
-        yield Finding("open-origin", "warning", f"{who}: answers any web page that is opened "
-                      "in a browser near it", fix=fix)
 
 
 def public_address(who: str, address: str, level: str) -> Finding:

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 from fleet.cli.say import print_report
 from fleet.config.address import split_endpoint
-from fleet.findings.checks import Exposure, Facts
+from fleet.findings.checks import Facts
 from fleet.findings.config import lint_key
 from fleet.nodes.probe import probe_nodes
 from fleet.runs.folder import TASK_FILES
-from fleet.speech.cloud import backend_of
 from fleet.start.constants import EXIT_PROBLEM
 from fleet.start.errors import FleetError, NodeFailure
 from fleet.start.record import replace
-from fleet.steps.gateway_seen import get_page, known_key, who_serves
+from fleet.steps.gateway_seen import known_key, who_serves
 from fleet.steps.machines import with_own_memory
 from fleet.work.typed import load_tasks
 from fleet.workspace.claude import find_settings, managed_settings, usual_settings
@@ -76,7 +75,7 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
         facts = observe_files(workspace, fleet, facts)
         key = known_key(workspace, fleet)
         jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
-        jobs["looks"] = lambda: look_at_nodes(world, fleet, until)
+        jobs["addresses"] = lambda: find_addresses(world, fleet, until)
         jobs["holder"] = lambda: who_serves(world, fleet, key, until)
 
     answers = {key: answer for key, answer in run_together(world, jobs) if key}
@@ -98,22 +97,19 @@ def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
 
 
 def find_litellm(world: World) -> str | None:
-    """Return LiteLLM's version and whether litellm_init.pth is beside it; None without it."""
+    """Return LiteLLM's version; None without it."""
     program = world.which("litellm")
     if not program:
         return None
 
-    # It is not run: `--version` takes 10 s and calls out (1.106.2), a .pth may do harm.
+    # It is not run: `--version` takes 10 s and calls out (1.106.2).
     names = []
     for place in ("lib/python*", "Lib"):
         paths = world.paths_below(world.parent(world.real_path(program)),
                                   f"../{place}/*-packages/litellm*")
         names += [world.split(path)[1] for path in paths]
     versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
-    version = versions[-1] if versions else "?"
-    if "litellm_init.pth" in names:
-        version += " with litellm_init.pth"
-    return version
+    return versions[-1] if versions else "?"
 
 
 def ask_version(world: World, program: str, until: float) -> str:
@@ -124,22 +120,16 @@ def ask_version(world: World, program: str, until: float) -> str:
     return (numbers or words)[0][:40] if words else "?"
 
 
-def look_at_nodes(world: World, fleet: Fleet, until: float) -> dict[str, Exposure]:
-    """Return who can reach each node beside the fleet, all asked at once."""
-    jobs = {name: lambda node=node: look_at_node(world, node, until)
+def find_addresses(world: World, fleet: Fleet, until: float) -> dict[str, tuple[str, ...]]:
+    """Return the addresses of each node's host, all asked for at once."""
+    jobs = {name: lambda node=node: addresses_of(world, node, until)
             for name, node in fleet.nodes.items()}
-    return {name: seen for name, seen in run_together(world, jobs) if name}
+    return {name: found for name, found in run_together(world, jobs) if name}
 
 
-def look_at_node(world: World, node: Node, until: float) -> Exposure:
-    """Return who can reach a node beside the fleet."""
-    foreign = "https://fleet-doctor.invalid"
-    addresses = ()
-    allowed = ""
-    with contextlib.suppress(NodeFailure):  # how a node fails is in its state
+def addresses_of(world: World, node: Node, until: float) -> tuple[str, ...]:
+    """Return the addresses of a node's host; how a node fails is in its state."""
+    with contextlib.suppress(NodeFailure):
         places = world.resolve(split_endpoint(node.endpoint).host, 0, until)
-        addresses = tuple(sorted({address[0] for *_, address in places}))
-        url = node.endpoint + backend_of(node).identify().path
-        headers = get_page(world, url, until, Origin=foreign).headers
-        allowed = headers.get("access-control-allow-origin", "")
-    return Exposure(addresses, allowed in ("*", foreign))
+        return tuple(sorted({address[0] for *_, address in places}))
+    return ()
