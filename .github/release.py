@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Make a release: `python3 .github/release.py [--out DIR] [--tag vX.Y.Z]`, in a clean checkout.
 
+Before it, `python3 .github/release.py --pin` writes the version and the checksum of the single file
+into the plugin that is committed; commit that. Assistants fetch what it pins.
+
 Writes the single file, a wheel, a source archive, a Homebrew formula, the release's notes and
 SHA256SUMS. All of it is built twice, in two places, and must be the same bytes. Uploads nothing.
 """
@@ -16,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import types
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
@@ -66,6 +70,39 @@ def render_formula(template: str, version: str, source: bytes) -> str:
     if "@" in re.sub(r"@\S+\.\S+", "", template):
         raise Refused(".github/formula.rb: a mark is left that nothing fills")
     return template
+
+
+def render_plugin(source: bytes) -> dict[str, bytes]:
+    """Return {path: bytes} of the plugin that is committed, as the single file makes it."""
+    module = types.ModuleType("released")
+    module.__file__ = "subagent_fleet.py"
+    exec(compile(source, module.__file__, "exec"), module.__dict__)
+    plugin: dict[str, bytes] = module.render_plugins(module.PLUGIN_TARGETS, source)
+    return plugin
+
+
+def pin(root: pathlib.Path) -> list[str]:
+    """Write the plugin of the single file; return the paths that changed."""
+    plugin = render_plugin((root / "subagent_fleet.py").read_bytes())
+    stale = find_stale(root, plugin)
+    for path in stale:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(plugin[path])
+    return stale
+
+
+def find_stale(root: pathlib.Path, plugin: dict[str, bytes]) -> list[str]:
+    """Return the paths of a checkout that are not as the plugin's."""
+    return [path for path, text in sorted(plugin.items())
+            if not (root / path).is_file() or (root / path).read_bytes() != text]
+
+
+def check_pin(root: pathlib.Path) -> None:
+    """Refuse a plugin that pins another file than the one that is released."""
+    stale = find_stale(root, render_plugin((root / "subagent_fleet.py").read_bytes()))
+    if stale:
+        raise Refused(f"{stale[0]} is of another subagent_fleet.py\n"
+                      "  fix: python3 .github/release.py --pin && git commit -am 'plugins: pin it'")
 
 
 def render_sums(directory: pathlib.Path) -> str:
@@ -122,6 +159,7 @@ def release(out: pathlib.Path, tag: str) -> str:
         raise Refused("the checkout has changes that are not committed; commit or stash them")
     version = read_version((ROOT / "subagent_fleet.py").read_text("utf-8"))
     check_tag(tag, version)
+    check_pin(ROOT)
     if out.exists() and any(out.iterdir()):
         raise Refused(f"{out} is not empty; name another --out")
 
@@ -142,7 +180,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", default="dist", help="an empty or new directory (dist)")
     parser.add_argument("--tag", default="", help="the tag that is released; must fit the version")
+    parser.add_argument("--pin", action="store_true",
+                        help="only write the file's checksum into the plugin, to be committed")
     typed = parser.parse_args()
+    if typed.pin:
+        print("\n".join(pin(ROOT)) or "the plugin is of this subagent_fleet.py")
+        return 0
     out = pathlib.Path(typed.out)
     try:
         version = release(out, typed.tag)

@@ -77,13 +77,59 @@ def test_the_sums_are_of_every_file_but_their_own(release, tmp_path):
         f"{hashlib.sha256(name.encode()).hexdigest()}  {name}\n" for name in ("a", "b"))
 
 
-def test_a_checkout_with_changes_is_refused(tmp_path):
+@pytest.fixture
+def checkout(tmp_path):
     copy = tmp_path / "copy"
     (copy / ".github").mkdir(parents=True)
     for name in ("subagent_fleet.py", ".github/release.py"):
         (copy / name).write_bytes((ROOT / name).read_bytes())
     subprocess.run(["git", "init", "-q", str(copy)], check=True)
-    done = subprocess.run([sys.executable, str(copy / ".github/release.py"), "--out",
-                           str(tmp_path / "out")], capture_output=True, text=True)
+    return copy
+
+
+def run_release(checkout, *words):
+    return subprocess.run([sys.executable, str(checkout / ".github/release.py"), *words],
+                          capture_output=True, text=True)
+
+
+def test_a_checkout_with_changes_is_refused(checkout, tmp_path):
+    done = run_release(checkout, "--out", str(tmp_path / "out"))
     assert done.returncode == 1 and "not committed" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+# -- the plugin that is committed --
+
+SKILL = ".agents/plugins/subagent-fleet/skills/subagent-fleet-bootstrap/SKILL.md"
+
+
+def commit_all(checkout):
+    for words in (("add", "-A"), ("-c", "user.name=n", "-c", "user.email=e@x", "commit", "-qm", "all")):
+        subprocess.run(["git", "-C", str(checkout), *words], check=True)
+
+
+def test_a_plugin_of_another_file_is_refused_with_the_line_that_pins_it(checkout):
+    assert run_release(checkout, "--pin").returncode == 0
+    with open(checkout / "subagent_fleet.py", "ab") as stream:
+        stream.write(b"# newer\n")
+    commit_all(checkout)
+    done = run_release(checkout, "--out", str(checkout.parent / "out"))
+    assert done.returncode == 1 and SKILL in done.stderr
+    assert "  fix: python3 .github/release.py --pin && git commit -am '" in done.stderr
+    assert not (checkout.parent / "out").exists()
+
+
+def test_pinning_writes_the_checksum_and_the_version_of_the_file(release, checkout):
+    with open(checkout / "subagent_fleet.py", "ab") as stream:
+        stream.write(b"# newer\n")
+    told = run_release(checkout, "--pin").stdout
+    text = (checkout / SKILL).read_text("utf-8")
+    assert hashlib.sha256((checkout / "subagent_fleet.py").read_bytes()).hexdigest() in text
+    assert f"download/v{sf.__version__}/subagent_fleet.py" in text and SKILL in told
+    assert "of this" in run_release(checkout, "--pin").stdout
+    release.check_pin(checkout)
+
+
+def test_the_committed_plugin_is_whole_but_for_the_checksum(release):
+    plugin = release.render_plugin((ROOT / "subagent_fleet.py").read_bytes())
+    assert set(release.find_stale(ROOT, plugin)) <= {SKILL}

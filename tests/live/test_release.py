@@ -32,6 +32,9 @@ def made(tmp_path_factory):
     place = tmp_path_factory.mktemp("release")
     clone = place / "clone"
     subprocess.run(["git", "clone", "-q", "--no-hardlinks", str(ROOT), str(clone)], check=True)
+    subprocess.run([install.RELEASE_PYTHON, ".github/release.py", "--pin"], cwd=clone, check=True)
+    subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e@x", "commit", "-qam", "pin",
+                    "--allow-empty"], cwd=clone, check=True)
     done = subprocess.run([install.RELEASE_PYTHON, ".github/release.py", "--out", place / "dist"],
                           cwd=clone, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
