@@ -611,7 +611,8 @@ def test_json_of_an_invalid_config_has_every_finding(run_cli, fleet_file):
     ("subagent-fleet warmup --pull", "subagent-fleet warmup --config o --pull"),
     *[(same, same) for same in ("subagent-fleet up --config x", "subagent-fleet schema",
                                 "subagent-fleet launch claude --out y", "a subagent-fleet runs",
-                                "echo .env.subagent-fleet up", "subagent-fleet --help")]])
+                                "echo .env.subagent-fleet up", "subagent-fleet --help",
+                                '"Write docs for subagent-fleet status", 14:05')]])
 def test_fixes_keep_the_places_that_were_typed(text, shown):
     typed = {"config": "a b", "out": "c", "output": "o"}
     assert sf.as_typed(text, sf.plan_typing("subagent-fleet", typed)) == shown

@@ -37,20 +37,21 @@ def as_typed(text: str, typing: Typing) -> str:
 
     Messages are written with `subagent-fleet COMMAND`. The program becomes what was typed for
     it, and a command gets the places that were typed, unless the message names one itself.
+    Our messages name a command where one begins: elsewhere it is in other people's words.
     """
     def retype(call: re.Match[str]) -> str:
-        words = call["words"]
-        rest = text[call.end():]
-        if rest.startswith((" --config", " --out")):
-            return f"{typing.program} {words}"
-        return f"{typing.program} {words}{typing.places.get(call['name'], '')}"
+        words = f"{call['lead']}{typing.program} {call['words']}"
+        if text.startswith((" --config", " --out"), call.end()):
+            return words
+        return words + typing.places.get(call["name"], "")
 
     if "subagent-fleet " not in text:  # usually: the pattern takes longer than the rest
         return text
     names = "|".join(typing.places)
     return re.sub(
-        rf"(?<![\w./-])subagent-fleet (?P<words>(?P<name>{names}|--help)( claude)?)\b"
-        r"(?! claude)", retype, text)
+        r"(?P<lead>^[ $]*|`|[:;(] ?|(?:&&|→|\bor|\bthen) )"
+        rf"subagent-fleet (?P<words>(?P<name>{names}|--help)( claude)?)\b(?! claude)",
+        retype, text, flags=re.MULTILINE)
 
 
 # -- what a terminal can show --
