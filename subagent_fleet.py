@@ -6893,7 +6893,7 @@ def _name_large_model(fleet: Fleet, load: Load) -> Finding:
                 fix=fix)
 
 
-# == findings/routes.py, from line 22 =========================================
+# == findings/routes.py, from line 21 =========================================
 #
 # Findings on routes: is there what each alias needs.
 
@@ -6914,35 +6914,6 @@ def check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         if not flaws:
             yield Finding("route", "ok",
                           f"models.{model.name}: {model.ollama_model} on {model.node}")
-
-
-@check("Routes", "nodes")
-def check_needs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say which aliases have nobody for images, and whose stand-ins hold shorter prompts."""
-    chains = plan_fallbacks(fleet)
-    sharing = models_by_alias(fleet)
-    for alias in sharing:
-        models = [model for link in (alias, *chains.get(alias, ()))
-                  for model in sharing[link]]
-        if len({model.ollama_model for model in models}) == 1:
-            continue  # there is nothing to choose
-        if all(_is_blind(model, facts) for model in models):
-            yield Finding("no-images", "info", f"`{alias}`: images are dropped: no model "
-                          "behind it can read them", fix="name one that can as a `fallback`")
-
-        first = models[0]
-        shorter = [model.context for model in models if model.context < first.context]
-        if shorter:
-            longest = max(shorter)
-            able = [model.name for model in models if model.context > longest]
-            yield Finding("short-fallback", "info", f"`{alias}`: prompts over {longest:,} "
-                          f"tokens can only go to {join_words(able)}")
-
-
-def _is_blind(model: Model, facts: Facts) -> bool:
-    """Tell whether a model's node says what it can, and images are not of it."""
-    capabilities = held_model(model, facts.states[model.node]).capabilities
-    return capabilities is not None and "vision" not in capabilities
 
 
 def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
@@ -7210,7 +7181,6 @@ CHECKS = (
     check_room,
     check_memory,
     check_routes,
-    check_needs,
     check_gateway_port,
     check_settings,
     check_confinement,

@@ -294,15 +294,6 @@ CASES = [
      {"settings-override": "error"}),
     ("settings with a subagent model", on(settings={"s": {
         "CLAUDE_CODE_SUBAGENT_MODEL": "x"}}), {"settings-override": "warning"}),
-    ("nobody sees images", (make_fleet([replace(TWO[0], fallback=("large",)), TWO[1]]), facts_with(
-        states=state_with(models=TWO_HELD))), {"no-images": "info"}),
-    ("a fallback sees images", (make_fleet([replace(TWO[0], fallback=("large",)), TWO[1]]), facts_with(
-        states=state_with(models=(TWO_HELD[0], replace(TWO_HELD[1], capabilities=(
-            "completion", "tools", "vision")))))), {}),
-    ("a fallback holds less", (make_fleet([replace(TWO[0], fallback=("large",)), replace(
-        TWO[1], context=16384)]), facts_with(states=state_with(models=(TWO_HELD[0], replace(
-            TWO_HELD[1], capabilities=("completion", "tools", "vision")))))),
-     {"short-fallback": "info"}),
     ("called no tool in bench", on(measured=[BENCHED]), {"bench-no-tools": "warning"}),
     ("called tools in bench", on(measured=[replace(BENCHED, tools=sf.Score(4, 6))]), {}),
     ("pulled again since bench", (make_fleet(), replace(

@@ -5,10 +5,8 @@ import random
 import pytest
 
 import subagent_fleet as sf
-from doctor_facts import facts_with, make_fleet
 from gateway_rig import DONE, HEAD, Node, Rig, answers, fleet_of, line, wait_until
 from matrix_cases import PIXEL, TOOL
-from subagent_fleet import replace
 
 PICTURE = [{"role": "user", "content": [{"type": "text", "text": "what?"}, {
     "type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}]}]
@@ -155,35 +153,3 @@ def test_whoever_is_passed_over_somebody_is_left():
             assert sum(map(len, groups)) == len(kept) + len(passed)
         else:
             assert able == groups
-
-
-def test_doctor_says_who_sees_no_images_and_who_holds_less():
-    models = [sf.Model(name, "mini", ollama, name, context=context, fallback=fallback)
-              for name, ollama, context, fallback in (
-                  ("big", "qwen3-coder:30b", 65536, ("small",)), ("small", "qwen3:8b", 32768, ()))]
-    fleet = make_fleet(models)
-    held = tuple(sf.NodeModel(model.ollama_model, 10**9, capabilities=("completion", "tools"))
-                 for model in models)
-    state = sf.NodeState("mini", "http://mini:11434", version="0.32.15", models=held)
-    found = {finding.slug: finding for _, finding in sf.plan_doctor(fleet, facts_with(
-        states={"mini": state}))}
-    assert "images are dropped: no model behind it can read them" in found["no-images"].what
-    assert "prompts over 32,768 tokens can only go to big" in found["short-fallback"].what
-    assert {found[slug].level for slug in ("no-images", "short-fallback")} == {"info"}
-    seeing = (replace(held[0], capabilities=("completion", "vision")), held[1])
-    found = [finding for _, finding in sf.plan_doctor(fleet, facts_with(
-        states={"mini": replace(state, models=seeing)})) if finding.slug == "no-images"]
-    assert not [finding for finding in found if "`big`" in finding.what]
-
-
-def test_doctor_names_every_model_that_holds_the_longest_prompts():
-    models = [sf.Model(name, "mini", ollama, name, context=context, fallback=fallback)
-              for name, ollama, context, fallback in (
-                  ("heavy", "qwen3-coder:30b", 65536, ("second", "small")),
-                  ("second", "qwen3:32b", 65536, ()), ("small", "qwen3:8b", 32768, ()))]
-    held = tuple(sf.NodeModel(model.ollama_model, 10**9, capabilities=("completion", "tools"))
-                 for model in models)
-    state = sf.NodeState("mini", "http://mini:11434", version="0.32.15", models=held)
-    said = [finding.what for _, finding in sf.plan_doctor(make_fleet(models), facts_with(
-        states={"mini": state})) if finding.slug == "short-fallback"]
-    assert said == ["`heavy`: prompts over 32,768 tokens can only go to heavy and second"]

@@ -25,7 +25,7 @@ from fleet.findings.nodes import (
     check_nodes_answer,
     check_room,
 )
-from fleet.findings.routes import check_needs, check_routes
+from fleet.findings.routes import check_routes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,7 +51,6 @@ CHECKS = (
     check_room,
     check_memory,
     check_routes,
-    check_needs,
     check_gateway_port,
     check_settings,
     check_confinement,

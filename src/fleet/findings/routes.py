@@ -7,9 +7,8 @@ from fleet.config.node import kind_title
 from fleet.findings.checks import check, locate_key, mend_missing, mend_toolless
 from fleet.findings.config import plan_prompt_tokens
 from fleet.plan.measured import find_measurement
-from fleet.plan.routes import find_resident, held_model, models_by_alias, plan_fallbacks
+from fleet.plan.routes import find_resident, held_model
 from fleet.start.errors import Finding
-from fleet.text.phrases import join_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,35 +35,6 @@ def check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         if not flaws:
             yield Finding("route", "ok",
                           f"models.{model.name}: {model.ollama_model} on {model.node}")
-
-
-@check("Routes", "nodes")
-def check_needs(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say which aliases have nobody for images, and whose stand-ins hold shorter prompts."""
-    chains = plan_fallbacks(fleet)
-    sharing = models_by_alias(fleet)
-    for alias in sharing:
-        models = [model for link in (alias, *chains.get(alias, ()))
-                  for model in sharing[link]]
-        if len({model.ollama_model for model in models}) == 1:
-            continue  # there is nothing to choose
-        if all(_is_blind(model, facts) for model in models):
-            yield Finding("no-images", "info", f"`{alias}`: images are dropped: no model "
-                          "behind it can read them", fix="name one that can as a `fallback`")
-
-        first = models[0]
-        shorter = [model.context for model in models if model.context < first.context]
-        if shorter:
-            longest = max(shorter)
-            able = [model.name for model in models if model.context > longest]
-            yield Finding("short-fallback", "info", f"`{alias}`: prompts over {longest:,} "
-                          f"tokens can only go to {join_words(able)}")
-
-
-def _is_blind(model: Model, facts: Facts) -> bool:
-    """Tell whether a model's node says what it can, and images are not of it."""
-    capabilities = held_model(model, facts.states[model.node]).capabilities
-    return capabilities is not None and "vision" not in capabilities
 
 
 def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
