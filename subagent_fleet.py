@@ -3149,6 +3149,7 @@ class Role(Record):
     prompt: str
 
 
+ROLE_TOOLS = ("Read", "Grep", "Glob", "Edit", "Write", "Bash")
 ROLES = {
     "planner": Role(
         size="small",
@@ -3167,7 +3168,7 @@ Return a concise response with:
     "implementer": Role(
         size="heavy",
         description="Use for implementation, bug fixes, refactors and patch creation.",
-        tools=("Read", "Grep", "Glob", "Edit", "Write", "Bash"),
+        tools=ROLE_TOOLS,
         prompt="""\
 You are a senior implementation agent.
 Make minimal, correct changes. Prefer small patches.
@@ -6444,19 +6445,6 @@ SILENT_GATEWAY = "a program that does not answer"
 FIND_WORK = "`subagent-fleet recommend` shows what it could do; or remove it"
 FIND_ROOM = "`subagent-fleet recommend` shows what fits; or correct `memory_gb`"
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
-KNOWN_TOOLS = """
-    Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
-    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents
-    ListMcpResourcesTool Monitor NotebookEdit PowerShell PushNotification Read
-    ReadMcpResourceTool ReportFindings ScheduleWakeup SendMessage Skill Task TaskCreate
-    TaskGet TaskList TaskOutput TaskStop TaskUpdate ToolSearch WebFetch WebSearch Workflow
-    Write
-""".split()
-KNOWN_FRONTMATTER = """
-    color maxTurns effort permissionMode disallowedTools skills memory isolation background
-    omitClaudeMd mcpServers hooks initialPrompt autoCompactWindow observer observerMessage
-    observeSubagents experimental
-""".split()
 
 
 # -- what was seen, and who looks at it --
@@ -6542,7 +6530,7 @@ def warn(fleet: Fleet, slug: str, path: tuple[str | int, ...], *, what: str,
     return Finding(slug, "warning", f"{dotted}: {what}", where, excerpt, fix)
 
 
-# == findings/config.py, from line 43 =========================================
+# == findings/config.py, from line 42 =========================================
 #
 # Findings on this machine, and on what the fleet file alone shows.
 
@@ -6734,16 +6722,10 @@ def lint_unused_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Config", "file")
 def lint_agents(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of tools and keys unknown to Claude Code, and of editors that only print calls."""
+    """Warn of tools that are gone or mistyped, and of editors that only print calls."""
     for name, agent in fleet.agents.items():
         for index, tool in enumerate(agent.tools or ()):
             yield from _lint_tool(fleet, ("agents", name, "tools", index), tool.split("(")[0])
-        for key in agent.frontmatter:
-            if key not in KNOWN_FRONTMATTER:
-                fix = (nearest(key, KNOWN_FRONTMATTER)
-                       or f"known: {some_of(KNOWN_FRONTMATTER)}")
-                yield warn(fleet, "unknown-frontmatter", ("agents", name, "frontmatter", key),
-                           what="Claude Code is not known to read it", fix=fix)
         model = fleet.models[agent.model].ollama_model
         node = fleet.nodes[fleet.models[agent.model].node]
         edits = agent.tools is None or EDIT_TOOLS & set(plan_tools(agent.tools))
@@ -6762,12 +6744,11 @@ def _lint_tool(fleet: Fleet, path: tuple[str | int, ...], tool: str) -> Iterator
         yield warn(fleet, "tool-gone", path,
                    what=f"Claude Code no longer has `{tool}`; `generate` fixes that",
                    fix=f"write `{heir}`" if heir else "remove it")
-    elif tool not in KNOWN_TOOLS and "__" not in tool:  # `mcp__server__tool`
-        near = nearest(tool, KNOWN_TOOLS)
-        if near or tool[0].islower():
-            yield warn(fleet, "tool-unknown", path,
-                       what=f"Claude Code is not known to have `{tool}`",
-                       fix=near or f"known: {some_of(KNOWN_TOOLS)}")
+    elif tool not in ROLE_TOOLS and "__" not in tool:  # `mcp__server__tool`
+        meant = nearest(tool, ROLE_TOOLS)
+        if meant:
+            yield warn(fleet, "tool-unknown", path, fix=meant,
+                       what=f"Claude Code is not known to have `{tool}`")
 
 
 def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -30344,8 +30325,7 @@ editors completion.
 - `context-thrash`: one Ollama model on one node under two `context`s: each switch reloads it
 - `small-context`: a `context` that Claude Code's own prompt fills
 - `output-above-context`: a `max_output` above the `context`
-- `tool-gone`, `tool-unknown`: a tool that Claude Code dropped, or never had
-- `unknown-frontmatter`: a key that Claude Code does not read
+- `tool-gone`, `tool-unknown`: a tool that Claude Code dropped, or a misspelled one
 - `prints-tool-calls`: an agent that may edit, on a model that only prints its tool calls
 - `weak-key`: a key in the environment that is short or easy to guess
 

@@ -378,8 +378,7 @@ WARNINGS = [
     ("tools: [Read, Grep]", "tools: [LS]", "tool-gone", "27:13"),
     ("tools: [Read, Grep]", "tools: [read]", "tool-unknown", "27:13"),
     ("tools: [Read, Grep]", "tools: [Raed]", "tool-unknown", "27:13"),
-    ("tools: [Read, Grep]", "tools: [lsp]", "tool-unknown", "27:13"),
-    ("tools: [Read, Grep]", "tools: [all]", "tool-unknown", "27:13"),
+    ("tools: [Read, Grep]", "tools: [LSP, Task, WebFetch, NotebookEdit]", None, ""),
     ("host: 127.0.0.1", "host: 127.evil.com", "exposed-gateway", "5:11"),
     ("host: 127.0.0.1", "host: '::'", "exposed-gateway", "5:11"),
     *(("host: 127.0.0.1", f"host: '{host}'", None, "")
@@ -387,7 +386,6 @@ WARNINGS = [
     ("tools: [Read, Grep]", "tools: [Grep, 'Bsah(git *)']", "tool-unknown", "27:19"),
     ("tools: [Read, Grep]", "tools: [mcp__github__search, 'Bash(git *)', '*']", None, ""),
     ("tools: [Read, Grep]", "tools: [mcp__read, Gardener]", None, ""),
-    ("tools: [Read, Grep]", "frontmatter: {maxTurn: 3}", "unknown-frontmatter", "27:19"),
     *(("tools: [Read, Grep]", f"frontmatter: {{{key}: 3}}", None, "")
       for key in ("maxTurns", "mcpServers", "hooks", "initialPrompt")),
     ("qwen3-coder:30b", "qwen2.5-coder:32b", "prints-tool-calls", "29:12"),

@@ -106,19 +106,6 @@ SILENT_GATEWAY = "a program that does not answer"
 FIND_WORK = "`subagent-fleet recommend` shows what it could do; or remove it"
 FIND_ROOM = "`subagent-fleet recommend` shows what fits; or correct `memory_gb`"
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
-KNOWN_TOOLS = """
-    Agent AskUserQuestion Bash BashOutput CronCreate CronDelete CronList Edit EnterPlanMode
-    EnterWorktree ExitPlanMode ExitWorktree Glob Grep KillShell LSP ListAgents
-    ListMcpResourcesTool Monitor NotebookEdit PowerShell PushNotification Read
-    ReadMcpResourceTool ReportFindings ScheduleWakeup SendMessage Skill Task TaskCreate
-    TaskGet TaskList TaskOutput TaskStop TaskUpdate ToolSearch WebFetch WebSearch Workflow
-    Write
-""".split()
-KNOWN_FRONTMATTER = """
-    color maxTurns effort permissionMode disallowedTools skills memory isolation background
-    omitClaudeMd mcpServers hooks initialPrompt autoCompactWindow observer observerMessage
-    observeSubagents experimental
-""".split()
 
 
 # -- what was seen, and who looks at it --

@@ -12,8 +12,6 @@ from fleet.findings.checks import (
     CLAUDE_INSTALL,
     EDIT_TOOLS,
     FIND_WORK,
-    KNOWN_FRONTMATTER,
-    KNOWN_TOOLS,
     LITELLM_INSTALL,
     check,
     mend_toolless,
@@ -24,13 +22,14 @@ from fleet.plan.roles import (
     GONE_TOOLS,
     LEAST_CONTEXT_TOKENS,
     MAIN_CONTEXT_TOKENS,
+    ROLE_TOOLS,
     SMALL_CONTEXT_TOKENS,
     plan_tools,
 )
 from fleet.plan.routes import models_by_alias, plan_tiers
 from fleet.start.constants import ENVIRONMENT_FILE, OLLAMA_PORT
 from fleet.start.errors import Finding
-from fleet.text.phrases import nearest, some_of
+from fleet.text.phrases import nearest
 from fleet.text.yaml_dump import quote_yaml
 
 if TYPE_CHECKING:
@@ -228,16 +227,10 @@ def lint_unused_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Config", "file")
 def lint_agents(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of tools and keys unknown to Claude Code, and of editors that only print calls."""
+    """Warn of tools that are gone or mistyped, and of editors that only print calls."""
     for name, agent in fleet.agents.items():
         for index, tool in enumerate(agent.tools or ()):
             yield from _lint_tool(fleet, ("agents", name, "tools", index), tool.split("(")[0])
-        for key in agent.frontmatter:
-            if key not in KNOWN_FRONTMATTER:
-                fix = (nearest(key, KNOWN_FRONTMATTER)
-                       or f"known: {some_of(KNOWN_FRONTMATTER)}")
-                yield warn(fleet, "unknown-frontmatter", ("agents", name, "frontmatter", key),
-                           what="Claude Code is not known to read it", fix=fix)
         model = fleet.models[agent.model].ollama_model
         node = fleet.nodes[fleet.models[agent.model].node]
         edits = agent.tools is None or EDIT_TOOLS & set(plan_tools(agent.tools))
@@ -256,12 +249,11 @@ def _lint_tool(fleet: Fleet, path: tuple[str | int, ...], tool: str) -> Iterator
         yield warn(fleet, "tool-gone", path,
                    what=f"Claude Code no longer has `{tool}`; `generate` fixes that",
                    fix=f"write `{heir}`" if heir else "remove it")
-    elif tool not in KNOWN_TOOLS and "__" not in tool:  # `mcp__server__tool`
-        near = nearest(tool, KNOWN_TOOLS)
-        if near or tool[0].islower():
-            yield warn(fleet, "tool-unknown", path,
-                       what=f"Claude Code is not known to have `{tool}`",
-                       fix=near or f"known: {some_of(KNOWN_TOOLS)}")
+    elif tool not in ROLE_TOOLS and "__" not in tool:  # `mcp__server__tool`
+        meant = nearest(tool, ROLE_TOOLS)
+        if meant:
+            yield warn(fleet, "tool-unknown", path, fix=meant,
+                       what=f"Claude Code is not known to have `{tool}`")
 
 
 def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -31,6 +31,7 @@ class Role(Record):
     prompt: str
 
 
+ROLE_TOOLS = ("Read", "Grep", "Glob", "Edit", "Write", "Bash")
 ROLES = {
     "planner": Role(
         size="small",
@@ -49,7 +50,7 @@ Return a concise response with:
     "implementer": Role(
         size="heavy",
         description="Use for implementation, bug fixes, refactors and patch creation.",
-        tools=("Read", "Grep", "Glob", "Edit", "Write", "Bash"),
+        tools=ROLE_TOOLS,
         prompt="""\
 You are a senior implementation agent.
 Make minimal, correct changes. Prefer small patches.
