@@ -22100,8 +22100,7 @@ class Exam:
             codes: list[int] = []
             while len(codes) < times and not self.stops:
                 codes.append(self._run(self.plan.check, room.git.tree, log))
-            output = self._world.read_part(log, 0, TAIL_BYTES).decode("utf-8", "replace")
-            return codes, output
+            return codes, read_tail(self._world, log, TAIL_BYTES)
 
     def _run(self, command: str, tree: str, log: str) -> int:
         """Run a shell command, and end all that it leaves; 124: it took too long."""

@@ -131,6 +131,17 @@ def test_nothing_of_a_fix_is_where_a_model_works(examined, tmp_path):
 
 
 @on_linux
+def test_the_tests_that_fail_are_found_at_the_end_of_a_long_log(examined, tmp_path):
+    made = examined(spy="spy")
+    made.fix(1)
+    made.run("--questions", 1, "--check", "yes x | head -n 200000; sh check.sh || "
+             "{ echo FAILED tests/v1_test.sh::test_value; exit 1; }",
+             env={"SPY": "true", "SPY_FILE": tmp_path / "spied"})
+    prompt = json.loads((tmp_path / "spied").read_text().splitlines()[0])[0]
+    assert "- tests/v1_test.sh::test_value\n" in prompt
+
+
+@on_linux
 def test_what_a_model_does_to_tests_counts_for_nothing_and_each_end_has_its_name(examined):
     made = examined(able="able-1", cheat="cheat", endless="endless", printer="printer", asker="asker")
     made.fixes(1, 2)
