@@ -81,6 +81,7 @@ def _plan_tasks(check: Checker, fleet: Fleet | None,
         return None
     shared = tree.get("defaults") or {}
     plan = TaskPlan({}, file, {})
+    branches: list[str] = []
     for name, task in file.tasks.items():
         own = tree["tasks"][name] or {}
         # Who names an agent wants no default model, and the other way round.
@@ -99,6 +100,13 @@ def _plan_tasks(check: Checker, fleet: Fleet | None,
             if other not in ("", twin.name):
                 check.error("two-tasks", ("tasks", name), f"`{twin.name}` and `{other}` differ "
                             "only in case", fix="give one of them another name")
+            branch = twin.branch or f"run/{twin.name}"
+            other = find_name(branch, branches)
+            if other not in ("", branch) and not find_name(twin.name, plan.tasks):
+                check.error("two-branches", ("tasks", name), f"the branches `{branch}` and "
+                            f"`{other}` differ only in case",
+                            fix="give one of them another `branch:`")
+            branches.append(branch)
             plan.tasks[twin.name] = twin
             plan.origins[twin.name] = where
     for task in plan.tasks.values():
