@@ -17763,13 +17763,17 @@ def count_busy(states: Mapping[str, TaskState], limits: Limits) -> dict[str, int
 
 
 def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float) -> list[str]:
-    """Return the waiting tasks that start now: high priority first, then the oldest."""
+    """Return the waiting tasks that start now: high priority first, then the oldest.
+
+    Before what is new comes a try that goes on, such as one that was just answered;
+    behind it what has failed.
+    """
     busy = count_busy(states, limits)
     room = limits.most - sum(busy.values())
     ready = [state for state in states.values()
              if state.state == "waiting" and state.until <= now]
-    ready.sort(key=lambda state: (-state.task.priority, state.at if state.spoken else 0.0,
-                                  state.order))
+    ready.sort(key=lambda state: (-state.task.priority, not state.open,
+                                  state.at if state.spoken else 0.0, state.order))
     starts: list[str] = []
     for state in ready:
         alias = limits.aliases.get(state.name, "")

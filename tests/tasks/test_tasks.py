@@ -451,6 +451,13 @@ def test_what_was_tried_longest_ago_comes_first_among_equals():
     assert starts(states) == ["c", "b", "a"]
 
 
+def test_a_try_that_goes_on_comes_before_what_is_new():
+    answered = {"spoken": True, "open": True, "at": 90.0}
+    states = states_of(("new", "waiting"), ("answered", "waiting", answered),
+                       ("high", "waiting", {"priority": 1}))
+    assert starts(states) == ["high", "answered", "new"]
+
+
 @pytest.mark.parametrize("state, words", [
     (("b", "waiting", {"after": ("a",)}), "for a"),
     (("b", "waiting", {"after": ("bad",)}), "for bad (failed)"),
