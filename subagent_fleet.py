@@ -9994,11 +9994,18 @@ def question_of(request: Mapping[str, Any]) -> str:
     return f"{request.get('tool_name')} {request.get('description') or ''}".strip()
 
 
+def _read_questions(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the questions of a request; a model may ask a single one without a list."""
+    asked = request["input"]
+    questions: list[dict[str, Any]] = asked.get("questions", [asked])
+    return questions
+
+
 def questions_in(request: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Return (question, labels to choose from) of a request."""
     found = []
     with contextlib.suppress(KeyError, TypeError, AttributeError):
-        for one in request["input"]["questions"]:
+        for one in _read_questions(request):
             labels = [str(option["label"]) for option in one.get("options") or []]
             found.append((" ".join(str(one["question"]).split()), labels))
     return found
@@ -10021,7 +10028,7 @@ def plan_answers(request: Mapping[str, Any], words: Sequence[str]) -> dict[str, 
     if len(typed) != len(questions):
         return {}
     answers = {}
-    for (_, labels), question, word in zip(questions, request["input"]["questions"], typed):
+    for (_, labels), question, word in zip(questions, _read_questions(request), typed):
         if labels and re.fullmatch(r"[+-]?\d+", word):
             if not 1 <= int(word) <= len(labels):
                 return {}
@@ -17504,13 +17511,16 @@ def decide_request(task: TaskSpec, worktree: str, request: Mapping[str, Any],
     """
     tool = request.get("tool_name")
     asked = request.get("input")
-    if tool == QUESTION_TOOL:
+    if tool == QUESTION_TOOL and questions_in(request):
         return None
     if tool == "ExitPlanMode" or tool in EDITING_TOOLS and _may_edit(
             task, worktree, path_in(asked), real_path):
         return {"behavior": "allow", "updatedInput": asked or {}}
     message = f"outside this task: {describe_scope(task)}"
-    if tool not in EDITING_TOOLS:
+    if tool == QUESTION_TOOL:
+        message = ('no question can be read in it. Ask with {"questions": [{"question": "…", '
+                   '"options": [{"label": "…"}]}]}')
+    elif tool not in EDITING_TOOLS:
         message = (f"this task may not do that. It is granted "
                    f"{', '.join(task.allow) or 'nothing more'}; nobody can be asked. Find "
                    f"another way, inside {worktree}")
@@ -20302,7 +20312,10 @@ class TaskAgent(TaskPlace):
         answer = decide_request(state.task, state.worktree, request, self._world.real_path)
         is_persons = answer is None
         if answer is None:
-            if state.question.get("id") != identity:
+            asked = state.question.get("id")
+            if asked != identity and asked in agent.heard.requests:
+                return False  # one question at a time
+            if asked != identity:
                 self._ask_person(identity, request)
                 return True
             if not state.answer:

@@ -73,6 +73,17 @@ def act(step, rest):
             {"label": label} for label in labels]}]}
         answer = request("AskUserQuestion", given)
         write("answers.txt", json.dumps(answer["updatedInput"]["answers"]))
+    elif step == "both":  # two questions at once
+        for number, question in enumerate(rest.split("|")):
+            emit("control_request", request_id=f"q{number}", request={
+                "subtype": "can_use_tool", "tool_name": "AskUserQuestion",
+                "input": {"questions": [{"question": question}]}, "tool_use_id": f"q{number}"})
+        for _ in rest.split("|"):
+            answer = json.loads(sys.stdin.readline())["response"]["response"]
+            write("answers.txt", json.dumps(answer["updatedInput"]["answers"]))
+    elif step == "request":  # a question in a form of its own
+        answer = request("AskUserQuestion", json.loads(rest))
+        write("answers.txt", json.dumps(answer))
     elif step == "edit":
         answer = request("Write", {"file_path": os.path.abspath(rest), "content": "x"})
         write("denied.txt", f"{answer['behavior']} {answer.get('message', '')}")

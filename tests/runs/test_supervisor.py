@@ -257,6 +257,31 @@ def test_a_question_waits_for_a_person_and_goes_on(rig):
     assert rig.receipt("a")["questions"] == 1
 
 
+def test_two_open_questions_are_asked_one_after_the_other(rig):
+    rig.add("a", "@both Which one?|Which other?\n@write x y", check="true")
+    rig.work(lambda states: ("a", "asks") in [event[:2] for event in rig.said])
+    rig.ask("answer", "a", answers={"Which one?": "1"})
+    rig.work(lambda states: len([event for event in rig.said if event[1] == "asks"]) == 2)
+    rig.ask("answer", "a", answers={"Which other?": "2"})
+    rig.work()
+    assert rig.states() == {"a": "done"}
+    assert (rig.tree("a") / "answers.txt").read_text().splitlines() == [
+        '{"Which one?": "1"}', '{"Which other?": "2"}']
+    assert [event[1] for event in rig.said].count("asks") == 2
+
+
+def test_a_question_without_a_list_is_one_and_what_is_none_is_refused_with_words(rig):
+    rig.add("a", '@request {"question": "Which?", "options": [{"label": "x"}]}\n@write x y',
+            check="true")
+    rig.add("b", '@request {"ask": 3}\n@write x y', check="true")
+    rig.work(lambda states: ("a", "asks") in [event[:2] for event in rig.said])
+    rig.ask("answer", "a", answers={"Which?": "x"})
+    rig.work()
+    assert rig.states() == {"a": "done", "b": "done"}
+    assert '"answers": {"Which?": "x"}' in (rig.tree("a") / "answers.txt").read_text()
+    assert "no question can be read" in (rig.tree("b") / "answers.txt").read_text()
+
+
 @pytest.mark.slow
 def test_a_question_survives_its_supervisor(rig):
     rig.add("a", ASK, check="true")

@@ -193,7 +193,9 @@ def asks(tool, **given):
 
 
 @pytest.mark.parametrize("request_, behavior", [
-    (asks("AskUserQuestion", questions=[]), None),
+    (asks("AskUserQuestion", questions=[{"question": "Which?"}]), None),
+    (asks("AskUserQuestion", question="Which?"), None),
+    (asks("AskUserQuestion", questions=[]), "deny"), (asks("AskUserQuestion", ask=3), "deny"),
     (asks("Write", file_path="/w/src/a.py"), "allow"),
     (asks("Edit", file_path="src/a.py"), "allow"),
     (asks("Write", file_path="/w/docs/a.md"), "deny"),

@@ -236,7 +236,10 @@ class TaskAgent(TaskPlace):
         answer = decide_request(state.task, state.worktree, request, self._world.real_path)
         is_persons = answer is None
         if answer is None:
-            if state.question.get("id") != identity:
+            asked = state.question.get("id")
+            if asked != identity and asked in agent.heard.requests:
+                return False  # one question at a time
+            if asked != identity:
                 self._ask_person(identity, request)
                 return True
             if not state.answer:

@@ -236,11 +236,18 @@ def question_of(request: Mapping[str, Any]) -> str:
     return f"{request.get('tool_name')} {request.get('description') or ''}".strip()
 
 
+def _read_questions(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the questions of a request; a model may ask a single one without a list."""
+    asked = request["input"]
+    questions: list[dict[str, Any]] = asked.get("questions", [asked])
+    return questions
+
+
 def questions_in(request: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Return (question, labels to choose from) of a request."""
     found = []
     with contextlib.suppress(KeyError, TypeError, AttributeError):
-        for one in request["input"]["questions"]:
+        for one in _read_questions(request):
             labels = [str(option["label"]) for option in one.get("options") or []]
             found.append((" ".join(str(one["question"]).split()), labels))
     return found
@@ -263,7 +270,7 @@ def plan_answers(request: Mapping[str, Any], words: Sequence[str]) -> dict[str, 
     if len(typed) != len(questions):
         return {}
     answers = {}
-    for (_, labels), question, word in zip(questions, request["input"]["questions"], typed):
+    for (_, labels), question, word in zip(questions, _read_questions(request), typed):
         if labels and re.fullmatch(r"[+-]?\d+", word):
             if not 1 <= int(word) <= len(labels):
                 return {}

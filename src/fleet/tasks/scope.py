@@ -5,7 +5,7 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from fleet.speech.claude_stream import EDITING_TOOLS, QUESTION_TOOL, path_in
+from fleet.speech.claude_stream import EDITING_TOOLS, QUESTION_TOOL, path_in, questions_in
 from fleet.start.gate import late_decorator
 
 if TYPE_CHECKING:
@@ -78,13 +78,16 @@ def decide_request(task: TaskSpec, worktree: str, request: Mapping[str, Any],
     """
     tool = request.get("tool_name")
     asked = request.get("input")
-    if tool == QUESTION_TOOL:
+    if tool == QUESTION_TOOL and questions_in(request):
         return None
     if tool == "ExitPlanMode" or tool in EDITING_TOOLS and _may_edit(
             task, worktree, path_in(asked), real_path):
         return {"behavior": "allow", "updatedInput": asked or {}}
     message = f"outside this task: {describe_scope(task)}"
-    if tool not in EDITING_TOOLS:
+    if tool == QUESTION_TOOL:
+        message = ('no question can be read in it. Ask with {"questions": [{"question": "…", '
+                   '"options": [{"label": "…"}]}]}')
+    elif tool not in EDITING_TOOLS:
         message = (f"this task may not do that. It is granted "
                    f"{', '.join(task.allow) or 'nothing more'}; nobody can be asked. Find "
                    f"another way, inside {worktree}")
