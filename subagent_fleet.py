@@ -10049,6 +10049,16 @@ def api_error_of(result: Mapping[str, Any] | None) -> str:
     return "transient" if status is None or status in TRANSIENT_STATUSES else "final"
 
 
+def error_of(result: Mapping[str, Any]) -> str:
+    """Return the error that a result is in place of an answer; "" of an answer."""
+    if not result.get("is_error"):
+        return ""
+    errors = result.get("errors")
+    if not (errors and isinstance(errors, list)):
+        errors = [result.get("terminal_reason") or result.get("subtype")]
+    return clean_line("; ".join(map(str, errors)))[:200]
+
+
 def is_unknown_session(result: Mapping[str, Any]) -> bool:
     """Tell whether a result says that there is no session to resume (2.1.327)."""
     return result.get("subtype") == "error_during_execution" and not result.get("num_turns")
@@ -17904,6 +17914,7 @@ class WorkDone(Record):
     outside: tuple[str, ...] = ()
     said: str = ""  # the agent's last words
     exit_code: int = 0  # of a coder that only ends
+    error: str = ""  # that Claude Code ended with, in place of an answer
     notes: tuple[str, ...] = ()  # what else has changed meanwhile, by whomever
 
     @property
@@ -17953,6 +17964,10 @@ def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str)
         return Ruling("", f"check failed (exit {code})", (
             f"The check of this task failed (exit {code}): {task.check}\n\n{tail}\n\n"
             "Fix that. The check runs again when you end."), "check")
+    if work.error:
+        return Ruling("", f"ended with an error: {work.error}", (
+            f"You were ended by an error before you had finished: {work.error}. Look at what "
+            "is done already, then continue."), "coder")
     # Where nothing was changed, a check that passes says nothing of a coder that has failed.
     if work.exit_code and not (task.check and work.changed):
         return Ruling("", f"{task.program} ended with exit code {work.exit_code}",
@@ -20375,7 +20390,7 @@ class TaskAgent(TaskPlace):
                       cause="stalled")
 
 
-# == runs/task.py, from line 54 ===============================================
+# == runs/task.py, from line 55 ===============================================
 #
 # One task, from its worktree to its branch.
 
@@ -20517,7 +20532,8 @@ class TaskWork(TaskAgent):
                              f"still running: {ended.left}",
                              fix=f"end it, then subagent-fleet task retry {self.name}")
         work = replace(self._keep(state, read_baseline(self._folder, state)),
-                       exit_code=exit_code, said=str(result.get("result") or ""))
+                       exit_code=exit_code, said=str(result.get("result") or ""),
+                       error=error_of(result))
         code, output = self._check(work) if state.task.check else (None, "")
         return judge(self.state, work, code, output), work
 

@@ -104,7 +104,7 @@ def act(step, rest):
             call("Bash", {"command": "true"})
     elif step == "error":
         result("API Error", is_error=True, terminal_reason=rest.split()[0],
-               api_error_status=int(rest.split()[1]))
+               api_error_status=int(rest.split()[1]) or None)
         return False
     elif step == "once" and not os.path.exists(".once"):
         write(".once", "")

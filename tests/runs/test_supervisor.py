@@ -565,6 +565,16 @@ def test_errors_of_the_api_wait_or_park_and_are_no_try(rig, limits):
     assert rig.tasks()["busy"].failures == 0 and "split it" in rig.tasks()["long"].reason
 
 
+@pytest.mark.parametrize("check", ["true", None])
+def test_a_result_that_is_an_error_is_no_answer(rig, check):
+    more = {"check": check} if check else {}
+    rig.add("bad", "@write x y\n@error max_turns 0", tries=1, rounds=0, **more)
+    rig.add("good", "@write x y\n@error max_turns 0", **more)  # its second answer is one
+    rig.work()
+    assert rig.states() == {"bad": "failed", "good": "done" if check else "review"}
+    assert rig.tasks()["bad"].reason == "ended with an error: max_turns"
+
+
 # -- nothing is lost, nothing is done twice --
 
 def three_tasks(rig):

@@ -34,6 +34,7 @@ from fleet.speech.claude_stream import (
     Heard,
     api_error_of,
     ask_in_words,
+    error_of,
     is_unknown_session,
 )
 from fleet.start.errors import FleetError
@@ -189,7 +190,8 @@ class TaskWork(TaskAgent):
                              f"still running: {ended.left}",
                              fix=f"end it, then subagent-fleet task retry {self.name}")
         work = replace(self._keep(state, read_baseline(self._folder, state)),
-                       exit_code=exit_code, said=str(result.get("result") or ""))
+                       exit_code=exit_code, said=str(result.get("result") or ""),
+                       error=error_of(result))
         code, output = self._check(work) if state.task.check else (None, "")
         return judge(self.state, work, code, output), work
 

@@ -291,6 +291,16 @@ def api_error_of(result: Mapping[str, Any] | None) -> str:
     return "transient" if status is None or status in TRANSIENT_STATUSES else "final"
 
 
+def error_of(result: Mapping[str, Any]) -> str:
+    """Return the error that a result is in place of an answer; "" of an answer."""
+    if not result.get("is_error"):
+        return ""
+    errors = result.get("errors")
+    if not (errors and isinstance(errors, list)):
+        errors = [result.get("terminal_reason") or result.get("subtype")]
+    return clean_line("; ".join(map(str, errors)))[:200]
+
+
 def is_unknown_session(result: Mapping[str, Any]) -> bool:
     """Tell whether a result says that there is no session to resume (2.1.327)."""
     return result.get("subtype") == "error_during_execution" and not result.get("num_turns")

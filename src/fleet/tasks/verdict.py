@@ -34,6 +34,7 @@ class WorkDone(Record):
     outside: tuple[str, ...] = ()
     said: str = ""  # the agent's last words
     exit_code: int = 0  # of a coder that only ends
+    error: str = ""  # that Claude Code ended with, in place of an answer
     notes: tuple[str, ...] = ()  # what else has changed meanwhile, by whomever
 
     @property
@@ -83,6 +84,10 @@ def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str)
         return Ruling("", f"check failed (exit {code})", (
             f"The check of this task failed (exit {code}): {task.check}\n\n{tail}\n\n"
             "Fix that. The check runs again when you end."), "check")
+    if work.error:
+        return Ruling("", f"ended with an error: {work.error}", (
+            f"You were ended by an error before you had finished: {work.error}. Look at what "
+            "is done already, then continue."), "coder")
     # Where nothing was changed, a check that passes says nothing of a coder that has failed.
     if work.exit_code and not (task.check and work.changed):
         return Ruling("", f"{task.program} ended with exit code {work.exit_code}",
