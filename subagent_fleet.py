@@ -20449,6 +20449,8 @@ class TaskWork(TaskAgent):
 
     def _go(self) -> None:
         """Do what comes next for the task; enter a state that an earlier supervisor left."""
+        if self.state.is_over:
+            return self._stop_again()
         self._wait_for_git()
         if self.state.state in ("preparing", "starting"):
             # Nothing was asked of an agent yet that counts: it is ended, and started again.
@@ -20615,6 +20617,15 @@ class TaskWork(TaskAgent):
         self._end_agent(STOP_SECONDS)
         self._write("waiting", prompt="")  # whose person gets it now
 
+    def _stop_again(self) -> None:
+        """Try again to end what could not be ended; its work is kept, and its receipt."""
+        ended = self._end(STOP_SECONDS)
+        to, cause, reason = "stopped", "", f"{count_of(ended.count, 'process')} ended"
+        if ended.left:
+            to, cause, reason = "parked", "still-alive", f"still running: {ended.left}"
+        self._write(to, reason=reason, cause=cause, wanted="")
+        self._tell(to, reason)
+
     def _close(self, ruling: Ruling, ended: str, work: WorkDone | None = None) -> None:
         """End an agent, keep its work, write its receipt, and let the ruling be so."""
         is_stop = ruling.to == "stopped"
@@ -20739,7 +20750,8 @@ class TaskWork(TaskAgent):
 WISHES: dict[str, Callable[[TaskState, Mapping[str, Any]], dict[str, Any]]] = {
     "say": lambda state, order: {"says": (*state.says, str(order.get("text", ""))),
                                  "wanted": "go" if state.is_over else state.wanted},
-    "stop": lambda state, order: {"wanted": state.wanted if state.is_over else "stop"},
+    "stop": lambda state, order: {
+        "wanted": state.wanted if state.is_over and state.cause != "still-alive" else "stop"},
     "attach": lambda state, order: {"wanted": "" if state.state == "attached" else "attach"},
     "forget": lambda state, order: {"forgotten": state.is_over}}
 
@@ -20861,6 +20873,15 @@ class Supervisor(TaskKeeper):
         thread = threading.Thread(target=work.run, name=name, daemon=True)
         self._threads[name] = thread
         thread.start()
+
+    def _grant(self, name: str) -> None:
+        """Do what a person wants of a task; what could not be ended needs a thread again."""
+        state = self.tasks[name]
+        is_free = name not in self._threads and not self._leaves
+        if state.wanted == "stop" and state.is_over and is_free:
+            self._begin(name)
+        else:
+            super()._grant(name)
 
     def _recover(self) -> None:
         """Take up every task that was at work, where its state says it is."""
@@ -25577,7 +25598,7 @@ def is_carried_out(kind: str, before: TaskState | None, state: TaskState) -> boo
     if kind == "say":
         return not (state.says and state.state == "running" and state.task.talks)
     if kind == "stop":
-        return state.is_over
+        return state.is_over and state.wanted != "stop"
     if kind == "answer":  # its next question may come at once
         return state.state != "asking" or before is not None and \
             state.question != before.question
@@ -29519,7 +29540,7 @@ def explain_refusal(command: str, state: TaskState) -> str:
     if command == "say":
         return ""
     if command == "stop":
-        return "already over" if state.is_over else ""
+        return "already over" if state.is_over and state.cause != "still-alive" else ""
     if not state.is_over:
         step = "first: subagent-fleet task stop" if command == "forget" else \
             "see how it goes: subagent-fleet tasks"

@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -176,6 +177,14 @@ def test_an_agent_that_is_out_of_sight_is_not_said_to_have_stopped(shop):
     assert done.returncode == 1 and "still running" in done.stdout, done
     assert "stopped" not in done.stdout
     assert shop.row("t")["state"] == "parked" and "still running" in shop.row("t")["reason"]
+
+    done = subprocess.run(command, cwd=shop.repo, env=shop.environ, capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, timeout=60)
+    assert done.returncode == 1 and re.search("t +parked +still running", done.stdout), done
+    done = shop.type("task", "stop", "t")
+    assert done.code == 0 and re.search("t +stopped +[1-9]", done.out), done
+    assert shop.state() == "stopped"
+    assert "already over" in shop.type("task", "stop", "t").out
 
 
 def test_figures_are_of_all_that_an_agent_has_started(shop, left):

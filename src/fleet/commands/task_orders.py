@@ -160,7 +160,7 @@ def explain_refusal(command: str, state: TaskState) -> str:
     if command == "say":
         return ""
     if command == "stop":
-        return "already over" if state.is_over else ""
+        return "already over" if state.is_over and state.cause != "still-alive" else ""
     if not state.is_over:
         step = "first: subagent-fleet task stop" if command == "forget" else \
             "see how it goes: subagent-fleet tasks"

@@ -63,7 +63,8 @@ if TYPE_CHECKING:
 WISHES: dict[str, Callable[[TaskState, Mapping[str, Any]], dict[str, Any]]] = {
     "say": lambda state, order: {"says": (*state.says, str(order.get("text", ""))),
                                  "wanted": "go" if state.is_over else state.wanted},
-    "stop": lambda state, order: {"wanted": state.wanted if state.is_over else "stop"},
+    "stop": lambda state, order: {
+        "wanted": state.wanted if state.is_over and state.cause != "still-alive" else "stop"},
     "attach": lambda state, order: {"wanted": "" if state.state == "attached" else "attach"},
     "forget": lambda state, order: {"forgotten": state.is_over}}
 
@@ -185,6 +186,15 @@ class Supervisor(TaskKeeper):
         thread = threading.Thread(target=work.run, name=name, daemon=True)
         self._threads[name] = thread
         thread.start()
+
+    def _grant(self, name: str) -> None:
+        """Do what a person wants of a task; what could not be ended needs a thread again."""
+        state = self.tasks[name]
+        is_free = name not in self._threads and not self._leaves
+        if state.wanted == "stop" and state.is_over and is_free:
+            self._begin(name)
+        else:
+            super()._grant(name)
 
     def _recover(self) -> None:
         """Take up every task that was at work, where its state says it is."""

@@ -107,6 +107,8 @@ class TaskWork(TaskAgent):
 
     def _go(self) -> None:
         """Do what comes next for the task; enter a state that an earlier supervisor left."""
+        if self.state.is_over:
+            return self._stop_again()
         self._wait_for_git()
         if self.state.state in ("preparing", "starting"):
             # Nothing was asked of an agent yet that counts: it is ended, and started again.
@@ -272,6 +274,15 @@ class TaskWork(TaskAgent):
             return self._close(Ruling("stopped"), "stopped")
         self._end_agent(STOP_SECONDS)
         self._write("waiting", prompt="")  # whose person gets it now
+
+    def _stop_again(self) -> None:
+        """Try again to end what could not be ended; its work is kept, and its receipt."""
+        ended = self._end(STOP_SECONDS)
+        to, cause, reason = "stopped", "", f"{count_of(ended.count, 'process')} ended"
+        if ended.left:
+            to, cause, reason = "parked", "still-alive", f"still running: {ended.left}"
+        self._write(to, reason=reason, cause=cause, wanted="")
+        self._tell(to, reason)
 
     def _close(self, ruling: Ruling, ended: str, work: WorkDone | None = None) -> None:
         """End an agent, keep its work, write its receipt, and let the ruling be so."""

@@ -102,7 +102,7 @@ def is_carried_out(kind: str, before: TaskState | None, state: TaskState) -> boo
     if kind == "say":
         return not (state.says and state.state == "running" and state.task.talks)
     if kind == "stop":
-        return state.is_over
+        return state.is_over and state.wanted != "stop"
     if kind == "answer":  # its next question may come at once
         return state.state != "asking" or before is not None and \
             state.question != before.question
