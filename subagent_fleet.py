@@ -17873,7 +17873,10 @@ def find_stall(task: TaskSpec, heard: Heard, view: str, timeout: float,
     limit = 2 * timeout
     if view == "idle" or not timeout:
         limit = float(task.stall)
-    quiet = silent if view == "unknown" else stands
+    # While it writes, each piece of its answer is a sign of life, however long it takes. Before,
+    # pings are none where the gateway says what it does.
+    is_heard = view == "unknown" or heard.phase != "requesting"
+    quiet = silent if is_heard else stands
     if quiet > limit:
         return f"no answer from the model for {quiet:.0f} s"
     return ""

@@ -545,6 +545,8 @@ def bash(since):
     (dict(phase="requesting", silent=301, view="idle"), True),
     (dict(phase="requesting", silent=5, stands=601, view="working"), True),
     (dict(phase="requesting", silent=5, stands=599, view="working"), False),
+    (dict(phase="answering", silent=12, stands=711, view="working"), False),  # a long answer
+    (dict(phase="answering", silent=601, view="working"), True),
     (dict(phase="requesting", silent=5, stands=9999), False),  # foreign gateway: pings are life
     (dict(phase="tool", silent=91, calls=bash(91)), True),
     (dict(phase="tool", silent=89, calls=bash(300)), False),
