@@ -66,7 +66,7 @@ class Rig(Repository):
 
     def __init__(self, place):
         super().__init__(place)
-        self.environ["PYTHONPATH"] = f"{ROOT}:{ROOT}/tests"
+        self.environ["PYTHONPATH"] = f"{ROOT}:{ROOT}/tests/rigs"
         self.put_claude()
         self.world = sf.World()
         self.world.environ = dict(self.environ)
