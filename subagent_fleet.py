@@ -12112,7 +12112,7 @@ class Processes(Programs):
         """Yield each process as Linux shows it."""
         ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
         uptime = float(self.read_part("/proc/uptime", 0, 64).split()[0])
-        for name in self._process_names():
+        for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):  # it has ended
                 with open(f"/proc/{name}/stat", "rb") as stream:
                     before, _, after = stream.read().rpartition(b")")
@@ -12176,16 +12176,21 @@ class Processes(Programs):
     def find_inside(self, directory: str) -> list[int]:
         """Return the processes that work in a directory or below, if the system shows it."""
         root = os.path.join(os.path.realpath(directory), "")
-        inside = []
-        for name in self._process_names():
-            with contextlib.suppress(OSError):
-                if os.path.join(os.readlink(f"/proc/{name}/cwd"), "").startswith(root):
-                    inside.append(int(name))
-        return inside
+        return [number for number, place in self._list_directories()
+                if os.path.join(place, "").startswith(root)]
 
-    def _process_names(self) -> Iterator[str]:
-        """Yield the number of each process, where the system shows them as files."""
-        yield from filter(str.isdigit, os.listdir("/proc") if self.has_proc() else ())
+    def _list_directories(self) -> Iterator[tuple[int, str]]:
+        """Yield the working directory of each process, as far as the system shows it."""
+        if self.has_proc():
+            for name in filter(str.isdigit, os.listdir("/proc")):
+                with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+                    yield int(name), os.readlink(f"/proc/{name}/cwd")
+            return
+        listed = self.run_program(["lsof", "-w", "-d", "cwd", "-Fn"], seconds=5.0).output
+        for number, words in re.findall(rb"(?m)^p(\d+)\n(?:f.*\n)?n(.*)$", listed):
+            # Outside ASCII, lsof prints `\xc3` for a byte.
+            path = re.sub(rb"\\x([0-9a-f]{2})", lambda byte: bytes([int(byte[1], 16)]), words)
+            yield int(number), os.fsdecode(path)
 
     def has_proc(self) -> bool:
         """Tell whether the system shows each process as files, as Linux does."""

@@ -160,7 +160,7 @@ def test_who_holds_the_gateways_port_is_asked(fake_node, pages, wanted):
     node.answers = {path: (200, pages[path]) if path in pages else (401, {"error": "no"})
                     for path in ("/", "/health/liveliness")}
     gateway = sf.Gateway("builtin", "0.0.0.0", node.port, "KEY")
-    world = world_with(PATH="/nowhere")
+    world = world_with(PATH=os.environ["PATH"])  # a Mac asks its lsof
     fleet = types.SimpleNamespace(name="", gateway=gateway, models={})
     assert sf.who_serves(world, fleet, "a-key", world.clock() + 20) == wanted
 

@@ -47,7 +47,7 @@ from gateway_rig import (
 )
 from matrix_cases import PIXEL
 from subagent_fleet import replace
-from tools import PROGRAM, clean_environment, free_port, limit_of, not_held_up
+from tools import PROC, PROGRAM, clean_environment, free_port, limit_of, not_held_up
 
 WIRE = pathlib.Path(__file__).parents[1] / "cases" / "wire"
 
@@ -606,7 +606,7 @@ def test_a_burst_within_the_limit_is_served_whole(rig):
         connection.close()
 
 
-@pytest.mark.skipif(not pathlib.Path("/proc/self/statm").exists(), reason="tells memory on Linux")
+@pytest.mark.skipif(not (PROC / "self/statm").exists(), reason="tells memory on Linux")
 def test_memory_stays_small_whatever_comes(tmp_path):
     def play(node, connection):
         with contextlib.suppress(OSError):
@@ -624,7 +624,7 @@ def test_memory_stays_small_whatever_comes(tmp_path):
             connection.sendall(program.post(request_of(stream=stream)))
             assert error_of(read_answer(connection.makefile("rb")))[0] == 529
         assert node.gone.wait(10)
-    told = pathlib.Path(f"/proc/{program.process.pid}/status").read_text()
+    told = (PROC / f"{program.process.pid}/status").read_text()
     assert int(re.search(r"VmHWM:\s+(\d+) kB", told)[1]) < 80_000
     for connection in slow:
         connection.close()
@@ -1897,7 +1897,7 @@ def is_gone(number):
         os.kill(number, 0)
     except ProcessLookupError:
         return True
-    stat = pathlib.Path(f"/proc/{number}/stat")
+    stat = PROC / f"{number}/stat"
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z"
 
 

@@ -32,7 +32,7 @@ from gateway_rig import (
     says,
     wait_until,
 )
-from tools import free_port
+from tools import PROC, free_port
 
 REQUESTS, CLIENTS = 5_000, 24
 NAME = re.compile("<q[0-9]+>")
@@ -274,7 +274,7 @@ def check_receipts(receipts, clients, served):
 
 def held():
     """How many descriptors this process has open, where the system tells."""
-    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    return len(os.listdir(PROC / "self/fd")) if (PROC / "self/fd").is_dir() else 0
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 import hostile_nodes
 import subagent_fleet as sf
 from node_rig import probe
-from tools import PROGRAM, SCRIPT, clean_environment, free_port, limit_of, not_held_up
+from tools import PROC, PROGRAM, SCRIPT, clean_environment, free_port, limit_of, not_held_up
 
 PORT = free_port()  # nobody serves there
 NO_GATEWAY = f"No gateway runs at http://127.0.0.1:{PORT}"
@@ -722,7 +722,7 @@ def test_the_page_of_json_documents_every_field(fleet, command):
 
 # -- what must hold however nodes behave: a process of its own, measured --
 
-MEASURED = """
+MEASURED = f"""
 import os, resource, runpy, sys
 os._exit = sys.exit  # else nothing is measured
 report, sys.argv = sys.argv[1], sys.argv[2:]
@@ -730,7 +730,7 @@ try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 finally:
     try:  # ru_maxrss counts the parent's memory before exec
-        peak = [int(line.split()[1]) for line in open("/proc/self/status") if "VmHWM" in line][0]
+        peak = [int(line.split()[1]) for line in open("{PROC}/self/status") if "VmHWM" in line][0]
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     open(report, "w").write(str(peak))

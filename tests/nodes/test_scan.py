@@ -11,7 +11,7 @@ import pytest
 
 import subagent_fleet as sf
 from fake_ollama import FakeNode
-from tools import clean_environment, install, not_held_up, run_main
+from tools import PROC, clean_environment, install, not_held_up, run_main
 
 TARPITS, FULL = range(20, 120), range(120, 220)  # the last part of an address
 
@@ -106,7 +106,7 @@ MEASURED = """\
 import atexit, os, re, sys
 os._exit = sys.exit  # else nothing is told
 def tell():
-    with open("/proc/self/status") as lines:
+    with open({status!r}) as lines:
         kilobytes = re.search(r"VmHWM:\\s+(\\d+)", lines.read())[1]
     with open({path!r}, "w") as stream:
         stream.write(kilobytes)
@@ -129,7 +129,8 @@ def measured_scan(tmp_path, *words):
     """Do the same as a process, and give the megabytes it took at most."""
     environ = clean_environment(OLLAMA_HOST="127.0.0.1:9")
     path = tmp_path / "kilobytes"
-    code = MEASURED.format(path=str(path), program=str(install(tmp_path)))
+    code = MEASURED.format(path=str(path), program=str(install(tmp_path)),
+                           status=str(PROC / "self/status"))
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code, *words], cwd=str(tmp_path),
                           env=environ, capture_output=True, timeout=60, check=False)
     out, err = done.stdout.decode(), done.stderr.decode()

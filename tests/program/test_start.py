@@ -2,7 +2,6 @@
 import contextlib
 import marshal
 import os
-import pathlib
 import re
 import shutil
 import signal
@@ -13,7 +12,7 @@ import time
 
 import pytest
 
-from tools import SCRIPT, clean_environment, free_port
+from tools import PROC, SCRIPT, clean_environment, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="exec as POSIX has it")]
 FLEET = """\
@@ -62,7 +61,7 @@ def kept(project):
 
 
 def resident_megabytes(process):
-    text = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+    text = (PROC / f"{process.pid}/status").read_text()
     return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) / 1024
 
 

@@ -1,8 +1,9 @@
 """Run tests as on a Mac, as far as Linux can: `python3 tests/rigs/as_mac.py [WORDS OF PYTEST…]`.
 
 In a mount namespace of their own, /proc is empty, `ps` and `lsof` are those of mac_ps.py, and the
-locale writes a comma where English has a point. Where they name no file: the tests of runs. It needs root or
-user namespaces, and fails, loudly, where it has neither. What of a Mac is not here: CONTRIBUTING.
+locale writes a comma where English has a point. Where the words name no file: what `.ci/run` asks.
+It needs root or user namespaces, and fails, loudly, where it has neither. What of a Mac is not here:
+CONTRIBUTING.
 """
 import os
 import pathlib
@@ -12,10 +13,12 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-TESTS = ["tests/runs/test_processes.py", "tests/runs/test_supervisor.py", "tests/commands/test_task_commands.py",
+TESTS = ["tests/runs", "tests/tasks", "tests/commands", "tests/world",
          "-k", "test_processes or not slow"]
-# The real /proc elsewhere, then an empty one in its place; words go on as they are.
+# Our `ps` and `lsof` where a test with a PATH of its own finds them too, the real /proc elsewhere,
+# then an empty one in its place; words go on as they are.
 SCRIPT = """\
+mount -t overlay none -o "lowerdir=$SUBAGENT_FLEET_PROC/../bin:/usr/bin" /usr/bin &&
 mount --rbind /proc "$SUBAGENT_FLEET_PROC" && mount -t tmpfs none /proc && ulimit -n 1024 &&
 exec "$@"
 """
@@ -45,11 +48,11 @@ def main(words):
         for name in ("ps", "lsof"):
             program = place / "bin" / name
             program.write_text(
-                f"#!{sys.executable} -ISs\n{(HERE / 'mac_ps.py').read_text(encoding='utf-8')}",
-                encoding="utf-8")
+                f"#!{sys.executable} -ISs\n"
+                f"__import__('os').environ['SUBAGENT_FLEET_PROC'] = {str(place / 'proc')!r}\n"
+                f"{(HERE / 'mac_ps.py').read_text(encoding='utf-8')}", encoding="utf-8")
             program.chmod(0o755)
-        environment = dict(os.environ, SUBAGENT_FLEET_PROC=str(place / "proc"),
-                           PATH=f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        environment = dict(os.environ, SUBAGENT_FLEET_PROC=str(place / "proc"))
         environment.pop("LC_ALL", None)
         if not any((HERE.parents[1] / word.partition("::")[0]).exists() for word in words):
             words = [*TESTS, *words]

@@ -5,8 +5,10 @@
 without -E, nor that of the system's own programs; the comma of a number is the locale's, and so is
 the date. Where /proc is empty, SUBAGENT_FLEET_PROC names the directory that has it.
 """
+import contextlib
 import os
 import pathlib
+import re
 import sys
 import time
 
@@ -66,7 +68,7 @@ def list_processes(words):
     uptime = float((PROC / "uptime").read_text().split()[0])
     booted = time.time() - uptime
     out = []
-    for name in sorted(filter(str.isdigit, os.listdir(PROC)), key=int):
+    for name in numbers():
         try:
             row = row_of(name, "E" in words[0], round(booted))
         except OSError:  # it has ended
@@ -75,27 +77,65 @@ def list_processes(words):
     sys.stdout.buffer.write(("\n".join(out) + "\n").encode("utf-8", "surrogateescape"))
 
 
-def list_openers(words):
-    """Print who has a file open, as `lsof -t` does."""
-    if words[:2] != ["-t", "--"] or len(words) != 3:
-        fail(f"lsof -t -- FILE, not {words}")
-    wanted = os.stat(words[2])
-    found = []
-    for name in filter(str.isdigit, os.listdir(PROC)):
-        try:
-            links = list((PROC / name / "fd").iterdir())
-        except OSError:
-            continue
-        for link in links:
-            try:
-                if os.path.samestat(os.stat(link), wanted):
-                    found.append(name)
-                    break
-            except OSError:
-                continue
-    print("\n".join(found))
+def numbers():
+    """The processes, in order."""
+    return sorted(filter(str.isdigit, os.listdir(PROC)), key=int)
+
+
+def has_open(number, is_wanted):
+    """Whether a process has a file open that is wanted."""
+    with contextlib.suppress(OSError):
+        for link in (PROC / number / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                if is_wanted(link):
+                    return True
+    return False
+
+
+def list_openers(path):
+    """Yield who has a file open."""
+    wanted = os.stat(path)
+    for number in numbers():
+        if has_open(number, lambda link: os.path.samestat(os.stat(link), wanted)):
+            yield number
+
+
+def list_listeners(port):
+    """Yield who listens on a port: the number, the program, the user."""
+    rows = [line.split() for table in ("tcp", "tcp6")
+            for line in (PROC / "net" / table).read_text().splitlines()]
+    sockets = {f"socket:[{row[9]}]" for row in rows
+               if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
+    for number in numbers() if sockets else ():
+        if has_open(number, lambda link: os.readlink(link) in sockets):
+            program = (PROC / number / "comm").read_text().strip()
+            yield f"p{number}\nc{program}\nu{os.stat(PROC / number).st_uid}\nf3"
+
+
+def list_directories():
+    """Yield where each process works: a byte outside ASCII as its number."""
+    for number in numbers():
+        with contextlib.suppress(OSError):
+            path = os.readlink(os.fsencode(PROC / number / "cwd"))
+            words = "".join(chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in path)
+            yield f"p{number}\nfcwd\nn{words}"
+
+
+def list_open(words):
+    """Print what `lsof` prints."""
+    port = re.fullmatch(r"-nP -iTCP:(\d+) -sTCP:LISTEN -Fpcu", " ".join(words))
+    if port:
+        lines = list_listeners(int(port[1]))
+    elif words == ["-w", "-d", "cwd", "-Fn"]:
+        lines = list_directories()
+    elif words[:2] == ["-t", "--"] and len(words) == 3:
+        lines = list_openers(words[2])
+    else:
+        fail(f"lsof -t -- FILE, -nP -iTCP:PORT -sTCP:LISTEN -Fpcu, or -w -d cwd -Fn, not {words}")
+    found = [*lines]
+    print(*found, sep="\n")
     sys.exit(not found)
 
 
 if __name__ == "__main__":
-    {"ps": list_processes, "lsof": list_openers}[pathlib.Path(sys.argv[0]).name](sys.argv[1:])
+    {"ps": list_processes, "lsof": list_open}[pathlib.Path(sys.argv[0]).name](sys.argv[1:])

@@ -5,7 +5,7 @@ import sys
 import pytest
 from test_task_commands import Typist
 
-from tools import keys_near
+from tools import PROC, keys_near
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the rig reads /proc")
 
@@ -22,7 +22,7 @@ def test_what_was_accepted_is_on_the_disk_before_it_is_told(task_rig, run_cli, m
     sync = os.fsync
 
     def note(descriptor):
-        path = os.readlink(f"/proc/self/fd/{getattr(descriptor, 'fileno', lambda: descriptor)()}")
+        path = os.readlink(f"{PROC}/self/fd/{getattr(descriptor, 'fileno', lambda: descriptor)()}")
         synced.append((path, os.path.isdir(path)))
         sync(descriptor)
     monkeypatch.setattr(os, "fsync", note)

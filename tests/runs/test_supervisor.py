@@ -720,10 +720,13 @@ def test_two_tries_are_never_alive_together(rig, monkeypatch):
              and (rig.home / "sessions" / states["a"].session).exists())
     rig.leave()
     # As if its file had lost what it knew: the agent lives, and the task waits.
-    rig.folder.write_state(sf.replace(rig.tasks()["a"], state="waiting", prompt="@write x y"))
+    go = rig.place / "go"
+    prompt = f"@run until [ -e '{go}' ]; do sleep 0.05; done\n@write x y"
+    rig.folder.write_state(sf.replace(rig.tasks()["a"], state="waiting", prompt=prompt))
     rig.work(lambda states: states["a"].state == "running")
     assert len({(PROC / f"{number}/stat").read_text().split()[5]
                 for number in rig.processes()}) == 1  # one session of processes: one agent
+    go.touch()
     rig.work()
     rig.leave()
     monkeypatch.setattr(sf, "LOCK_SECONDS", 0.2)
