@@ -31269,8 +31269,10 @@ def cmd_help(options: Namespace, world: World) -> int:
 # `completion`: for a shell.
 
 BASH_COMPLETION = r"""_subagent_fleet() {
-  local IFS=$'\n'
-  COMPREPLY=($("$1" completion -- "${COMP_WORDS[@]:1:$COMP_CWORD}" 2>/dev/null))
+  local lines
+  lines=$("$1" completion -- "${COMP_WORDS[@]:1:$COMP_CWORD}" 2>/dev/null)
+  local IFS=$'\n'  # only now: bash before 4.3 joins the words above where it has no space
+  COMPREPLY=($lines)
 }
 complete -o default -F _subagent_fleet subagent-fleet flt
 """
