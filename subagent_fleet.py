@@ -12562,7 +12562,7 @@ class Network(Processes):
     def _list_listeners(self, port: int) -> str:
         """Ask lsof, which macOS and the BSDs have; `-F` prints a field a line."""
         words = ["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpcu"]
-        return self.read_program(words, self.clock() + 2.0) or ""
+        return self.read_program(words, self.clock() + 5.0) or ""
 
     def find_holder(self, port: int) -> PortHolder | None:
         """Return who listens on a port, if the system says: mostly of one's own processes."""
