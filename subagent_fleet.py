@@ -10779,7 +10779,7 @@ class Listener:
             each.close()
 
 
-# == world/programs.py, from line 23 ==========================================
+# == world/child.py, from line 23 =============================================
 #
 # Jobs side by side, child processes, locks, pipes.
 
@@ -10950,7 +10950,7 @@ class Ran(Record):
         return self.output.decode("utf-8", "surrogateescape").rstrip("\n")
 
 
-# == world/disk.py, from line 25 ==============================================
+# == world/places.py, from line 25 ============================================
 #
 # Places, directories entered without following links, ends of files.
 
@@ -11838,7 +11838,7 @@ class Disk(Terminal):
                 shutil.copyfileobj(stream, copy)
 
 
-# == world/children.py, from line 34 ==========================================
+# == world/run_programs.py, from line 34 ======================================
 #
 # Other programs, as the World finds and runs them.
 

@@ -1,7 +1,7 @@
 """Change one condition, constant or statement of a part at a time; say what no test sees.
 
     python3 tests/rigs/mutate.py gateway/queue tests/gateway --count 30
-    python3 tests/rigs/mutate.py world/disk tests/world --seed 2 --then-all --kept FILE
+    python3 tests/rigs/mutate.py world/places tests/world --seed 2 --then-all --kept FILE
 
 The named test files run first, the rest of the fast suite only with --then-all. What was asked
 already is kept (--kept) under the text of the mutant and not asked again. All happens in a copy;

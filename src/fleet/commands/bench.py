@@ -19,7 +19,7 @@ from fleet.trials.course import Course, today
 from fleet.trials.kit import Subject
 from fleet.views.measurements import find_chosen, keep_measurements, tell_measurements
 from fleet.workspace.config import load_config, look_of
-from fleet.world.programs import run_together
+from fleet.world.child import run_together
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -14,7 +14,7 @@ from fleet.text.phrases import count_of, quote_shell
 from fleet.text.terminal import clean_line
 from fleet.workspace.changes import USER_DIRECTORIES, USER_FILES, read_own_source, remove_files
 from fleet.workspace.directory import Workspace
-from fleet.world.disk import PART_BYTES
+from fleet.world.places import PART_BYTES
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -26,7 +26,7 @@ from fleet.workspace.records import (
     latest_receipts,
     parse_receipts,
 )
-from fleet.world.disk import Tail
+from fleet.world.places import Tail
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -15,7 +15,7 @@ from fleet.work.orders import STOP_WAIT_SECONDS, explain_no_answer
 from fleet.work.run_job import RunJob, tell_trouble
 from fleet.work.run_words import sum_up_run, tell_starts
 from fleet.work.typed import ADD_A_TASK, TASK_FILE, TASK_WORDS, find_folders
-from fleet.world.disk import Tail
+from fleet.world.places import Tail
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -24,7 +24,7 @@ from fleet.text.terminal import PLAIN, Cell, as_typed, clean_line, mark
 from fleet.work.shown import find_task_rows
 from fleet.workspace.config import load_config, look_of
 from fleet.workspace.records import read_measurements
-from fleet.world.programs import run_together
+from fleet.world.child import run_together
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -16,7 +16,7 @@ from fleet.text.phrases import count_of
 from fleet.text.terminal import clean_line
 from fleet.work.shown import find_task, format_task_event
 from fleet.work.typed import MAYBE_TASK, open_folder
-from fleet.world.disk import Tail
+from fleet.world.places import Tail
 
 if TYPE_CHECKING:
     from argparse import Namespace

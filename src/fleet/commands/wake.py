@@ -13,7 +13,7 @@ from fleet.start.constants import EXIT_OK, EXIT_PROBLEM
 from fleet.start.errors import FleetError
 from fleet.steps.warming import format_waking, parse_via, wake_all
 from fleet.workspace.config import load_config, look_of
-from fleet.world.programs import run_together
+from fleet.world.child import run_together
 
 if TYPE_CHECKING:
     from argparse import Namespace

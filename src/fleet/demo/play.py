@@ -14,7 +14,7 @@ from fleet.speech.talk import Reply
 from fleet.start.constants import HOME_URL
 from fleet.start.errors import FleetError
 from fleet.text.json import parse_json, render_json
-from fleet.world.programs import run_together
+from fleet.world.child import run_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

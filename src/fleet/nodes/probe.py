@@ -12,7 +12,7 @@ from fleet.speech.cloud import BACKENDS, backend_of
 from fleet.start.constants import PROBE_GRACE_SECONDS, PROBE_TIMEOUT_SECONDS, SHOW_LIMIT
 from fleet.start.errors import NodeFailure
 from fleet.start.record import replace
-from fleet.world.programs import run_together
+from fleet.world.child import run_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -15,7 +15,7 @@ from fleet.start.errors import FleetError
 from fleet.start.record import Record, read, replace
 from fleet.text.json import parse_object
 from fleet.text.phrases import clean_name, count_of
-from fleet.world.programs import run_together
+from fleet.world.child import run_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -7,7 +7,7 @@ from fleet.config.address import plan_magic_packet
 from fleet.nodes.probe import answers
 from fleet.start.errors import NodeFailure
 from fleet.start.record import Record
-from fleet.world.programs import run_together
+from fleet.world.child import run_together
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

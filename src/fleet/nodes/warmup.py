@@ -15,7 +15,7 @@ from fleet.start.constants import PROBE_TIMEOUT_SECONDS, PULL_STALL_SECONDS, TIC
 from fleet.start.errors import NodeFailure
 from fleet.start.record import Record, replace
 from fleet.text.phrases import some_of
-from fleet.world.programs import run_together
+from fleet.world.child import run_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

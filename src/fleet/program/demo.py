@@ -26,7 +26,7 @@ from fleet.workspace.claude import claude_directory, project_name
 from fleet.workspace.config import load_config, look_of
 from fleet.workspace.directory import Workspace
 from fleet.workspace.records import read_receipts
-from fleet.world.disk import PrivateDirectory
+from fleet.world.places import PrivateDirectory
 
 if TYPE_CHECKING:
     from argparse import Namespace

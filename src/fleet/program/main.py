@@ -12,7 +12,7 @@ from fleet.start.errors import FleetError
 from fleet.start.gate import OWN_FILE, VERSION
 from fleet.text.phrases import quote_shell
 from fleet.text.terminal import Typing, clean_text
-from fleet.world.disk import SEAL_BYTES
+from fleet.world.places import SEAL_BYTES
 from fleet.world.world import World
 
 if TYPE_CHECKING:

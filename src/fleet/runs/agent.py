@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fleet.runs.git import Git
     from fleet.tasks.spec import TaskPlan
     from fleet.tasks.state import TaskState
-    from fleet.world.programs import Child
+    from fleet.world.child import Child
     from fleet.world.world import World
 
 

@@ -16,7 +16,7 @@ from fleet.tasks.state import UNREADABLE, TaskState, freeze, thaw_state
 from fleet.text.json import parse_object, read_page
 from fleet.text.phrases import quote_shell
 from fleet.text.terminal import clean_line
-from fleet.world.disk import Place
+from fleet.world.places import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

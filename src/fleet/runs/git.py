@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from fleet.runs.folder import Folder
     from fleet.tasks.state import TaskState
-    from fleet.world.programs import Hold, Ran
+    from fleet.world.child import Hold, Ran
     from fleet.world.world import World
 
 

@@ -13,7 +13,7 @@ from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.tasks.spec import plan_alias
 from fleet.tasks.state import TERMINAL_STATES
-from fleet.world.programs import Launch
+from fleet.world.child import Launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fleet.runs.agent import Backing
     from fleet.runs.folder import Folder
     from fleet.tasks.state import TaskState
-    from fleet.world.programs import Child, Hold
+    from fleet.world.child import Child, Hold
 
 
 class TaskKeeper:

@@ -37,8 +37,8 @@ from fleet.tasks.scope import decide_request
 from fleet.tasks.state import plan_first_words
 from fleet.tasks.verdict import Ruling, after_failure
 from fleet.text.phrases import show_span
+from fleet.world.child import Launch
 from fleet.world.process_list import CHECK_MARK, TASK_MARK
-from fleet.world.programs import Launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from fleet.config.task_file import TaskSpec
     from fleet.tasks.state import TaskState
-    from fleet.world.programs import Hold
+    from fleet.world.child import Hold
 
 
 class TaskAgent(TaskPlace):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fleet.runs.process_tree import Ended
     from fleet.runs.supervisor import Supervisor
     from fleet.tasks.state import TaskState
-    from fleet.world.programs import Hold
+    from fleet.world.child import Hold
 
 
 LOST = Ruling("waiting", cause="lost")  # an agent has ended without a result

@@ -39,9 +39,9 @@ from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.tasks.next import dependencies_of
 from fleet.text.phrases import some_of
-from fleet.world.disk import Place
+from fleet.world.child import Launch
+from fleet.world.places import Place
 from fleet.world.process_list import CHECK_MARK, TASK_MARK
-from fleet.world.programs import Launch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -28,7 +28,7 @@ from fleet.workspace.claude import find_settings, last_session, line_of, managed
 from fleet.workspace.config import look_of
 from fleet.workspace.directory import observe_files
 from fleet.workspace.records import ReceiptsReader
-from fleet.world.disk import PrivateDirectory
+from fleet.world.places import PrivateDirectory
 
 if TYPE_CHECKING:
     from argparse import Namespace

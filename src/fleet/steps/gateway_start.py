@@ -23,8 +23,8 @@ from fleet.start.errors import FleetError
 from fleet.steps.gateway_seen import describe_holder, find_gateway, name_stop, who_serves
 from fleet.text.terminal import clean_line
 from fleet.workspace.records import RECEIPTS_FILE
-from fleet.world.disk import Place, PrivateDirectory
-from fleet.world.programs import Launch
+from fleet.world.child import Launch
+from fleet.world.places import Place, PrivateDirectory
 
 if TYPE_CHECKING:
     import contextlib

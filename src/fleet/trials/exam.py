@@ -41,9 +41,9 @@ from fleet.trials.questions import (
     parse_fixes,
     render_question,
 )
-from fleet.world.disk import PrivateDirectory
+from fleet.world.child import Launch, run_together
+from fleet.world.places import PrivateDirectory
 from fleet.world.process_list import CHECK_MARK
-from fleet.world.programs import Launch, run_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

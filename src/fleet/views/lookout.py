@@ -30,8 +30,8 @@ from fleet.work.shown import TASK_MARKS, TASK_ROLES
 from fleet.work.typed import open_folder
 from fleet.workspace.config import find_config, load_config
 from fleet.workspace.records import ReceiptsReader
-from fleet.world.disk import Tail
-from fleet.world.programs import run_together
+from fleet.world.child import run_together
+from fleet.world.places import Tail
 
 if TYPE_CHECKING:
     from argparse import Namespace

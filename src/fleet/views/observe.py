@@ -20,7 +20,7 @@ from fleet.work.typed import load_tasks
 from fleet.workspace.claude import find_settings, managed_settings, usual_settings
 from fleet.workspace.directory import observe_files
 from fleet.workspace.records import read_measurements
-from fleet.world.programs import run_together
+from fleet.world.child import run_together
 
 if TYPE_CHECKING:
     from argparse import Namespace

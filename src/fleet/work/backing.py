@@ -19,7 +19,7 @@ from fleet.text.terminal import clean_line
 from fleet.workspace.config import load_config, search_config
 from fleet.workspace.directory import Workspace, find_leaks
 from fleet.workspace.records import ReceiptsReader
-from fleet.world.programs import Launch
+from fleet.world.child import Launch
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from fleet.runs.folder import Folder
     from fleet.tasks.state import TaskState
     from fleet.work.typed import KnownTasks
-    from fleet.world.disk import Tail
-    from fleet.world.programs import Hold
+    from fleet.world.child import Hold
+    from fleet.world.places import Tail
     from fleet.world.world import World
 
 

@@ -9,7 +9,7 @@ from fleet.start.constants import ENVIRONMENT_FILE, EXIT_USAGE, MANIFEST_FILE
 from fleet.start.errors import FleetError
 from fleet.text.tables import format_pairs
 from fleet.text.terminal import PLAIN, Cell, clean_text, paint
-from fleet.world.disk import Place
+from fleet.world.places import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

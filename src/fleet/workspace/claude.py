@@ -15,7 +15,7 @@ from fleet.traces.judge import AgentSource
 from fleet.traces.session import AgentLabel, trace_session
 from fleet.traces.transcript import Transcript
 from fleet.workspace.records import SESSION_ID, read_receipts
-from fleet.world.disk import TREE_FILE_LIMIT_BYTES, TREE_FILES_LIMIT, Tail
+from fleet.world.places import TREE_FILE_LIMIT_BYTES, TREE_FILES_LIMIT, Tail
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

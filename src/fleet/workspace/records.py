@@ -11,7 +11,7 @@ from fleet.start.errors import FleetError
 from fleet.start.gate import LatePattern
 from fleet.start.record import read
 from fleet.text.json import count_marks, parse_object
-from fleet.world.disk import PART_BYTES, Tail, lines_backwards
+from fleet.world.places import PART_BYTES, Tail, lines_backwards
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -19,7 +19,7 @@ from fleet.speech.talk import Reply
 from fleet.start.constants import OTHER_PORT, PROBE_LIMIT_BYTES, ROUTE_TARGETS
 from fleet.start.errors import FleetError, NodeFailure
 from fleet.start.gate import VERSION
-from fleet.world.disk import PART_BYTES
+from fleet.world.child import run_together
 from fleet.world.exchange import Exchange
 from fleet.world.network import (
     KNOCK_OUTCOMES,
@@ -29,8 +29,8 @@ from fleet.world.network import (
     look_up_host,
     plan_destination,
 )
+from fleet.world.places import PART_BYTES
 from fleet.world.processes import Processes
-from fleet.world.programs import run_together
 from fleet.world.visitor import Listener
 from fleet.world.wire import IdleConnections, name_connection_failure
 

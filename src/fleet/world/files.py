@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fleet.start.constants import RECEIPTS_LIMIT_BYTES, TEXT_LIMIT_BYTES
 from fleet.start.errors import FleetError
 from fleet.start.gate import late_decorator
-from fleet.world.disk import (
+from fleet.world.places import (
     NO_HOME,
     USER_PLACES,
     Directory,

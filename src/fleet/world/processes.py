@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from fleet.start.constants import TEXT_LIMIT_BYTES
 from fleet.start.errors import FleetError
 from fleet.start.gate import OWN_FILE
-from fleet.world.children import Programs
-from fleet.world.disk import SEAL_BYTES
+from fleet.world.child import BYTECODE_FILES
 from fleet.world.network import seal_bytecode
+from fleet.world.places import SEAL_BYTES
 from fleet.world.process_list import PS_ROW, Process, ProcessList, find_marks
-from fleet.world.programs import BYTECODE_FILES
+from fleet.world.run_programs import Programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -11,10 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from fleet.start.gate import late_decorator
-from fleet.world.disk import Directory, trying
-from fleet.world.files import Disk
-from fleet.world.process_list import LOOKERS_LIMIT
-from fleet.world.programs import (
+from fleet.world.child import (
     GIT_ENVIRONMENT,
     GIT_SETTINGS,
     Child,
@@ -23,12 +20,15 @@ from fleet.world.programs import (
     Ran,
     lock_file,
 )
+from fleet.world.files import Disk
+from fleet.world.places import Directory, trying
+from fleet.world.process_list import LOOKERS_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from typing import IO
 
-    from fleet.world.programs import Launch
+    from fleet.world.child import Launch
 
 
 class Programs(Disk):
