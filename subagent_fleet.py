@@ -26847,7 +26847,7 @@ def tell_weakness(fleet: Fleet, main: Model, states: Mapping[str, NodeState], wo
                                   look_of(world, "stderr"), memory))
 
 
-# == commands/init.py, from line 54 ===========================================
+# == commands/init.py, from line 55 ===========================================
 #
 # `init`: write a new fleet file; the examples it can write.
 
@@ -26927,6 +26927,11 @@ def cmd_init(options: Namespace, world: World) -> int:
     said += format_starter(starter, states, look_of(world), memory)
     said += format_flaw(starter.flaw, states, "subagent-fleet init --force",
                         look_of(world), memory)
+    if options.hybrid:
+        accepted = plan_node_stakes([nodes["anthropic"]])
+        said += ("With `--hybrid` you accepted:\n"
+                 + "".join(f"  {stake.what}\n" for stake in accepted)
+                 + "To take it back: subagent-fleet trust --forget\n")
     said += format_after_init(starter, states, look_of(world))
     world.out(said)
     return EXIT_OK

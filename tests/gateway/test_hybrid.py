@@ -497,6 +497,10 @@ def test_init_hybrid_writes_the_login_beside_the_machines(quick, tmp_path, fake_
     env = {"HOME": str(home), "OLLAMA_HOST": f"127.0.0.1:{node.port}"}
     made = quick("init", "--hybrid", "--output", output, env=env)
     assert made.returncode == 0, made
+    accepted = made.stdout.partition("With `--hybrid` you accepted:\n")[2]
+    assert accepted.startswith("  prompts, and what agents read, go to https://api.anthropic.com")
+    assert "\n  the login that Claude Code sends goes to https://api.anthropic.com" in accepted
+    assert "\nTo take it back: subagent-fleet trust " in accepted and " --forget\n" in accepted
     main, = [line for line in made.stdout.splitlines() if line.startswith("main session")]
     assert re.split("  +", main) == [
         "main session", "claude-opus-5-5", "anthropic",

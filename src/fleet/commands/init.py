@@ -10,6 +10,7 @@ from fleet.config.address import split_endpoint
 from fleet.config.node import NodeState
 from fleet.config.sections import Node
 from fleet.plan.starter import plan_hybrid
+from fleet.plan.trust import plan_node_stakes
 from fleet.start.constants import (
     CLAUDE_ENDPOINT,
     CONFIG_NAMES,
@@ -127,6 +128,11 @@ def cmd_init(options: Namespace, world: World) -> int:
     said += format_starter(starter, states, look_of(world), memory)
     said += format_flaw(starter.flaw, states, "subagent-fleet init --force",
                         look_of(world), memory)
+    if options.hybrid:
+        accepted = plan_node_stakes([nodes["anthropic"]])
+        said += ("With `--hybrid` you accepted:\n"
+                 + "".join(f"  {stake.what}\n" for stake in accepted)
+                 + "To take it back: subagent-fleet trust --forget\n")
     said += format_after_init(starter, states, look_of(world))
     world.out(said)
     return EXIT_OK
