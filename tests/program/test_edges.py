@@ -243,6 +243,12 @@ def test_a_target_of_another_program_says_how_it_is_started(fleet, quick):
     assert done.returncode == 0 and "  subagent-fleet launch aider\n" in done.stdout
 
 
+@pytest.mark.parametrize("flag", ["--claude-only", "--litellm-only"])
+def test_a_part_of_the_files_says_what_is_typed_next(fleet, quick, flag):
+    done = quick("generate", flag)
+    assert done.returncode == 0 and done.stdout.endswith("\nNext:\n  subagent-fleet up\n")
+
+
 def test_pip_knows_the_extra_that_was_documented():
     assert 'dev = ["pytest"]' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 

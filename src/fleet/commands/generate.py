@@ -126,10 +126,11 @@ def show_generation(report: Mapping[str, Any], fleet: Fleet, changes: Sequence[C
 def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: Look, *,
                           shows_key: bool) -> str:
     """Return where work goes, what is typed next and perhaps how the key stays out of git."""
+    everything = "  subagent-fleet up\n"
     if targets != fleet.targets:
         lines = "".join(f"  subagent-fleet launch {name}\n" for name in targets
                         if name in HARNESSES)
-        return f"\nNext:\n{lines}" if lines else ""
+        return f"\nNext:\n{lines or everything}"
 
     here = out if out.startswith(("/", ".")) else f"./{out}"
     environment = quote_shell(f"{here}/{ENVIRONMENT_FILE}")
@@ -140,7 +141,7 @@ def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: 
         serve = (f"  . {environment}\n  litellm --config {config} --host {gateway.host} "
                  f"--port {gateway.port}\n")
     text = ("\nNext: load the models, serve them and start Claude Code in one step:\n"
-            f"  subagent-fleet up\n\nOr start the gateway in its own terminal:\n{serve}"
+            f"{everything}\nOr start the gateway in its own terminal:\n{serve}"
             "and Claude Code in another:\n  subagent-fleet launch claude\n"
             f"(or: . {environment}; claude)\n")
     if shows_key:
