@@ -26401,7 +26401,7 @@ def addresses_of(world: World, node: Node, until: float) -> tuple[str, ...]:
     return ()
 
 
-# == views/lookout.py, from line 52 ===========================================
+# == views/lookout.py, from line 51 ===========================================
 #
 # What the page shows, looked up again and again.
 
@@ -26596,14 +26596,9 @@ def open_dashboard(workspace: Workspace, fleet: Fleet, options: Namespace, liste
     return dashboard
 
 
-def listen_for_page(world: World, gateway: Gateway, host: str = "", typed: int | None = None,
-                    ) -> Listener:
+def listen_for_page(world: World, gateway: Gateway, typed: int | None = None) -> Listener:
     """Return the port of the page: the typed one, else the usual or the next free one."""
-    host = host or "127.0.0.1"
-    if not is_loopback(host):
-        raise FleetError("page-far", f"ui: the page is for this machine alone, and `{host}` "
-                         "is not its loopback", status=EXIT_REFUSED,
-                         fix="on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST")
+    host = "127.0.0.1"  # the page is for this machine alone
     port = PAGE_PORT if typed is None else typed
     if port == gateway.port:
         raise FleetError("usage", f"--port: {port} is the gateway's port", status=EXIT_USAGE,
@@ -27833,12 +27828,11 @@ def _describe_model(model: NodeModel) -> str:
 
 
 @command("discover", "show which models every machine has", CONFIG,
-         Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
-         Flag("--check", "exit 1 when a node is offline or a model missing"), SCAN, TIMEOUT,
+         Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"), SCAN, TIMEOUT,
          Flag("--verbose", "show details of each machine and model", short="-v"), JSON,
          group=LOOK, examples=("discover", "discover --verbose --timeout 2",
                                "discover --scan"),
-         excludes=("scan write", "scan check"))
+         excludes=("scan write",))
 def cmd_discover(options: Namespace, world: World) -> int:
     if options.scan is not None:
         return discover_machines(options, world)
@@ -27865,12 +27859,7 @@ def cmd_discover(options: Namespace, world: World) -> int:
         if written:
             text += f"\nWrote {written}\n"
         world.out(text)
-
-    if not options.check:
-        return EXIT_OK
-    is_whole = all(state.online for state in states.values()) \
-        and all(model["state"] == "present" for model in models)
-    return EXIT_OK if is_whole else EXIT_PROBLEM
+    return EXIT_OK
 
 
 def format_found(scan: Scan, known: Mapping[str, str], look: Look = PLAIN) -> str:
@@ -28116,8 +28105,6 @@ def report_status(sight: Sight) -> dict[str, list[Any]]:
 
 @command("ui", "show the fleet live, on a page in your browser", CONFIG, OUT,
          Flag("--port", "the page's port; 0: any", "PORT", {"type": parse_port}),
-         Flag("--host", "another address of this machine's loopback", "HOST",
-              {"default": ""}),
          Flag("--no-open", "only print the address"),
          Flag("--log-file", "the log of a LiteLLM that you have started yourself", "FILE",
               {"default": ""}),
@@ -28125,7 +28112,7 @@ def report_status(sight: Sight) -> dict[str, list[Any]]:
 def cmd_ui(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     workspace = open_workspace(options, world)
-    listener = listen_for_page(world, fleet.gateway, options.host, options.port)
+    listener = listen_for_page(world, fleet.gateway, options.port)
     signals: list[str] = []
     with contextlib.ExitStack() as stops:
         dashboard = open_dashboard(workspace, fleet, options, listener, stops)
@@ -31460,6 +31447,9 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
 
 # Flags of other programs, each where a command has ours.
 OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch"}
+FORMER_FLAGS = {  # what a command had once, and what is typed now
+    "discover --check": "subagent-fleet doctor",
+    "ui --host": "on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST"}
 TASK_FLAG_WORDS = {
     "--batch": "a pattern, as in: subagent-fleet task stop 'jwt-*'",
     "--grouped": "leave it out: tasks of one `--times` stand together",
@@ -31495,7 +31485,9 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
         if passed:
             better += ["--", *passed]
     else:
-        hint = TASK_FLAG_WORDS.get(first) if row.group == WORK else ""
+        hint = FORMER_FLAGS.get(f"{row.name} {first.partition('=')[0]}", "")
+        if row.group == WORK:
+            hint = TASK_FLAG_WORDS.get(first, "")
         if row.name == "logs" and not first.startswith("-"):
             hint = f"subagent-fleet task log {quote_shell(first)}"
         hint = hint or suggest_flag(first, flags)

@@ -219,14 +219,6 @@ def test_discover_says_of_every_broken_node_what_mends_it(fleet, command):
     assert said.count(": refused: ") == said.count("  fix: ") == 2
 
 
-@pytest.mark.parametrize("broken, status", [(False, 0), (True, 1)])
-def test_discover_check_is_the_exit_code(fleet, command, broken, status):
-    if broken:
-        del fleet[1].models["small:7b"]
-    assert command("discover", "--check").returncode == status
-    assert command("discover").returncode == 0
-
-
 def test_discover_verbose_says_why_and_what_there_is(fleet, command):
     fleet[1].close()
     done = command("discover", "-v")

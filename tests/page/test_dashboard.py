@@ -570,15 +570,6 @@ def test_what_has_answered_keeps_its_name_when_the_fleet_file_changes(place, run
         assert "tiny" in done.stdout and "enormous" not in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.com"])
-def test_ui_is_for_this_machine_alone(place, run_cli, host):
-    done = run_cli("ui", "--no-open", "--host", host)
-    assert done.returncode == 3 and "its loopback" in done.stderr and "ssh -L" in done.stderr
-    with pytest.raises(sf.FleetError) as error:
-        sf.listen_for_page(sf.World(), FLEET.gateway, host)
-    assert error.value.slug == "page-far"
-
-
 def test_ui_takes_the_next_port_unless_one_was_typed(place, run_cli, monkeypatch):
     port = free_port()
     monkeypatch.setattr(sf, "PAGE_PORT", port)

@@ -536,6 +536,8 @@ def test_no_words_is_usage(run_cli):
     (("update", "--check"), "download subagent_fleet.py again, then: python3 subagent_fleet.py install"),
     (("run", "--stop"), "subagent-fleet task stop NAME"), (("run", "-a", "x"), "did you mean `--coder`?"),
     (("task", "add", "x", "--quick"), "did you mean `--no-setup`?"),
+    (("discover", "--check"), "fix: subagent-fleet doctor"),
+    (("ui", "--host", "0.0.0.0"), "ssh -L 8080:127.0.0.1:8080 HOST"),
     (("up", "--quick"), "subagent-fleet up -- --quick"),
     (("run", "--priority", "high"), "subagent-fleet run --help"),
     (("init", "--force", "--node", "mini"),

@@ -9,7 +9,7 @@ from fleet.cli.say import open_workspace, print_report, render_report
 from fleet.findings.checks import mend_missing
 from fleet.nodes.probe import probe_nodes
 from fleet.plan.routes import plan_route_state
-from fleet.start.constants import EXIT_OK, EXIT_PROBLEM, STATE_DIRECTORY
+from fleet.start.constants import EXIT_OK, STATE_DIRECTORY
 from fleet.steps.machines import format_scan, look_around
 from fleet.steps.words import format_nodes
 from fleet.text.tables import format_fix, format_table, format_words
@@ -68,12 +68,11 @@ def _describe_model(model: NodeModel) -> str:
 
 
 @command("discover", "show which models every machine has", CONFIG,
-         Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
-         Flag("--check", "exit 1 when a node is offline or a model missing"), SCAN, TIMEOUT,
+         Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"), SCAN, TIMEOUT,
          Flag("--verbose", "show details of each machine and model", short="-v"), JSON,
          group=LOOK, examples=("discover", "discover --verbose --timeout 2",
                                "discover --scan"),
-         excludes=("scan write", "scan check"))
+         excludes=("scan write",))
 def cmd_discover(options: Namespace, world: World) -> int:
     if options.scan is not None:
         return discover_machines(options, world)
@@ -100,12 +99,7 @@ def cmd_discover(options: Namespace, world: World) -> int:
         if written:
             text += f"\nWrote {written}\n"
         world.out(text)
-
-    if not options.check:
-        return EXIT_OK
-    is_whole = all(state.online for state in states.values()) \
-        and all(model["state"] == "present" for model in models)
-    return EXIT_OK if is_whole else EXIT_PROBLEM
+    return EXIT_OK
 
 
 def format_found(scan: Scan, known: Mapping[str, str], look: Look = PLAIN) -> str:

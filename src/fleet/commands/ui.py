@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 @command("ui", "show the fleet live, on a page in your browser", CONFIG, OUT,
          Flag("--port", "the page's port; 0: any", "PORT", {"type": parse_port}),
-         Flag("--host", "another address of this machine's loopback", "HOST",
-              {"default": ""}),
          Flag("--no-open", "only print the address"),
          Flag("--log-file", "the log of a LiteLLM that you have started yourself", "FILE",
               {"default": ""}),
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 def cmd_ui(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     workspace = open_workspace(options, world)
-    listener = listen_for_page(world, fleet.gateway, options.host, options.port)
+    listener = listen_for_page(world, fleet.gateway, options.port)
     signals: list[str] = []
     with contextlib.ExitStack() as stops:
         dashboard = open_dashboard(workspace, fleet, options, listener, stops)

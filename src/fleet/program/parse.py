@@ -133,6 +133,9 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
 
 # Flags of other programs, each where a command has ours.
 OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch"}
+FORMER_FLAGS = {  # what a command had once, and what is typed now
+    "discover --check": "subagent-fleet doctor",
+    "ui --host": "on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST"}
 TASK_FLAG_WORDS = {
     "--batch": "a pattern, as in: subagent-fleet task stop 'jwt-*'",
     "--grouped": "leave it out: tasks of one `--times` stand together",
@@ -168,7 +171,9 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
         if passed:
             better += ["--", *passed]
     else:
-        hint = TASK_FLAG_WORDS.get(first) if row.group == WORK else ""
+        hint = FORMER_FLAGS.get(f"{row.name} {first.partition('=')[0]}", "")
+        if row.group == WORK:
+            hint = TASK_FLAG_WORDS.get(first, "")
         if row.name == "logs" and not first.startswith("-"):
             hint = f"subagent-fleet task log {quote_shell(first)}"
         hint = hint or suggest_flag(first, flags)

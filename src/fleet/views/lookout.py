@@ -5,7 +5,6 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from fleet.config.address import is_loopback
 from fleet.findings.doctor import plan_doctor
 from fleet.gateway.receipts import RECEIPTS_SHOWN, plan_row
 from fleet.gateway.reception import GRACE_SECONDS
@@ -16,7 +15,7 @@ from fleet.page.sight import plan_sight
 from fleet.plan.routes import agents_by_alias
 from fleet.runs.see import see_tasks
 from fleet.speech.claude_stream import questions_in
-from fleet.start.constants import EXIT_REFUSED, EXIT_USAGE, LITELLM_LOG_FILE, TICK_SECONDS
+from fleet.start.constants import EXIT_USAGE, LITELLM_LOG_FILE, TICK_SECONDS
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.steps.gateway_seen import follow_events, known_key, plan_asking
@@ -240,14 +239,9 @@ def open_dashboard(workspace: Workspace, fleet: Fleet, options: Namespace, liste
     return dashboard
 
 
-def listen_for_page(world: World, gateway: Gateway, host: str = "", typed: int | None = None,
-                    ) -> Listener:
+def listen_for_page(world: World, gateway: Gateway, typed: int | None = None) -> Listener:
     """Return the port of the page: the typed one, else the usual or the next free one."""
-    host = host or "127.0.0.1"
-    if not is_loopback(host):
-        raise FleetError("page-far", f"ui: the page is for this machine alone, and `{host}` "
-                         "is not its loopback", status=EXIT_REFUSED,
-                         fix="on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST")
+    host = "127.0.0.1"  # the page is for this machine alone
     port = PAGE_PORT if typed is None else typed
     if port == gateway.port:
         raise FleetError("usage", f"--port: {port} is the gateway's port", status=EXIT_USAGE,
