@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
 import signal
@@ -242,9 +243,9 @@ class Programs(Disk):
             stderr = closing.enter_context(self._open_log(launch.stderr))
 
             inherited = [launch.hold.fileno()] if launch.hold else []
-            seconds = launch.seconds
-            # The system's own clock, which an exec keeps: the deadline holds without us.
-            prepare = (lambda: signal.alarm(seconds)) if seconds else None
+            # The system's own clock, which an exec keeps: the deadline holds without us. It is
+            # looked up before the fork: the child of a program with threads must load nothing.
+            prepare = functools.partial(signal.alarm, launch.seconds) if launch.seconds else None
             return Child(subprocess.Popen(
                 launch.argv, cwd=launch.directory,
                 env=launch.environ, stdin=stdin, stdout=stdout,
