@@ -5573,6 +5573,7 @@ HARNESS_ROWS = (
                "Skill": "skill"}))
 HARNESSES: dict[str, Harness] = {harness.name: harness for harness in HARNESS_ROWS}
 # What is said of a program without a row.
+FORMER_PROGRAMS = {"pi", "cn"}  # they were rows once
 OTHER_PROGRAM = "any other program takes a base URL and a key: `subagent-fleet help harnesses`"
 # What earlier versions wrote: `clean` and `doctor --fix` remove it.
 FORMER_TARGET = Target(
@@ -27676,7 +27677,8 @@ def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: 
 def parse_targets(options: Namespace) -> tuple[str, ...]:
     """Return what was chosen, if anything."""
     words = split_lists(options.target)
-    check_names("target", words, TARGET_NAMES, "generate", OTHER_PROGRAM)
+    other = OTHER_PROGRAM if FORMER_PROGRAMS.intersection(words) else ""
+    check_names("target", words, TARGET_NAMES, "generate", other)
     return tuple(name for name in TARGET_NAMES if name in words)
 
 

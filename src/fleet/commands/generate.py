@@ -26,7 +26,7 @@ from fleet.cli.say import (
     tell_warnings,
 )
 from fleet.config.rules import TARGET_NAMES
-from fleet.files.harnesses import HARNESSES, OTHER_PROGRAM
+from fleet.files.harnesses import FORMER_PROGRAMS, HARNESSES, OTHER_PROGRAM
 from fleet.findings.config import lint_key
 from fleet.plan.routes import plan_routes
 from fleet.start.constants import (
@@ -153,5 +153,6 @@ def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: 
 def parse_targets(options: Namespace) -> tuple[str, ...]:
     """Return what was chosen, if anything."""
     words = split_lists(options.target)
-    check_names("target", words, TARGET_NAMES, "generate", OTHER_PROGRAM)
+    other = OTHER_PROGRAM if FORMER_PROGRAMS.intersection(words) else ""
+    check_names("target", words, TARGET_NAMES, "generate", other)
     return tuple(name for name in TARGET_NAMES if name in words)

@@ -169,6 +169,7 @@ HARNESS_ROWS = (
                "Skill": "skill"}))
 HARNESSES: dict[str, Harness] = {harness.name: harness for harness in HARNESS_ROWS}
 # What is said of a program without a row.
+FORMER_PROGRAMS = {"pi", "cn"}  # they were rows once
 OTHER_PROGRAM = "any other program takes a base URL and a key: `subagent-fleet help harnesses`"
 # What earlier versions wrote: `clean` and `doctor --fix` remove it.
 FORMER_TARGET = Target(
