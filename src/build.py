@@ -226,7 +226,7 @@ def check_part(part: Part, parts: dict[str, Part], homes: dict[str, Part], pure:
         for name in sorted(EFFECTS & set(part.modules)):
             part.fail(part.modules[name], f"{part.room}/ is pure: no `import {name}`")
     if part.path != GATE:
-        check_names(part, homes)
+        check_names(part, homes, {name for each in parts.values() for name in each.modules})
 
 
 def check_taken(part: Part, parts: dict[str, Part]) -> None:
@@ -242,12 +242,14 @@ def check_taken(part: Part, parts: dict[str, Part]) -> None:
             part.fail(line, f"`{name}` is private in src/fleet/{path}")
 
 
-def check_names(part: Part, homes: dict[str, Part]) -> None:
+def check_names(part: Part, homes: dict[str, Part], modules: set[str]) -> None:
     """Note names that are used without an import, and what only a few parts may say."""
     known_here = {*part.names, *part.taken, *part.modules, *part.types, "TYPE_CHECKING"}
     for name in sorted(global_names(part)):
         if name in ODD_NAMES and part.room not in MAY_BE_ODD:
             part.fail(line_of(part, name), f"`{name}` is said in {' and '.join(MAY_BE_ODD)} alone")
+        elif name in modules and name not in known_here:
+            part.fail(line_of(part, name), f"`{name}` is not imported: import {name}")
         elif name in homes and name not in known_here:
             module = homes[name].path[:-len(".py")].replace("/", ".")
             part.fail(line_of(part, name), f"`{name}` is not imported: "

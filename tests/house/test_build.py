@@ -84,6 +84,7 @@ def test_an_import_that_a_part_may_not_have_is_refused_with_its_place(house, pat
     ("\n\njson = 1\n", "json"),
     ("\n\ndef more():\n    return __file__\n", "__file__"),
     ("\n\ndef more():\n    global TICK\n    TICK = 1\n", "global"),
+    ("\n\ndef more():\n    return socket.gethostname()\n", "import socket"),
     ("\n\ndef more():\n    return render_json({})\n", "from fleet.text.json import render_json"),
     ("\n\ndef more():\n    from fleet.text.json import render_json\n    return render_json\n", "top"),
     ("\n" * 600 + "MORE = 1\n", "600 at most"),

@@ -436,6 +436,16 @@ def test_interrupt_is_one_line_and_130(tmp_path):
     assert stderr.strip() == b"interrupted"
 
 
+def test_a_bug_names_the_part_where_it_arose(tmp_path):
+    source = SCRIPT.read_text(encoding="utf-8")
+    broken = source.replace("def render_schema() ->", "def render_schema(needs: int) ->")
+    assert broken != source
+    file = tmp_path / "broken.py"
+    file.write_text(broken, encoding="utf-8")
+    done = subprocess.run([sys.executable, "-I", str(file), "schema"], capture_output=True, text=True)
+    assert done.returncode == 1 and "a bug in src/fleet/commands/schema.py; please" in done.stderr
+
+
 def test_a_bug_names_the_version_and_where_to_report(capsys):
     class Broken(sf.World):
         def write(self, text):

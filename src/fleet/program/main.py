@@ -1,6 +1,7 @@
 """From start to exit status."""
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from typing import TYPE_CHECKING
@@ -82,11 +83,21 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
         what = f"{name}: nothing reads its output any more, so it has ended"
         tell_error(FleetError("output", what, fix=f"subagent-fleet {name} > FILE"), world)
         return EXIT_PROBLEM
-    except Exception:
+    except Exception as error:
         world.err(f"subagent-fleet {VERSION}, Python {sys.version.split()[0]}: this is a "
-                  f"bug; please report it with these lines at {HOME_URL}/issues\n"
-                  + clean_text(traceback.format_exc()))
+                  f"bug{find_part(error, world)}; please report it with these lines at "
+                  f"{HOME_URL}/issues\n" + clean_text(traceback.format_exc()))
         return EXIT_PROBLEM
+
+
+def find_part(error: Exception, world: World) -> str:
+    """Return the part of src/fleet where an error arose, by the nearest banner above it."""
+    source = (world.own_source() or b"").decode("utf-8")
+    lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__)
+             if frame.filename.endswith(world.split(OWN_FILE)[1])]
+    above = "\n".join(source.split("\n")[:lines[-1]]) if lines else ""
+    parts = re.findall(r"(?m)^# == (\S+\.py), from line ", above)
+    return f" in src/fleet/{parts[-1]}" if parts else ""
 
 
 def main_and_end() -> NoReturn:
