@@ -21055,7 +21055,7 @@ class Supervisor(TaskKeeper):
         says = (*state.says, *filter(None, [str(order.get("say") or "")]))
         self.tasks[state.name] = replace(state, task=task, newer=None)
         self.write(state.name, "waiting", open=False, failures=0, lost=0, api_errors=0,
-                   wanted="", prompt=prompt, says=says)
+                   wanted="", prompt=prompt, says=says, forgotten=False)
 
     def _order_accept(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if not can_accept(state):
@@ -25531,9 +25531,13 @@ STOP_WAIT_SECONDS = 30.0
 
 
 def match_tasks(folder: Folder, options: Namespace, command: str) -> list[TaskState]:
-    """Return the tasks whose names patterns match; one that matches none is refused."""
+    """Return the tasks whose names patterns match; one that matches none is refused.
+
+    A task that was forgotten can be tidied, and comes back when it is retried by its name.
+    """
     tasks = {name: state for name, state in see_states(folder)[0].items()
-             if not state.forgotten or command == "task tidy"}
+             if not state.forgotten or command == "task tidy"
+             or (command == "task retry" and name in options.patterns)}
     if not options.patterns:
         return list(tasks.values())
     matched = set()

@@ -1195,6 +1195,14 @@ def test_a_forgotten_task_that_is_typed_again_is_done_anew(shop):
     assert shop.state("a") == "waiting"
 
 
+def test_a_forgotten_task_of_the_file_comes_back_when_it_is_retried(shop):
+    shop.tasks({"t": {"prompt": "x", "coder": shell("exit 3"), "tries": 1}})
+    assert shop.run().code == 1 and shop.type("task", "forget", "t").code == 0
+    assert shop.type("task", "retry", "*").code == 2  # its name was not typed
+    assert shop.type("task", "retry", "t").code == 0 and shop.state("t") == "waiting"
+    assert shop.run().code == 1 and shop.row("t")["state"] == "failed"
+
+
 def test_words_that_do_not_do_name_those_that_do(shop):
     shop.tasks({"other": {"prompt": "x"}}, defaults={"coder": shell(EDIT)})
     done = shop.run("login")

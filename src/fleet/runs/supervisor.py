@@ -359,7 +359,7 @@ class Supervisor(TaskKeeper):
         says = (*state.says, *filter(None, [str(order.get("say") or "")]))
         self.tasks[state.name] = replace(state, task=task, newer=None)
         self.write(state.name, "waiting", open=False, failures=0, lost=0, api_errors=0,
-                   wanted="", prompt=prompt, says=says)
+                   wanted="", prompt=prompt, says=says, forgotten=False)
 
     def _order_accept(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if not can_accept(state):

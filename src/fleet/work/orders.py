@@ -26,9 +26,13 @@ STOP_WAIT_SECONDS = 30.0
 
 
 def match_tasks(folder: Folder, options: Namespace, command: str) -> list[TaskState]:
-    """Return the tasks whose names patterns match; one that matches none is refused."""
+    """Return the tasks whose names patterns match; one that matches none is refused.
+
+    A task that was forgotten can be tidied, and comes back when it is retried by its name.
+    """
     tasks = {name: state for name, state in see_states(folder)[0].items()
-             if not state.forgotten or command == "task tidy"}
+             if not state.forgotten or command == "task tidy"
+             or (command == "task retry" and name in options.patterns)}
     if not options.patterns:
         return list(tasks.values())
     matched = set()
