@@ -245,6 +245,8 @@ def check_taken(part: Part, parts: dict[str, Part]) -> None:
 def check_names(part: Part, homes: dict[str, Part], modules: set[str]) -> None:
     """Note names that are used without an import, and what only a few parts may say."""
     known_here = {*part.names, *part.taken, *part.modules, *part.types, "TYPE_CHECKING"}
+    # Python 3.9 counts what annotations say, too.
+    known_here |= {line.rpartition(" ")[2] for line in part.typing}
     for name in sorted(global_names(part)):
         if name in ODD_NAMES and part.room not in MAY_BE_ODD:
             part.fail(line_of(part, name), f"`{name}` is said in {' and '.join(MAY_BE_ODD)} alone")

@@ -13,8 +13,7 @@ import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
-TESTS = ["tests/runs", "tests/tasks", "tests/commands", "tests/world",
-         "-k", "test_processes or not slow"]
+TESTS = ["tests", "--ignore=tests/live", "-k", "test_processes or not slow"]
 # Our `ps` and `lsof` where a test with a PATH of its own finds them too, the real /proc elsewhere,
 # then an empty one in its place; words go on as they are.
 SCRIPT = """\

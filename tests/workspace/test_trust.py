@@ -10,7 +10,7 @@ import pytest
 import subagent_fleet as sf
 from listener import Listener
 from subagent_fleet import replace
-from tools import PROGRAM, clean_environment, free_port, on_terminal
+from tools import PROC, PROGRAM, clean_environment, free_port, on_terminal
 
 KEY = "sk-0123456789abcdef0123456789abcdef"
 FLEET = """\
@@ -93,6 +93,8 @@ def test_a_gateway_with_another_key_is_not_shown_this_one(world, serve, monkeypa
                                    {"proof": "é"}, b"\xff", b'{"proof": ' * 3000])
 @pytest.mark.parametrize("name", ["subagent-fleet", "I'm alive!"])
 def test_who_only_says_a_name_hears_no_key(world, proof, name, monkeypatch):
+    if name == "I'm alive!" and str(PROC) != "/proc":
+        pytest.skip("as on a Mac, lsof tells whose a process is, and this one is ours")
     thief = Listener(lambda path: proof if "prove" in path else {"name": name})
     monkeypatch.setattr(sf.World, "_listeners", lambda self, port: [(os.getuid() + 1, "")])
     for provider in ("builtin", "litellm"):
