@@ -55,8 +55,10 @@ def main(words):
         environment.pop("LC_ALL", None)
         if not any((HERE.parents[1] / word.partition("::")[0]).exists() for word in words):
             words = [*TESTS, *words]
-        command = [*start, "sh", "-c", SCRIPT, "sh", sys.executable, "-m", "pytest", "-q", "-p",
-                   "no:cacheprovider", *words]
+        kept = os.environ.get("SUBAGENT_FLEET_TEST_CACHE")  # what failed, for `--last-failed`
+        cache = ["-o", f"cache_dir={kept}"] if kept else ["-p", "no:cacheprovider"]
+        command = [*start, "sh", "-c", SCRIPT, "sh", sys.executable, "-m", "pytest", "-q", *cache,
+                   *words]
         return subprocess.call(command, cwd=str(HERE.parents[1]), env=environment)
     finally:
         shutil.rmtree(place, ignore_errors=True)
