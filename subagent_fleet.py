@@ -29685,11 +29685,11 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
 
 def tell_detached(folder: Folder, name: str, carried: Carried) -> None:
     """Say what becomes of a task whose session a person has left."""
-    now = carried.tasks[name].state
+    state = carried.tasks[name]
     if carried.left:
-        tell_outcomes([(name, now, "")], folder, carried)
-    elif now != "waiting":
-        folder.world.err(f"{name} is {now} again.\n")
+        tell_outcomes([(name, state.state, "")], folder, carried)
+    elif state.is_over:
+        folder.world.err(f"{name} is {state.state} again.\n")
     elif folder.holder():
         folder.world.err(f"{name} continues by itself.\n")
     else:
