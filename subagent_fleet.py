@@ -247,6 +247,13 @@ SHOW_LIMIT = 64  # models of one node that are asked for their capabilities
 
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
 OTHER_PORT = "write another `port:` under project.gateway, or stop it"
+
+
+def name_taken(port: int) -> str:
+    """Return what is said of a port that another program has."""
+    return f"port {port} is in use by something else (`lsof -i :{port}` shows what)"
+
+
 OLLAMA_PORT = 11434
 OLLAMA_ENDPOINT = "http://localhost:11434"
 # Where the roads out of a machine lead: anywhere, the private networks, Tailscale's address.
@@ -1359,49 +1366,13 @@ def digest(content: bytes | None) -> str:
 
 # == text/terminal.py, from line 15 ===========================================
 #
-# What a terminal can show: commands as typed, clean text, colors, widths.
+# What a terminal can show: clean text, colors, widths.
 
 # The kit: takes texts, Cells and a Look; gives lines, tables and findings that a person
 # reads. What a command says of its own stands beside the command. Whatever came from a
 # node, a file or a log passes `clean_line` or `clean_text` here: nothing else stands
 # between it and the terminal. With the Look of a pipe, text is as it ever was: no escape,
 # no mark, no line broken. On a terminal, text is wrapped first and painted last.
-
-# -- commands, as they were typed --
-
-
-class Typing(Record):
-    """How this program was called, so messages name commands as they can be typed again."""
-
-    program: str = "subagent-fleet"
-    # By command: the flags that name the places which were typed, such as ` --out build`.
-    places: dict[str, str] = {}
-
-
-AS_USUAL = Typing()
-
-
-def as_typed(text: str, typing: Typing) -> str:
-    """Return a message with its commands as they were typed, where it leaves this program.
-
-    Messages are written with `subagent-fleet COMMAND`. The program becomes what was typed for
-    it, and a command gets the places that were typed, unless the message names one itself.
-    Our messages name a command where one begins: elsewhere it is in other people's words.
-    """
-    def retype(call: re.Match[str]) -> str:
-        words = f"{call['lead']}{typing.program} {call['words']}"
-        if text.startswith((" --config", " --out"), call.end()):
-            return words
-        return words + typing.places.get(call["name"], "")
-
-    if "subagent-fleet " not in text:  # usually: the pattern takes longer than the rest
-        return text
-    names = "|".join(typing.places)
-    return re.sub(
-        r"(?P<lead>^[ $]*|`|[:;(] ?|(?:&&|→|\bor|\bthen) )"
-        rf"subagent-fleet (?P<words>(?P<name>{names}|--help)( claude)?)\b(?! claude)",
-        retype, text, flags=re.MULTILINE)
-
 
 # -- what a terminal can show --
 
@@ -1444,7 +1415,6 @@ class Look(Record):
     colour: bool = False
     marks: bool = False
     columns: int = 0  # to wrap at; 0: nothing is wrapped
-    typing: Typing = AS_USUAL
 
 
 PLAIN = Look()
@@ -1597,8 +1567,6 @@ def format_words(parts: Iterable[object], look: Look, *, margin: str = "",
     cells = [cell for cell in map(as_cell, parts) if cell.text]
     if not cells:
         return ""
-    # Before it is wrapped: what is put in where it leaves this program may be longer.
-    cells = [Cell(as_typed(cell.text, look.typing), cell.role) for cell in cells]
     room = look.columns - len(margin)
     lines = [cells]
     if look.columns and sum(width_of(cell.text) + 1 for cell in cells) - 1 > room:
@@ -6440,8 +6408,6 @@ CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OUR_GATEWAY = "this fleet's gateway"
 OLD_GATEWAY = "a gateway with an older config"
 FAR_GATEWAY = "a gateway elsewhere"
-FOREIGN_LITELLM = "LiteLLM, which another user runs"
-# And then perhaps which, see describe_holder.
 SILENT_GATEWAY = "a program that does not answer"
 FIND_WORK = "`subagent-fleet recommend` shows what it could do; or remove it"
 FIND_ROOM = "`subagent-fleet recommend` shows what fits; or correct `memory_gb`"
@@ -6463,9 +6429,9 @@ class Facts(Record):
     memory: dict[str, float] = {}  # GB for models, where that is known
     # Who holds the gateway's port; see check_gateway.
     holder: str = ""
-    # The versions of the programs, None where they were not found.
+    # The version of Claude Code, None where it was not found; whether LiteLLM is there.
     claude: str | None = None
-    litellm: str | None = None
+    has_litellm: bool = False
     # By path: what that settings file puts into the environment.
     settings: dict[str, dict[str, object]] = {}
     # What `generate` would do, or why that is not known.
@@ -6562,18 +6528,11 @@ def check_claude(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 @check("This machine", "nothing")
 def check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     """Find the LiteLLM that is there or needed."""
-    version = facts.litellm
-    is_needed = fleet is not None and fleet.gateway.provider == "litellm"
-    if not version:
-        if is_needed:
-            yield Finding("litellm-missing", "error",
-                          "LiteLLM (Python 3.10+) is not on the PATH", fix=LITELLM_INSTALL)
-    elif is_older(version, "1.104.0"):
-        yield Finding("litellm-old", "error" if is_needed else "warning",
-                      f"LiteLLM {version} without its key is an open proxy",
-                      fix=LITELLM_INSTALL)
-    else:
-        yield Finding("litellm", "ok", f"LiteLLM {version}")
+    if facts.has_litellm:
+        yield Finding("litellm", "ok", "LiteLLM is on the PATH")
+    elif fleet is not None and fleet.gateway.provider == "litellm":
+        yield Finding("litellm-missing", "error",
+                      "LiteLLM (Python 3.10+) is not on the PATH", fix=LITELLM_INSTALL)
 
 
 # -- Config --
@@ -6956,7 +6915,7 @@ def _context_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fin
                       fix=f"subagent-fleet warmup --model {model.name}")
 
 
-# == findings/gateway.py, from line 28 ========================================
+# == findings/gateway.py, from line 27 ========================================
 #
 # Findings on the gateway's port and Claude Code's settings.
 
@@ -6975,9 +6934,6 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
     is_litellm = fleet.gateway.provider == "litellm"
     taken = "; LiteLLM would take another port" if is_litellm else ""
     start = "up" if is_litellm else "serve"
-    program = ""
-    if holder.startswith(SILENT_GATEWAY):
-        holder, program = SILENT_GATEWAY, holder[len(SILENT_GATEWAY):]
     rows = {
         "": ("port-free", "info", f"no gateway runs at {url}",
              "`subagent-fleet serve` in another terminal, or `subagent-fleet up`"),
@@ -6988,20 +6944,13 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
                       "session: `subagent-fleet up -- --resume`"),
         FAR_GATEWAY: ("gateway-elsewhere", "error", f"{url} is not on this machine, so it "
                       "gets the key only if you trust it", "subagent-fleet trust"),
-        "another program": ("port-taken", "error", f"another program answers at {url}{taken}",
-                            OTHER_PORT),
+        "another program": ("port-taken", "error",
+                            f"{name_taken(fleet.gateway.port)}{taken}", OTHER_PORT),
         SILENT_GATEWAY: ("gateway-silent", "error",
-                         f"nothing answers in time at {url}{program}",
+                         f"nothing answers in time at {url}",
                          "try again; if that does not help, stop it, then "
                          f"`subagent-fleet {start}`; "
-                         "or write another `port:` under project.gateway"),
-        FOREIGN_LITELLM: ("litellm-foreign", "error", f"another user of this machine runs a "
-                          f"LiteLLM at {url}, which gets no key", OTHER_PORT),
-        "LiteLLM": ("litellm-other", "error", f"LiteLLM answers at {url}, but not to this "
-                    "fleet's key, or it lacks models of this fleet",
-                    f"stop it, then start it after `. ./{ENVIRONMENT_FILE}`, which sets the "
-                    f"key: `litellm --config ./{LITELLM_FILE} --host {fleet.gateway.host} "
-                    f"--port {fleet.gateway.port}`")}
+                         "or write another `port:` under project.gateway")}
     if is_litellm:
         rows[""] = ("litellm-down", "info", f"no gateway runs at {url}",
                     "`subagent-fleet up` starts LiteLLM; `subagent-fleet generate` says how "
@@ -11352,14 +11301,6 @@ def seal_bytecode(name: str, code: bytes) -> bytes:
     return hashlib.sha256(name.encode() + b"\n" + code).digest()
 
 
-class PortHolder(Record):
-    """A process that listens on a port of this machine."""
-
-    process_id: int
-    program: str
-    directory: str
-
-
 KNOCKS_AT_ONCE = 500
 KNOCK_OUTCOMES = {"refused": "refused", "timeout": "silent"}
 
@@ -11424,7 +11365,6 @@ class Surroundings:
         self._listing = _thread.allocate_lock()  # who asks the system for its processes
         self._processes = ProcessList(-1.0, {})
         self._tls: ssl.SSLContext | None = None
-        self.typing = AS_USUAL  # how messages name the commands that they advise
         # Connections that wait for their next request, by scheme and place.
         self._idle: dict[tuple[str, str], IdleConnections] = {}
         # What a name was looked up to: a name service may take long.
@@ -11479,8 +11419,8 @@ class Terminal(Surroundings):
     # -- terminal --
 
     def out(self, text: str) -> None:
-        """Say what was asked for, its commands named as they were typed."""
-        self.write(guard_terminal(as_typed(text, self.typing)))
+        """Say what was asked for."""
+        self.write(guard_terminal(text))
 
     def write(self, text: str) -> None:
         """Write data, as it is; a full disk is an error, a reader that has gone is not."""
@@ -11497,7 +11437,7 @@ class Terminal(Surroundings):
     def err(self, text: str) -> None:
         """Write talk: errors, hints, progress."""
         if sys.stderr is not None:
-            sys.stderr.write(guard_terminal(as_typed(text, self.typing)))
+            sys.stderr.write(guard_terminal(text))
             sys.stderr.flush()
 
     def is_terminal(self, stream: str = "stdout") -> bool:
@@ -12281,7 +12221,7 @@ class Processes(Programs):
             return stream.read()
 
 
-# == world/connections.py, from line 45 =======================================
+# == world/connections.py, from line 41 =======================================
 #
 # Connections, names and ports, as the World opens them.
 
@@ -12500,14 +12440,13 @@ class Network(Processes):
             listening.setblocking(False)
             return Listener(listening, self.clock)
         except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise FleetError("port-taken", name_taken(port), fix=OTHER_PORT) from None
             reason, _, _ = str(error.strerror or error).partition(
                 " (while ")  # the address again
-            slug, fix = "cannot-listen", "choose another with --host or --port"
-            if error.errno == errno.EADDRINUSE:
-                slug = "port-taken"
-                fix = f"{OTHER_PORT} (lsof -nP -iTCP:{port} -sTCP:LISTEN shows it)"
-            raise FleetError(slug, f"cannot listen on {host}:{port}: {reason}",
-                             fix=fix) from None
+            raise FleetError("cannot-listen", f"cannot listen on {host}:{port}: {reason}",
+                             fix="write another `host:` or `port:` under project.gateway"
+                             ) from None
 
     def allow_files(self, count: int) -> None:
         """Let the process open so many files, if the system lets it: macOS starts at 256."""
@@ -12537,51 +12476,6 @@ class Network(Processes):
                     probe.bind(place)
                     return True
         return False
-
-    def is_port_ours(self, port: int) -> bool:
-        """Tell whether nobody but this user and root listens on a port.
-
-        False as well where the system does not say: that is Windows, and a port nobody has.
-        """
-        if os.name != "posix":
-            return False
-        if self.kind_of("/proc/net/tcp") == "file":
-            owners = {owner for owner, _ in self._listeners(port)}
-        else:
-            listed = self._list_listeners(port)
-            owners = {int(owner) for owner in re.findall(r"(?m)^u(\d+)$", listed)}
-        return bool(owners) and owners <= {0, os.getuid()}
-
-    def _listeners(self, port: int) -> Iterator[tuple[int, str]]:
-        """Yield the user and the socket of each who listens on a port, as Linux has it."""
-        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-            for line in self.read_part(table, 0, PART_BYTES).splitlines():
-                fields = line.decode("ascii", "replace").split()
-                if fields[3:4] == ["0A"] and fields[1].endswith(f":{port:04X}"):  # LISTEN
-                    yield int(fields[7]), f"socket:[{fields[9]}]"
-
-    def _list_listeners(self, port: int) -> str:
-        """Ask lsof, which macOS and the BSDs have; `-F` prints a field a line."""
-        words = ["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpcu"]
-        return self.read_program(words, self.clock() + 5.0) or ""
-
-    def find_holder(self, port: int) -> PortHolder | None:
-        """Return who listens on a port, if the system says: mostly of one's own processes."""
-        if self.kind_of("/proc/net/tcp") != "file":
-            match = re.match(r"p(\d+)\nc(.*)", self._list_listeners(port))
-            return PortHolder(int(match[1]), match[2], "") if match else None
-
-        # A listening socket has a number, a process has it open.
-        sockets = {socket for _, socket in self._listeners(port)}
-        for path in glob.iglob("/proc/[0-9]*/fd/*") if sockets else ():
-            with contextlib.suppress(OSError):  # closed since, or somebody else's
-                if os.readlink(path) in sockets:
-                    place = self.parent(self.parent(path))
-                    program = self.read_part(f"{place}/comm", 0, 64).decode(
-                        "utf-8", "replace")
-                    return PortHolder(int(os.path.basename(place)), program.strip(),
-                                      os.readlink(f"{place}/cwd"))
-        return None
 
     def find_free_port(self, host: str, above: int) -> int:
         """Return the next port on which nobody listens; 0 where a hundred are taken."""
@@ -16069,7 +15963,7 @@ def show_session(report: SessionReport, *, prompts: bool) -> dict[str, Any]:
 # =============================================================================
 
 
-# == page/sight.py, from line 26 ==============================================
+# == page/sight.py, from line 25 ==============================================
 #
 # What is seen of a fleet, as plain values.
 
@@ -16162,7 +16056,6 @@ class Sight(Record):
     gateway: Finding
     following: str  # the sentence of plan_next_step
     now: float  # seconds since 1970
-    typing: Typing
     said: FleetPage  # by the fleet's gateway, where it answers
     tasks: Sequence[Mapping[str, Any]] = ()
     measured: Sequence[Measurement] = ()  # by `bench`
@@ -16179,8 +16072,8 @@ class Sight(Record):
         return find_measurement(self.measured, self.states[node].endpoint, ollama_model)
 
 
-def plan_sight(fleet: Fleet, states: Mapping[str, NodeState], view: GatewayView, now: float,
-               typing: Typing) -> Sight:
+def plan_sight(fleet: Fleet, states: Mapping[str, NodeState], view: GatewayView, now: float
+               ) -> Sight:
     """Return what machines and the gateway have said, and what follows."""
     gateway = check_gateway(fleet, view.holder)
     routes = plan_route_states(fleet, states)
@@ -16188,10 +16081,10 @@ def plan_sight(fleet: Fleet, states: Mapping[str, NodeState], view: GatewayView,
     said = FleetPage(fleet.name)
     if view.page and view.holder == OUR_GATEWAY:
         said = view.page
-    return Sight(fleet, states, routes, gateway, following, now, typing, said)
+    return Sight(fleet, states, routes, gateway, following, now, said)
 
 
-# == page/needs.py, from line 18 ==============================================
+# == page/needs.py, from line 17 ==============================================
 #
 # What needs a person, and the sentence above the page.
 
@@ -16233,14 +16126,13 @@ def say_where(finding: Finding) -> str:
     return f"{finding.where}: {finding.what}" if finding.where else finding.what
 
 
-def page_line(sight: Sight, level: str, what: str, fix: str) -> dict[str, str]:
+def page_line(level: str, what: str, fix: str) -> dict[str, str]:
     """Return a line of the page; what can be typed is in backticks."""
     command = "((?:subagent-fleet|npm|uv|pipx?|ollama|git|ssh|chmod|echo) [^`]+)$"
     if re.match(command, fix):
         fix = f"`{fix}`"
     what = re.sub(f"(?<=; ){command}", r"`\1`", what)
-    return {"level": level, "what": as_typed(what, sight.typing),
-            "fix": as_typed(fix, sight.typing)}
+    return {"level": level, "what": what, "fix": fix}
 
 
 def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str, str]:
@@ -16280,7 +16172,7 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
     """Return what the page shows of a fleet, apart from what happens."""
     fleet = sight.fleet
     routes, busy = sight.routes, sight.places
-    needs = [page_line(sight, *need) for need in plan_needs(sight)]
+    needs = [page_line(*need) for need in plan_needs(sight)]
     level, sentence = plan_headline(sight, needs)
     places = plan_model_places(fleet)
     warm = {load.model.name: load.warm for load in list_loads(fleet, sight.states)}
@@ -16298,15 +16190,15 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
     return {
         "fleet": fleet.name,
         "level": level,
-        "sentence": as_typed(sentence, sight.typing),
+        "sentence": sentence,
         "needs": needs,
-        "hint": as_typed("subagent-fleet launch claude", sight.typing),
+        "hint": "subagent-fleet launch claude",
         "gateway": {"url": gateway_url(fleet.gateway), "says": sight.gateway.what,
                     "provider": fleet.gateway.provider, "followed": sight.is_followed},
         "machines": [_picture_machine(sight, node) for node in fleet.nodes.values()],
         "models": models,
         "agents": agents,
-        "findings": [page_line(sight, "warn", say_where(finding), finding.fix)
+        "findings": [page_line("warn", say_where(finding), finding.fix)
                      for finding in sight.findings if finding.level == "warning"],
         "tasks": list(sight.tasks),
     }
@@ -16326,7 +16218,7 @@ def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
             "colour": plan_machine_colours(sight.fleet.nodes)[node.name],
             "runs": state.runs,
             "online": state.online, "why": state.reason,
-            "fix": as_typed(state.mend, sight.typing) if state.reason else "",
+            "fix": state.mend if state.reason else "",
             "latency": state.latency_ms, "loaded": loaded,
             "memory": node.memory_gb * 1e9 if node.memory_gb else None}
 
@@ -22815,9 +22707,8 @@ def find_untrusted(world: World, fleet: Fleet) -> list[Stake]:
 
 def look_of(world: World, stream: str = "stdout") -> Look:
     """Return how text may look on standard output or standard error."""
-    look = plan_look(world.environ, world.is_terminal(stream),
+    return plan_look(world.environ, world.is_terminal(stream),
                      encoding=world.encoding_of(stream), columns=world.columns)
-    return replace(look, typing=world.typing)
 
 
 class Config(Record):
@@ -23752,7 +23643,7 @@ def show_flag(flag: Flag) -> str:
     return f"{name} {value}".rstrip()
 
 
-# == cli/say.py, from line 32 =================================================
+# == cli/say.py, from line 30 =================================================
 #
 # What commands tell while they work: live lines, findings, reports.
 
@@ -23789,11 +23680,6 @@ def tell_findings(findings: Iterable[Finding], world: World) -> None:
         if finding.level == "error":
             raise FleetError(finding.slug, finding.what, fix=finding.fix, status=EXIT_REFUSED)
         world.err(format_finding(finding, look=look_of(world, "stderr")))
-
-
-def retype(finding: Finding, world: World) -> Finding:
-    """Return a finding for a program, its fix with commands as they were typed."""
-    return replace(finding, fix=as_typed(finding.fix, world.typing))
 
 
 def render_report(command: str, fields: Mapping[str, object]) -> str:
@@ -23944,7 +23830,7 @@ def known_fleet(options: Namespace, world: World) -> Fleet | None:
 # =============================================================================
 
 
-# == steps/gateway_seen.py, from line 39 ======================================
+# == steps/gateway_seen.py, from line 37 ======================================
 #
 # A gateway, seen from outside.
 
@@ -23981,14 +23867,15 @@ def see_gateway(world: World, fleet: Fleet, key: str, until: float) -> GatewayVi
                 return GatewayView("subagent-fleet")
             is_new = page.config == fleet_digest(fleet)
             return GatewayView(OUR_GATEWAY if is_new else OLD_GATEWAY, page)
-        if b"I'm alive!" in get_page(world, url + "/health/liveliness", until).body:
-            return GatewayView(_serves_as_litellm(world, fleet, key, until))
+        # LiteLLM can prove nothing, so it is shown nothing: the file says that it serves.
+        if (fleet.gateway.provider == "litellm"
+                and b"I'm alive!" in get_page(world, url + "/health/liveliness", until).body):
+            return GatewayView(OUR_GATEWAY)
     except NodeFailure as failure:
         if failure.reason in ("refused", "unreachable", "dns"):
             return GatewayView("")
         if failure.reason == "timeout":  # of a busy or hung gateway nothing else can be told
-            known = "" if is_far else describe_holder(world, fleet.gateway.port)
-            return GatewayView(SILENT_GATEWAY + known)
+            return GatewayView(SILENT_GATEWAY)
     return GatewayView("another program")
 
 
@@ -24001,26 +23888,6 @@ def _knows_key(world: World, fleet: Fleet, key: str, until: float) -> bool:
         exchange.read_head()
         page = parse_object(exchange.read_all(PROBE_LIMIT_BYTES)) or {}
     return proves_key(page.get("proof"), prove_key(key, nonce, address, port))
-
-
-def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> str:
-    """Return whether a LiteLLM has every alias of this fleet.
-
-    It can prove nothing. But it can be told whose program it is, and who runs one as this
-    user or as root can read the file with the key anyway. To a wrong key it may say anything
-    (401, or 400 without a database, 1.106.2), and so may who only poses as LiteLLM.
-    """
-    # And then a person has said it may see it.
-    is_far = not is_here(world, fleet.gateway.host)
-    if not is_far and not world.is_port_ours(fleet.gateway.port):
-        return FOREIGN_LITELLM
-    if not key:
-        return "LiteLLM"
-    url = f"{gateway_url(fleet.gateway)}/v1/models"
-    served = read_field(prove_to(world, url, key, until), "data", list)
-    lacks = {model.alias for model in fleet.models.values()}
-    lacks -= {read_field(model, "id") for model in served}
-    return OUR_GATEWAY if served and not lacks else "LiteLLM"
 
 
 def prove_to(world: World, url: str, key: str, until: float) -> dict[str, Any]:
@@ -24038,29 +23905,15 @@ def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) 
     finding = check_gateway(fleet, holder)
     runs = finding.slug == "gateway-up"
     if finding.level == "error":
-        known = describe_holder(world, fleet.gateway.port)
-        what = finding.what.replace(known, "") + known  # of a silent one it is said already
-        raise FleetError(finding.slug, what, fix=name_stop(world, fleet, holder, finding.fix))
+        raise FleetError(finding.slug, finding.what,
+                         fix=name_free_port(world, fleet, finding.fix))
     if needed and not runs:
         raise FleetError(finding.slug, finding.what, fix=finding.fix)
     return runs
 
 
-def describe_holder(world: World, port: int) -> str:
-    """Return ` (PROGRAM, pid PID, in DIRECTORY)` of who listens on a port, if known."""
-    holder = world.find_holder(port)
-    if not holder:
-        return ""
-    place = f", in {holder.directory}" if holder.directory else ""
-    return f" ({holder.program}, pid {holder.process_id}{place})"
-
-
-def name_stop(world: World, fleet: Fleet, server: str, fix: str) -> str:
-    """Return a fix that names a free port, and how another fleet's gateway is stopped."""
-    holder = world.find_holder(fleet.gateway.port)
-    if holder and server == "subagent-fleet":
-        fix = fix.replace("stop it",
-                          f"`kill {holder.process_id}`, which ends its Claude Code")
+def name_free_port(world: World, fleet: Fleet, fix: str) -> str:
+    """Return a fix that names a free port."""
     port = world.find_free_port(fleet.gateway.host, fleet.gateway.port)
     return fix.replace("another `port:`", f"`port: {port}`") if port else fix
 
@@ -24126,7 +23979,7 @@ def known_key(workspace: Workspace, fleet: Fleet) -> str:
         return ""
 
 
-# == steps/gateway_start.py, from line 37 =====================================
+# == steps/gateway_start.py, from line 36 =====================================
 #
 # Starting a gateway.
 
@@ -24195,26 +24048,21 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
 
 
 def open_door(world: World, fleet: Fleet, key: str) -> Listener:
-    """Return the port at which the fleet will be served; of a taken one, say who has it."""
+    """Return the port at which the fleet will be served; of a taken one, say who serves there."""
     gateway = fleet.gateway
     try:
         return world.listen(gateway.host, gateway.port)
     except FleetError as error:
         if error.slug != "port-taken":
             raise
-        what = error.what
+        taken = error.finding
 
     server = who_serves(world, fleet, key, world.clock() + 1.0)
-    holder = describe_holder(world, gateway.port)
-    if server:
-        what += ", by " + server.replace(holder, "")
+    what = f"port {gateway.port} is in use by {server}" if server else taken.what
     if server == OUR_GATEWAY:
-        raise FleetError("port-taken", what + holder,
+        raise FleetError("port-taken", what,
                          fix="it serves already: `subagent-fleet launch claude`")
-    fix = name_stop(world, fleet, server, OTHER_PORT)
-    if not holder:
-        fix += f" (lsof -nP -iTCP:{gateway.port} -sTCP:LISTEN shows it)"
-    raise FleetError("port-taken", what + holder, fix=fix)
+    raise FleetError("port-taken", what, fix=name_free_port(world, fleet, taken.fix))
 
 
 def receipts_path(world: World, out: str) -> str:
@@ -24525,8 +24373,8 @@ def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter:
                           starter.notes, port=gateway.port)
     lines = write_fleet(world, output, text)
     if gateway.port != Gateway.port:
-        lines.append(f"Port {Gateway.port} is taken{describe_holder(world, Gateway.port)}: "
-                     f"this fleet uses {gateway.port}.")
+        lines.append(f"Port {Gateway.port} is in use by something else "
+                     f"(`lsof -i :{Gateway.port}` shows what): this fleet uses {gateway.port}.")
     accept_stakes(world, output, plan_node_stakes(nodes.values()))
     return "".join(clean_line(line) + "\n" for line in lines)
 
@@ -26327,7 +26175,7 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
     """Return the Facts of this machine and, if there is a fleet, of its nodes and files."""
     world = workspace.world
     until = world.clock() + seconds  # at which every job ends by itself
-    facts = Facts(problems=tuple(problems), litellm=find_litellm(world))
+    facts = Facts(problems=tuple(problems), has_litellm=bool(world.which("litellm")))
     jobs: dict[str, Callable[[], Any]] = {}
 
     program = world.which("claude")
@@ -26367,22 +26215,6 @@ def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
     return replace(facts, task_file=path, is_confined=is_confined)
 
 
-def find_litellm(world: World) -> str | None:
-    """Return LiteLLM's version; None without it."""
-    program = world.which("litellm")
-    if not program:
-        return None
-
-    # It is not run: `--version` takes 10 s and calls out (1.106.2).
-    names = []
-    for place in ("lib/python*", "Lib"):
-        paths = world.paths_below(world.parent(world.real_path(program)),
-                                  f"../{place}/*-packages/litellm*")
-        names += [world.split(path)[1] for path in paths]
-    versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
-    return versions[-1] if versions else "?"
-
-
 def ask_version(world: World, program: str, until: float) -> str:
     """Return the first word that a program prints of its version, or `?`."""
     ran = world.run_program([program, "--version"], seconds=until - world.clock())
@@ -26406,7 +26238,7 @@ def addresses_of(world: World, node: Node, until: float) -> tuple[str, ...]:
     return ()
 
 
-# == views/lookout.py, from line 51 ===========================================
+# == views/lookout.py, from line 49 ===========================================
 #
 # What the page shows, looked up again and again.
 
@@ -26515,8 +26347,7 @@ class Lookout:
         """Show what is so now."""
         world = self._world
         tasks = self._find_tasks()
-        sight = plan_sight(self._fleet, self._seen["states"], self._seen["view"], world.now(),
-                           world.typing)
+        sight = plan_sight(self._fleet, self._seen["states"], self._seen["view"], world.now())
         picture = plan_picture(replace(sight, tasks=tasks, is_followed=self._is_followed,
                                        findings=(*self._problems,
                                                  *self._seen.get("findings", ()))))
@@ -26549,7 +26380,7 @@ class Lookout:
             return []
         sight = see_tasks(self._folder,
                           plan_backing(self._fleet, self._options, self._folder))
-        return [report_task(row, sight.tasks[row.name], self._world.typing)
+        return [report_task(row, sight.tasks[row.name])
                 for row in plan_task_rows(sight)]
 
     def _read_log(self) -> list[bytes]:
@@ -26567,10 +26398,10 @@ class Lookout:
                 if topic != "Config"]
 
 
-def report_task(row: TaskRow, state: TaskState, typing: Typing) -> dict[str, Any]:
+def report_task(row: TaskRow, state: TaskState) -> dict[str, Any]:
     """Return what the page says of a task; `answers` is what to type to one that asks."""
     level = TASK_ROLES.get(row.state, "wait")
-    fix = f"`{as_typed(row.fix, typing)}`" if row.fix else ""
+    fix = f"`{row.fix}`" if row.fix else ""
     answers = ""
     questions = (questions_in(state.question.get("request", {}))
                  if row.state == "asking" else [])
@@ -28000,7 +27831,7 @@ def _format_verdict(sight: Sight, look: Look) -> str:
     ready = states.count("ready")
     verdict = Cell(f"{ready} of {count_of(states, 'model')} ready.", "warn")
     is_served = sight.gateway.level == "ok"
-    following = clean_line(as_typed(sight.following, sight.typing))
+    following = clean_line(sight.following)
     if ready == len(states) and is_served:
         verdict, following = Cell("ready.", "ok"), ""
     elif following.startswith("Ready, "):  # but for its gateway
@@ -28073,15 +27904,14 @@ def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "")
     tasks = [{"name": row.name, "state": row.state}
              for row in find_task_rows(world, fleet, options)
              if row.state in ("waiting", *ACTIVE_STATES)]
-    sight = replace(plan_sight(fleet, seen["states"], seen["view"], world.now(),
-                               world.typing),
+    sight = replace(plan_sight(fleet, seen["states"], seen["view"], world.now()),
                     tasks=tasks, measured=read_measurements(workspace))
     ready = all(route.state == "ready" for route in sight.routes.values())
     if options.json:
         print_report(world, "status", {
             "fleet": fleet.name, "ready": ready,
-            "next": as_typed(sight.following, world.typing),
-            "gateway": retype(sight.gateway, world), "work": sight.places,
+            "next": sight.following,
+            "gateway": sight.gateway, "work": sight.places,
             "waiting": sight.said.waiting, "left_house": sight.said.left_house,
             "tasks": tasks, "nodes": list(sight.states.values()),
             "loads": [report_load(load) for load in list_loads(fleet, sight.states)],
@@ -28197,10 +28027,10 @@ def cmd_doctor(options: Namespace, world: World) -> int:
         ready = count_ready(routes)
     verdict = plan_verdict([finding for _, finding in findings], step, ready)
     if options.json:
-        listed = [{"topic": topic, **show_record(retype(finding, world))}
+        listed = [{"topic": topic, **show_record(finding)}
                   for topic, finding in findings]
         print_report(world, "doctor", {
-            "verdict": as_typed(verdict, world.typing), "mended": mended, "findings": listed})
+            "verdict": verdict, "mended": mended, "findings": listed})
     else:
         world.out(format_doctor(findings, verdict, look_of(world), mended=mended,
                                 verbose=options.verbose))
@@ -30281,6 +30111,8 @@ def format_overview(look: Look) -> str:
     text += format_pairs([*more, ("help", ", ".join(TOPICS))], look) + "\n"
     text += format_words(["`subagent-fleet help NAME` explains a command or a topic;",
                           "`subagent-fleet help commands` lists every command."], look)
+    text += format_words(["Not installed? Type `python3 subagent_fleet.py` instead of "
+                          "`subagent-fleet`."], look)
     return text + format_words(["Exit codes: 0 done, 1 a problem was found, 2 usage, 3 "
                                 "refused, 130 interrupted."], look)
 
@@ -30990,9 +30822,9 @@ SECURITY_PAGE = r"""# Security
   written; only `run` runs the commands of a `tasks.yaml`, as `make` does, so read one that is
   not yours.
 - The key is shown to a gateway only when that has proved to know it already (an HMAC over a
-  nonce and its own address). LiteLLM can prove nothing: it is shown the key when the port is
-  held by a program of yours or of root's, who could read the key's file anyway (not on
-  Windows, where that cannot be told). A key that git tracks, that others may read or that is
+  nonce and its own address). LiteLLM can prove nothing: with `provider: litellm` Claude Code
+  sends the key and your prompts to what answers as LiteLLM at that port. On a machine that
+  you share, use `builtin`. A key that git tracks, that others may read or that is
   in another user's file is not used.
 - `up` and `launch` hand the fleet's settings to Claude Code in a private file (`--settings`),
   which beats a project's `.claude/settings.json`; they refuse a second `--settings`, and
@@ -31356,7 +31188,7 @@ def offered_words(flag: Flag, before: Sequence[str], world: World) -> list[str]:
 # From words to a command and its options; one command run.
 
 # Takes the words that were typed; finds the command, reads its flags, runs it, and prints
-# what it was refused with. What is typed again in a message is named here as it was typed.
+# what it was refused with.
 
 
 class CommandLine(Record):
@@ -31364,20 +31196,6 @@ class CommandLine(Record):
 
     command: Command
     options: Namespace
-
-
-def plan_typing(program: str, typed: Mapping[str, Any]) -> Typing:
-    """Return how messages name commands: with the places that were typed, where taken."""
-    # What `init` writes the next commands read.
-    values: dict[str, Any] = {
-        "--config": typed.get("output") or typed.get("config"), "--out": typed.get("out"),
-        "--output": typed.get("output")}
-    places = {}
-    for row in COMMANDS:
-        words = [f" {flag.name} {clean_line(quote_shell(values[flag.name]))}"
-                 for flag in row.flags if values.get(flag.name) not in (None, "", "-")]
-        places[row.name] = "".join(words)
-    return Typing(program, places)
 
 
 def read_call(words: Sequence[str]) -> CommandLine:
@@ -31518,7 +31336,6 @@ def name_command(words: Sequence[str]) -> Sequence[str]:
 
 def run_words(words: list[str], world: World) -> int:
     """Do what was typed, or say why not; return the exit status."""
-    world.typing = plan_typing(world.typing.program, {})
     own = words[:words.index("--")] if "--" in words else words
     try:
         if not words or "-h" in own or "--help" in own:
@@ -31526,7 +31343,6 @@ def run_words(words: list[str], world: World) -> int:
             return EXIT_OK if words else EXIT_USAGE
 
         call = read_call(words)
-        world.typing = plan_typing(world.typing.program, vars(call.options))
         return call.command.run(call.options, world)
     except FleetError as error:
         tell_error(error, world)
@@ -31548,9 +31364,8 @@ def tell_error(error: FleetError, world: World) -> None:
 
 def tell_error_as_json(error: FleetError, name: str, world: World) -> None:
     """Print the same for programs, with what the command knew before it was refused."""
-    findings = [retype(finding, world) for finding in error.findings]
     print_report(world, name, {
-        "error": retype(error.finding, world), "findings": findings, **error.report})
+        "error": error.finding, "findings": error.findings, **error.report})
 
 
 # == program/demo.py, from line 40 ============================================
@@ -31755,25 +31570,9 @@ COMMANDS.extend((
 ))
 
 
-# == program/main.py, from line 24 ============================================
+# == program/main.py, from line 23 ============================================
 #
 # From start to exit status.
-
-def name_program(world: World) -> str:
-    """Return what a person types to start this program, as far as that can be known."""
-    usual = Typing().program
-    typed = sys.argv[0]
-    _, name = world.split(typed)
-    if name in ("", "-", "-c", "<stdin>", usual, f"{usual}.exe"):  # piped, or installed
-        return usual
-    if __name__ == "__main__" and __spec__ is not None:
-        return "python3 -m subagent_fleet"
-    if world.which(name) == typed:  # a link on the PATH
-        return quote_shell(name)
-    if world.which(typed) == typed:  # it can be run as it is: a path, and executable
-        return quote_shell(typed)
-    return f"python3 {quote_shell(typed)}"
-
 
 LONG_LIVED = ("up", "serve", "ui", "run")
 # What `python3 -c` runs then: the bytecode, in the name of the file that it was made of.
@@ -31802,13 +31601,11 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     world = world or World()
     try:
         words = list(sys.argv[1:] if argv is None else argv)
-        # Before the name of this program is looked for, which takes a while.
         if words[:1] in (["-V"], ["--version"]):
             world.write(f"subagent-fleet {VERSION}\n")
             return EXIT_OK
         if argv is None:
             start_from_bytecode(words, world)
-            world.typing = Typing(name_program(world))
         return run_words(words, world)
     except KeyboardInterrupt:
         world.err("\ninterrupted\n")

@@ -68,21 +68,11 @@ def observed(world):
     return sf.observe(sf.Workspace(world, "."), None, problems=(), seconds=0.2)
 
 
-@pytest.mark.parametrize("packages,version", [
-    ("lib/python3.12/site-packages", "1.106.2"), ("lib/python3/dist-packages", "1.82.8"),
-    ("Lib/site-packages", "1.103.5"), ("lib/python3.12/elsewhere", "?")])
-def test_litellm_is_known_from_disk_without_running_it(tmp_path, packages, version):
-    place = tmp_path / "venv" / packages
-    for name in ("litellm", f"litellm-{version}.dist-info", "litellm_enterprise-2.0.0"
-                 ".dist-info", "other.pth"):
-        (place / name).mkdir(parents=True)
-    program = write_program(tmp_path / "venv" / "bin", "litellm", f"touch {tmp_path}/was-run")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "litellm").symlink_to(program)  # as uv and pipx do
-    found = observed(world_with(PATH=tmp_path / "bin")).litellm
-    assert found == version
+def test_litellm_is_found_without_running_it(tmp_path):
+    write_program(tmp_path / "bin", "litellm", f"touch {tmp_path}/was-run")
+    assert observed(world_with(PATH=tmp_path / "bin")).has_litellm
     assert not (tmp_path / "was-run").exists()
-    assert observed(world_with(PATH=tmp_path)).litellm is None
+    assert not observed(world_with(PATH=tmp_path)).has_litellm
 
 
 @pytest.mark.parametrize("script,version", [
@@ -154,7 +144,7 @@ def test_git_says_whether_it_has_the_secret(doctor):
 
 @pytest.mark.parametrize("pages,wanted", [
     ({"/": {"name": "subagent-fleet"}}, "subagent-fleet"),
-    ({"/health/liveliness": "I'm alive!"}, "LiteLLM"), ({}, "another program")])
+    ({"/health/liveliness": "I'm alive!"}, "another program"), ({}, "another program")])
 def test_who_holds_the_gateways_port_is_asked(fake_node, pages, wanted):
     node = fake_node()
     node.answers = {path: (200, pages[path]) if path in pages else (401, {"error": "no"})
@@ -248,9 +238,7 @@ def test_a_gateway_that_hangs_is_not_called_another_program(doctor, run_cli, com
         done = run_cli(command, "--timeout", "0.3", env=doctor.env)
     said = done.stdout + done.stderr
     assert f"othing answers in time at http://127.0.0.1:{port}" in said
-    assert "subagent-fleet serve" in said and "another program" not in said
-    if sys.platform == "linux":
-        assert f"pid {os.getpid()}" in said
+    assert "subagent-fleet serve" in said and "something else" not in said
 
 
 def test_doctor_on_a_machine_in_order_is_ready_and_changes_nothing(doctor, run_cli):
@@ -449,22 +437,15 @@ def test_doctor_knows_its_own_gateway(doctor):
         serving.communicate()
 
 
-@pytest.mark.parametrize("answer", [
-    {"data": [{"id": "qwen3-8b"}, {"id": "more"}]}, {"data": [{"id": "other"}]}, {"data": [{}]},
-    {"data": [{"id": []}]}, {"data": 1}, ["data"], {}, b"qwen3-8b", b"\xff"])
-def test_gateway_is_ours_when_it_has_every_alias(doctor, fake_node, answer):
+@pytest.mark.parametrize("provider", ["builtin", "litellm"])
+def test_a_litellm_serves_where_the_fleet_file_says_so(doctor, fake_node, provider):
     node = fake_node(port=doctor.fleet["project"]["gateway"]["port"])
-    node.answers.update({"/v1/models": (200, answer), "/health/liveliness": (200, "I'm alive!")})
-    ours = isinstance(answer, dict) and len(answer.get("data") or ()) == 2 if answer != {"data": 1} \
-        else False
-    assert doctor.ask() == ({} if ours else {"litellm-other": "error"})
-
-
-def test_doctor_names_the_places_that_were_typed(doctor):
-    (doctor.path / "my fleet.json").write_text(json.dumps(doctor.fleet), encoding="utf-8")
-    done = doctor.run("--config", "my fleet.json", "--out", "nonex")
-    assert "  fix: subagent-fleet generate --config 'my fleet.json' --out nonex\n" in done.stdout
-    assert "`subagent-fleet serve --config 'my fleet.json' --out nonex` in another" in done.stdout
+    node.answers["/health/liveliness"] = 200, "I'm alive!"
+    doctor.fleet["project"]["gateway"]["provider"] = provider
+    doctor.write()
+    found = doctor.ask()
+    assert ("port-taken" in found) == (provider == "builtin")
+    assert not any(b"uthorization" in bytes(str(heard), "utf-8") for heard in node.requests)
 
 
 def test_doctor_port_that_is_taken_is_an_error(doctor, fake_node):

@@ -272,14 +272,9 @@ CASES = [
     ("port of who is silent", on(holder=sf.SILENT_GATEWAY), {"gateway-silent": "error"}),
     ("port elsewhere", on(holder=sf.FAR_GATEWAY), {"gateway-elsewhere": "error"}),
     ("port of an older fleet", on(holder=sf.OLD_GATEWAY), {"gateway-old": "error"}),
-    ("port another LiteLLM's", on(LITELLM, holder="LiteLLM"), {"litellm-other": "error"}),
-    ("no LiteLLM, unneeded", on(litellm=None), {}),
-    ("no LiteLLM, needed", on(LITELLM, litellm=None), {"litellm-missing": "error"}),
-    ("LiteLLM 1.82.6", on(litellm="1.82.6"), {"litellm-old": "warning"}),
-    ("LiteLLM 1.103.5, needed", on(LITELLM, litellm="1.103.5"),
-     {"litellm-old": "error"}),
-    ("LiteLLM 1.104.0", on(LITELLM, litellm="1.104.0"), {}),
-    ("LiteLLM of no version", on(LITELLM, litellm="?"), {}),
+    ("no LiteLLM, unneeded", on(has_litellm=False), {}),
+    ("no LiteLLM, needed", on(LITELLM, has_litellm=False), {"litellm-missing": "error"}),
+    ("LiteLLM, needed", on(LITELLM), {}),
     ("no Claude Code", on(claude=None), {"claude-missing": "warning"}),
     ("Claude Code 2.1.197", on(claude="2.1.197"),
      {"claude-old": "warning"}),
@@ -462,18 +457,18 @@ def test_public_address_that_the_config_names_is_not_said_twice():
     assert found(fleet, facts) == {}
 
 
-def test_port_taken_names_who_and_what_litellm_would_do():
+def test_port_taken_says_how_to_see_by_whom_and_what_litellm_would_do():
     facts = facts_with(holder="another program")
     assert the("port-taken", make_fleet(), facts).what == \
-        "another program answers at http://127.0.0.1:4000"
+        "port 4000 is in use by something else (`lsof -i :4000` shows what)"
     assert "LiteLLM would take another port" in the("port-taken", LITELLM, facts).what
 
 
-def test_who_holds_the_port_in_silence_is_named_with_what_to_type():
-    facts = facts_with(holder=sf.SILENT_GATEWAY + " (python3, pid 7, in /home)")
+def test_of_a_port_in_silence_it_is_said_what_to_type():
+    facts = facts_with(holder=sf.SILENT_GATEWAY)
     for fleet, start in ((make_fleet(), "serve"), (LITELLM, "up")):
         finding = the("gateway-silent", fleet, facts)
-        assert finding.what == "nothing answers in time at http://127.0.0.1:4000 (python3, pid 7, in /home)"
+        assert finding.what == "nothing answers in time at http://127.0.0.1:4000"
         assert f"stop it, then `subagent-fleet {start}`;" in finding.fix
 
 
@@ -590,10 +585,3 @@ def test_a_check_is_a_row_and_some_topics_can_be_asked_for(monkeypatch):
     assert sf.plan_doctor(make_fleet(), GOOD_FACTS)[-1][0] == "Weather"
     topics = [topic for topic, _ in sf.plan_doctor(make_fleet(), GOOD_FACTS, topics=["Files", "Nodes"])]
     assert topics == ["Nodes", "Files"]
-
-
-def test_a_litellm_of_another_user_is_not_called_a_fleet():
-    finding = sf.check_gateway(model_fleet(), sf.FOREIGN_LITELLM)
-    assert finding.slug == "litellm-foreign" and "another fleet" not in finding.what
-    assert finding.what == ("another user of this machine runs a LiteLLM at http://127.0.0.1:4000, which "
-                            "gets no key")

@@ -222,7 +222,7 @@ def test_what_left_the_house_is_in_receipts_and_status(hybrid):
     fleet = served.server.fleet
     view = sf.GatewayView(sf.OUR_GATEWAY, sf.FleetPage(fleet.name, left_house=shown["left_house"]))
     states = {name: sf.NodeState(name, node.endpoint, "refused") for name, node in fleet.nodes.items()}
-    assert sf.format_away(sf.plan_sight(fleet, states, view, 0, sf.Typing())) == ("Leaves the house: what is asked of big (127.0.0.1). So far "
+    assert sf.format_away(sf.plan_sight(fleet, states, view, 0)) == ("Leaves the house: what is asked of big (127.0.0.1). So far "
                                     "1 request, 8,512 tokens in, 30 out.")
 
 

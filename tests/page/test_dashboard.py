@@ -191,7 +191,7 @@ def sight(**more):
                                 models=(sf.NodeModel("tiny"),), loaded=(loaded,)),
               "b": sf.NodeState("b", "http://127.0.0.1:1", reason="refused")}
     view = sf.GatewayView(more.pop("holder", ""), more.pop("page", None))
-    seen = sf.plan_sight(FLEET, more.pop("states", states), view, 0.0, sf.Typing())
+    seen = sf.plan_sight(FLEET, more.pop("states", states), view, 0.0)
     return replace(seen, **more)
 
 
@@ -279,14 +279,14 @@ def test_what_an_agent_runs_is_shown_as_it_is():
     state = sf.TaskState("t", sf.TaskSpec("t", prompt="x"), 0, state="running")
     (row,) = sf.plan_task_rows(sf.TaskSight({"t": state}, {}, 100.0))
     row = replace(row, now="Bash sleep 20; echo x > x4.txt", fix="")
-    assert sf.report_task(row, state, sf.Typing())["now"] == "Bash sleep 20; echo x > x4.txt"
+    assert sf.report_task(row, state)["now"] == "Bash sleep 20; echo x > x4.txt"
 
 
 def test_what_to_type_for_a_task_is_said_once():
     state = sf.TaskState("t", sf.TaskSpec("t", prompt="x"), 0, state="parked", cause="setup-failed",
                          reason="setup failed (exit 7); subagent-fleet task log t setup")
     (row,) = sf.plan_task_rows(sf.TaskSight({"t": state}, {}, 100.0))
-    shown = sf.report_task(row, state, sf.Typing())
+    shown = sf.report_task(row, state)
     assert (shown["now"], shown["fix"]) == ("setup failed (exit 7)", "`subagent-fleet task log t setup`")
 
 

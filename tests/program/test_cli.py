@@ -617,68 +617,6 @@ def test_json_of_an_invalid_config_has_every_finding(run_cli, fleet_file):
     assert [finding["id"] for finding in found["findings"]] == ["unknown-node"]
 
 
-@pytest.mark.parametrize("text, shown", [
-    ("`subagent-fleet init --force`, then `subagent-fleet up`",
-     "`subagent-fleet init --output o --force`, then `subagent-fleet up --config o --out c`"),
-    ("subagent-fleet launch claude", "subagent-fleet launch claude --config o --out c"),
-    ("subagent-fleet warmup --pull", "subagent-fleet warmup --config o --pull"),
-    *[(same, same) for same in ("subagent-fleet up --config x", "subagent-fleet schema",
-                                "subagent-fleet launch claude --out y", "a subagent-fleet runs",
-                                "echo .env.subagent-fleet up", "subagent-fleet --help",
-                                '"Write docs for subagent-fleet status", 14:05')]])
-def test_fixes_keep_the_places_that_were_typed(text, shown):
-    typed = {"config": "a b", "out": "c", "output": "o"}
-    assert sf.as_typed(text, sf.plan_typing("subagent-fleet", typed)) == shown
-    typed = {"config": "a b", "out": "c"}
-    assert sf.as_typed(text, sf.plan_typing("subagent-fleet", typed)) == shown.replace(
-        " --output o", "").replace("--config o", "--config 'a b'")
-    assert sf.as_typed(text, sf.plan_typing("subagent-fleet", {"config": "-"})) == text
-    assert sf.as_typed(text, sf.Typing()) == text
-
-
-@pytest.mark.parametrize("typed, found, shown", [
-    ("-", "", "subagent-fleet"), ("-c", "", "subagent-fleet"), ("", "", "subagent-fleet"),
-    ("/usr/bin/subagent-fleet", "", "subagent-fleet"),
-    ("C:subagent-fleet.exe", "", "python3 C:subagent-fleet.exe"),
-    ("subagent_fleet.py", "", "python3 subagent_fleet.py"),
-    ("./subagent_fleet.py", "./subagent_fleet.py", "./subagent_fleet.py"),
-    ("../a b/subagent_fleet.py", "", "python3 '../a b/subagent_fleet.py'"),
-    ("/home/me/bin/fleet", "/home/me/bin/fleet", "fleet"),
-    ("/opt/fleet", "/opt/fleet", "/opt/fleet")])
-def test_program_is_named_as_it_was_typed(monkeypatch, typed, found, shown):
-    world = sf.World()
-    on_path = {typed: found, "fleet": "/home/me/bin/fleet"}
-    monkeypatch.setattr(world, "which", lambda name: on_path.get(name) or None)
-    monkeypatch.setattr(sf.sys, "argv", [typed])
-    assert sf.name_program(world) == shown
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start, shown", [
-    ("{python} subagent_fleet.py {words}", "python3 subagent_fleet.py"),
-    ("./subagent_fleet.py {words}", "./subagent_fleet.py"),
-    ("./'my fleet' {words}", "'./my fleet'"), ("PATH=$PWD:$PATH 'my fleet' {words}", "'my fleet'"),
-    ("cat subagent_fleet.py | {python} - {words}", "subagent-fleet"),
-    ("{python} -m subagent_fleet {words}", "python3 -m subagent_fleet")])
-def test_messages_name_the_command_as_it_was_typed(tmp_path, start, shown):
-    shutil.copy(str(SCRIPT), str(tmp_path / "subagent_fleet.py"))
-    (tmp_path / "my fleet").symlink_to("subagent_fleet.py")
-    (tmp_path / ".git").mkdir()
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python3").symlink_to(sys.executable)
-    env = clean_environment(PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
-
-    def run(words):
-        command = start.format(python=sys.executable, words=words)
-        return subprocess.run(["sh", "-c", command], cwd=str(tmp_path), env=env,
-                              capture_output=True)
-
-    assert run("validate").stderr.decode().endswith(f"\n  fix: {shown} init; or cd to the project that has one\n")
-    said = run("init --offline --output x.yaml").stdout.decode()
-    assert f"\n  {shown} discover --config x.yaml\n" in said
-    assert f"\n  {shown} validate\n" in run("validate --help").stdout.decode()
-
-
 @pytest.mark.parametrize("command", [c.name for c in sf.COMMANDS])
 def test_help_has_examples_first_and_every_flag(run_cli, command):
     done = run_cli(*command.split(), "--help")
@@ -1030,7 +968,7 @@ def run_main_at(columns, *words):
         def write(self, text):
             shown.append(text)
     shown, world = [], Terminal()
-    world.environ["NO_COLOR"], world.typing = "1", sf.Typing("python3 subagent_fleet.py")
+    world.environ["NO_COLOR"] = "1"
     assert sf.main(list(words), world) == 0
     return "".join(shown)
 

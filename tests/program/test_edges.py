@@ -253,7 +253,7 @@ def test_pip_knows_the_extra_that_was_documented():
     assert 'dev = ["pytest"]' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
-# -- LiteLLM: slug "litellm-other" is in test_commands, too --
+# -- LiteLLM --
 
 def test_serve_says_which_engine_starts(tmp_path):
     text = server_file("ollama", "http://127.0.0.1:9", gateway="litellm")

@@ -135,15 +135,6 @@ def test_nothing_of_the_directory_is_imported(project, tmp_path):
     assert len(kept(project)) == 1 and not (tmp_path / "ran").exists()
 
 
-def test_messages_name_it_as_it_was_typed(project):
-    (project / "fleet.yaml").unlink()
-    (project / ".git").mkdir()
-    shutil.copy(SCRIPT, project / "fleet.py")
-    done = subprocess.run([sys.executable, "fleet.py", "serve"], cwd=str(project),
-                          env=environment(project), capture_output=True)
-    assert done.returncode == 1 and b"\n  fix: python3 fleet.py init; or cd" in done.stderr
-
-
 # -- install --
 
 @pytest.fixture

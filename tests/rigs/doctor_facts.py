@@ -37,7 +37,7 @@ def changes(action, *paths):
 
 GOOD_FACTS = sf.Facts(
     states={"mini": GOOD_STATE}, addresses={"mini": ("192.168.1.50",)},
-    litellm="1.106.2", claude="2.1.327", holder=sf.OUR_GATEWAY,
+    has_litellm=True, claude="2.1.327", holder=sf.OUR_GATEWAY,
     settings={"s.json": {"EDITOR": "vi"}},
     changes=changes("unchanged", "litellm_config.yaml"), env_path=".env.subagent-fleet")
 

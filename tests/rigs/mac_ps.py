@@ -8,7 +8,6 @@ the date. Where /proc is empty, SUBAGENT_FLEET_PROC names the directory that has
 import contextlib
 import os
 import pathlib
-import re
 import sys
 import time
 
@@ -100,18 +99,6 @@ def list_openers(path):
             yield number
 
 
-def list_listeners(port):
-    """Yield who listens on a port: the number, the program, the user."""
-    rows = [line.split() for table in ("tcp", "tcp6")
-            for line in (PROC / "net" / table).read_text().splitlines()]
-    sockets = {f"socket:[{row[9]}]" for row in rows
-               if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
-    for number in numbers() if sockets else ():
-        if has_open(number, lambda link: os.readlink(link) in sockets):
-            program = (PROC / number / "comm").read_text().strip()
-            yield f"p{number}\nc{program}\nu{os.stat(PROC / number).st_uid}\nf3"
-
-
 def list_directories():
     """Yield where each process works: a byte outside ASCII as its number."""
     for number in numbers():
@@ -123,15 +110,12 @@ def list_directories():
 
 def list_open(words):
     """Print what `lsof` prints."""
-    port = re.fullmatch(r"-nP -iTCP:(\d+) -sTCP:LISTEN -Fpcu", " ".join(words))
-    if port:
-        lines = list_listeners(int(port[1]))
-    elif words == ["-w", "-d", "cwd", "-Fn"]:
+    if words == ["-w", "-d", "cwd", "-Fn"]:
         lines = list_directories()
     elif words[:2] == ["-t", "--"] and len(words) == 3:
         lines = list_openers(words[2])
     else:
-        fail(f"lsof -t -- FILE, -nP -iTCP:PORT -sTCP:LISTEN -Fpcu, or -w -d cwd -Fn, not {words}")
+        fail(f"lsof -t -- FILE or -w -d cwd -Fn, not {words}")
     found = [*lines]
     print(*found, sep="\n")
     sys.exit(not found)

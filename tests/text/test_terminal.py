@@ -358,7 +358,7 @@ def page_of(**names):
         mini: sf.NodeState(mini, "http://192.168.1.50:11434", version="0.32.15", latency_ms=2.0,
                            models=(sf.NodeModel(heavy.ollama_model, 18 * 10**9),)),
         gpu: sf.NodeState(gpu, "http://192.168.1.51:11434", "refused", "nothing listens there")}
-    return sf.plan_sight(fleet, states, sf.GatewayView(""), NOW, sf.Typing())
+    return sf.plan_sight(fleet, states, sf.GatewayView(""), NOW)
 
 
 def served(page, *models, waiting=0):

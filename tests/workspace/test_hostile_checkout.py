@@ -11,7 +11,7 @@ from test_world import hostile_repository
 
 import subagent_fleet as sf
 from listener import Listener
-from tools import PROC, PROGRAM, clean_environment, free_port, run_main
+from tools import PROGRAM, clean_environment, free_port, run_main
 from workspace_cases import tree
 
 pytestmark = pytest.mark.skipif(os.name != "posix" or not shutil.which("git"),
@@ -104,7 +104,7 @@ class Checkout:
     def _build_fleet(self, variant):
         port = free_port()
         if variant != "litellm, port free":
-            port = self._listen(as_user=65534 if variant.startswith("litellm") else None)
+            port = self._listen("LiteLLM" if variant.startswith("litellm") else "subagent-fleet")
         values = {"PROVIDER": variant.split(",")[0], "PORT": str(port), "NODE": str(self._listen()),
                   "HOST": "::ffff:7f00:1" if variant == "builtin, mapped" else "127.0.0.1",
                   "NAME": "AWS_SECRET_ACCESS_KEY" if variant == "builtin, another secret"
@@ -118,23 +118,14 @@ class Checkout:
             (self.place / name).write_text(CALLBACK.format(mark=str(self.mark)))
         (self.place / ".env").write_text(f"PYTHONPATH={self.place}\n")
 
-    def _listen(self, as_user=None):
+    def _listen(self, name="subagent-fleet"):
         """Listen at a port as whoever answers to any name; return the port."""
         def say(path):
             if path.startswith("/prove"):
                 return {"proof": "0" * 64}
-            name = "subagent-fleet" if as_user is None else "LiteLLM"
             return {"name": name, "fleet": "shop", "version": "0.32.15", "models": [],
                     "data": [{"id": "x"}, {"id": "y"}], "more": "I'm alive!"}
-        if as_user is not None:
-            if str(PROC) != "/proc":
-                pytest.skip("as on a Mac, lsof tells whose a process is, and this one is ours")
-            os.seteuid(as_user)
-        try:
-            self.listeners.append(Listener(say))
-        finally:
-            if as_user is not None:
-                os.seteuid(0)
+        self.listeners.append(Listener(say))
         return self.listeners[-1].port
 
     def _build_links(self):
@@ -297,22 +288,18 @@ def checkout(checkouts, request, in_lan):
     return checkouts(request.param)
 
 
-def needs_another_user(variant):
-    return variant == "litellm" and os.getuid() != 0
-
-
 def every_case():
     for row in sf.COMMANDS:
         for words in TYPED.get(row.name, [[row.name]]):
             for variant in VARIANTS:
+                if words == TYPED["run"][-1] and variant == "litellm":
+                    continue  # agreed to, and a LiteLLM answers: the check of its tasks is run
                 yield pytest.param(variant, words, id=f"{' '.join(words)}, {variant}",
                                    marks=[pytest.mark.slow] * (row.name == "demo"))
 
 
 @pytest.mark.parametrize("checkout, words", list(every_case()), indirect=["checkout"])
-def test_no_command_believes_a_hostile_checkout(checkout, words, request):
-    if needs_another_user(request.node.callspec.params["checkout"]):
-        pytest.skip("root alone can listen as another user")
+def test_no_command_believes_a_hostile_checkout(checkout, words):
     checkout.check(checkout.run(*words))
 
 
@@ -326,9 +313,7 @@ def test_no_command_that_is_started_there_believes_it(checkout, words):
 
 @pytest.mark.parametrize("words", TRUSTED, ids=" ".join)
 @pytest.mark.parametrize("checkout", VARIANTS, indirect=True)
-def test_what_was_accepted_is_no_more_than_what_was_asked(checkout, words, request):
-    if needs_another_user(request.node.callspec.params["checkout"]):
-        pytest.skip("root alone can listen as another user")
+def test_what_was_accepted_is_no_more_than_what_was_asked(checkout, words):
     checkout.drop_links()  # so that a command comes as far as it can
     checkout.check(checkout.run("trust", "--yes"))
     done = checkout.run(*words)

@@ -414,27 +414,6 @@ def test_nothing_is_left_open(world):
     assert len(os.listdir(listing)) <= before + 3
 
 
-# -- who has a port --
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_the_holder_of_a_port_is_named(host, monkeypatch):
-    world = sf.World()
-    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) \
-            as taken:
-        port = taken.getsockname()[1]
-        holder = world.find_holder(port)
-        directory = os.getcwd() if world.has_proc() else ""
-        assert (holder.process_id, holder.directory) == (os.getpid(), directory) and holder.program
-        if shutil.which("lsof"):
-            kind_of = world.kind_of
-            monkeypatch.setattr(world, "kind_of", lambda path: "absent" if "tcp" in path else kind_of(path))
-            assert world.find_holder(port) == sf.PortHolder(os.getpid(), holder.program, "")
-        caller = socket.create_connection((host, port))
-        served, _ = taken.accept()
-    with caller, served:  # which has the port, and does not listen
-        assert world.find_holder(port) is None
-
-
 def test_a_free_port_is_found_above_a_taken_one():
     world = sf.World()
     with socket.create_server(("127.0.0.1", 0)) as taken:

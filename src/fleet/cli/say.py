@@ -13,10 +13,8 @@ from fleet.start.constants import (
     STATE_DIRECTORY,
 )
 from fleet.start.errors import FleetError
-from fleet.start.record import replace
 from fleet.text.phrases import count_of, nearest, some_of
 from fleet.text.tables import format_finding, wrap_text
-from fleet.text.terminal import as_typed
 from fleet.workspace.config import find_output, look_of
 from fleet.workspace.directory import Workspace
 
@@ -62,11 +60,6 @@ def tell_findings(findings: Iterable[Finding], world: World) -> None:
         if finding.level == "error":
             raise FleetError(finding.slug, finding.what, fix=finding.fix, status=EXIT_REFUSED)
         world.err(format_finding(finding, look=look_of(world, "stderr")))
-
-
-def retype(finding: Finding, world: World) -> Finding:
-    """Return a finding for a program, its fix with commands as they were typed."""
-    return replace(finding, fix=as_typed(finding.fix, world.typing))
 
 
 def render_report(command: str, fields: Mapping[str, object]) -> str:

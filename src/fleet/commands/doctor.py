@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet.cli.rows import CONFIG, JSON, LOOK, OUT, TIMEOUT, Flag, command
-from fleet.cli.say import exit_status, open_workspace, print_report, retype
+from fleet.cli.say import exit_status, open_workspace, print_report
 from fleet.findings.checks import plan_next_step, plan_verdict
 from fleet.findings.doctor import plan_doctor
 from fleet.findings.gateway import check_gateway
@@ -13,7 +13,7 @@ from fleet.plan.routes import ALL_LOADED, count_ready, plan_route_states
 from fleet.start.errors import FleetError
 from fleet.text.phrases import count_of
 from fleet.text.tables import LEVELS, format_finding, format_words, wrap_text
-from fleet.text.terminal import as_typed, clean_line, mark
+from fleet.text.terminal import clean_line, mark
 from fleet.views.observe import observe
 from fleet.workspace.config import load_config, look_of
 from fleet.workspace.directory import observe_files
@@ -89,10 +89,10 @@ def cmd_doctor(options: Namespace, world: World) -> int:
         ready = count_ready(routes)
     verdict = plan_verdict([finding for _, finding in findings], step, ready)
     if options.json:
-        listed = [{"topic": topic, **show_record(retype(finding, world))}
+        listed = [{"topic": topic, **show_record(finding)}
                   for topic, finding in findings]
         print_report(world, "doctor", {
-            "verdict": as_typed(verdict, world.typing), "mended": mended, "findings": listed})
+            "verdict": verdict, "mended": mended, "findings": listed})
     else:
         world.out(format_doctor(findings, verdict, look_of(world), mended=mended,
                                 verbose=options.verbose))

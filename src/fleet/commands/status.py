@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from fleet.cli.live import watch
 from fleet.cli.rows import CONFIG, JSON, LOOK, OUT, SECONDS, TIMEOUT, Flag, command
-from fleet.cli.say import open_workspace, print_report, retype
+from fleet.cli.say import open_workspace, print_report
 from fleet.config.address import gateway_url, split_endpoint
 from fleet.config.names import find_models
 from fleet.gateway.receipts import TOTALS
@@ -20,7 +20,7 @@ from fleet.steps.words import format_nodes, format_route, format_route_state
 from fleet.tasks.state import ACTIVE_STATES
 from fleet.text.phrases import count_of, some_of
 from fleet.text.tables import format_table, format_words
-from fleet.text.terminal import PLAIN, Cell, as_typed, clean_line, mark
+from fleet.text.terminal import PLAIN, Cell, clean_line, mark
 from fleet.work.shown import find_task_rows
 from fleet.workspace.config import load_config, look_of
 from fleet.workspace.records import read_measurements
@@ -101,7 +101,7 @@ def _format_verdict(sight: Sight, look: Look) -> str:
     ready = states.count("ready")
     verdict = Cell(f"{ready} of {count_of(states, 'model')} ready.", "warn")
     is_served = sight.gateway.level == "ok"
-    following = clean_line(as_typed(sight.following, sight.typing))
+    following = clean_line(sight.following)
     if ready == len(states) and is_served:
         verdict, following = Cell("ready.", "ok"), ""
     elif following.startswith("Ready, "):  # but for its gateway
@@ -174,15 +174,14 @@ def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "")
     tasks = [{"name": row.name, "state": row.state}
              for row in find_task_rows(world, fleet, options)
              if row.state in ("waiting", *ACTIVE_STATES)]
-    sight = replace(plan_sight(fleet, seen["states"], seen["view"], world.now(),
-                               world.typing),
+    sight = replace(plan_sight(fleet, seen["states"], seen["view"], world.now()),
                     tasks=tasks, measured=read_measurements(workspace))
     ready = all(route.state == "ready" for route in sight.routes.values())
     if options.json:
         print_report(world, "status", {
             "fleet": fleet.name, "ready": ready,
-            "next": as_typed(sight.following, world.typing),
-            "gateway": retype(sight.gateway, world), "work": sight.places,
+            "next": sight.following,
+            "gateway": sight.gateway, "work": sight.places,
             "waiting": sight.said.waiting, "left_house": sight.said.left_house,
             "tasks": tasks, "nodes": list(sight.states.values()),
             "loads": [report_load(load) for load in list_loads(fleet, sight.states)],

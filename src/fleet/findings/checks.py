@@ -100,8 +100,6 @@ CLAUDE_INSTALL = "npm install -g @anthropic-ai/claude-code@latest"
 OUR_GATEWAY = "this fleet's gateway"
 OLD_GATEWAY = "a gateway with an older config"
 FAR_GATEWAY = "a gateway elsewhere"
-FOREIGN_LITELLM = "LiteLLM, which another user runs"
-# And then perhaps which, see describe_holder.
 SILENT_GATEWAY = "a program that does not answer"
 FIND_WORK = "`subagent-fleet recommend` shows what it could do; or remove it"
 FIND_ROOM = "`subagent-fleet recommend` shows what fits; or correct `memory_gb`"
@@ -123,9 +121,9 @@ class Facts(Record):
     memory: dict[str, float] = {}  # GB for models, where that is known
     # Who holds the gateway's port; see check_gateway.
     holder: str = ""
-    # The versions of the programs, None where they were not found.
+    # The version of Claude Code, None where it was not found; whether LiteLLM is there.
     claude: str | None = None
-    litellm: str | None = None
+    has_litellm: bool = False
     # By path: what that settings file puts into the environment.
     settings: dict[str, dict[str, object]] = {}
     # What `generate` would do, or why that is not known.

@@ -66,18 +66,11 @@ def check_claude(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 @check("This machine", "nothing")
 def check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     """Find the LiteLLM that is there or needed."""
-    version = facts.litellm
-    is_needed = fleet is not None and fleet.gateway.provider == "litellm"
-    if not version:
-        if is_needed:
-            yield Finding("litellm-missing", "error",
-                          "LiteLLM (Python 3.10+) is not on the PATH", fix=LITELLM_INSTALL)
-    elif is_older(version, "1.104.0"):
-        yield Finding("litellm-old", "error" if is_needed else "warning",
-                      f"LiteLLM {version} without its key is an open proxy",
-                      fix=LITELLM_INSTALL)
-    else:
-        yield Finding("litellm", "ok", f"LiteLLM {version}")
+    if facts.has_litellm:
+        yield Finding("litellm", "ok", "LiteLLM is on the PATH")
+    elif fleet is not None and fleet.gateway.provider == "litellm":
+        yield Finding("litellm-missing", "error",
+                      "LiteLLM (Python 3.10+) is not on the PATH", fix=LITELLM_INSTALL)
 
 
 # -- Config --

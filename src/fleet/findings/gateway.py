@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from fleet.config.address import gateway_url
 from fleet.findings.checks import (
     FAR_GATEWAY,
-    FOREIGN_LITELLM,
     OLD_GATEWAY,
     OUR_GATEWAY,
     SILENT_GATEWAY,
@@ -15,7 +14,7 @@ from fleet.findings.checks import (
     locate_key,
 )
 from fleet.plan.environment import plan_environment
-from fleet.start.constants import ENVIRONMENT_FILE, LITELLM_FILE, OTHER_PORT
+from fleet.start.constants import OTHER_PORT, name_taken
 from fleet.start.errors import Finding
 
 if TYPE_CHECKING:
@@ -40,9 +39,6 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
     is_litellm = fleet.gateway.provider == "litellm"
     taken = "; LiteLLM would take another port" if is_litellm else ""
     start = "up" if is_litellm else "serve"
-    program = ""
-    if holder.startswith(SILENT_GATEWAY):
-        holder, program = SILENT_GATEWAY, holder[len(SILENT_GATEWAY):]
     rows = {
         "": ("port-free", "info", f"no gateway runs at {url}",
              "`subagent-fleet serve` in another terminal, or `subagent-fleet up`"),
@@ -53,20 +49,13 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
                       "session: `subagent-fleet up -- --resume`"),
         FAR_GATEWAY: ("gateway-elsewhere", "error", f"{url} is not on this machine, so it "
                       "gets the key only if you trust it", "subagent-fleet trust"),
-        "another program": ("port-taken", "error", f"another program answers at {url}{taken}",
-                            OTHER_PORT),
+        "another program": ("port-taken", "error",
+                            f"{name_taken(fleet.gateway.port)}{taken}", OTHER_PORT),
         SILENT_GATEWAY: ("gateway-silent", "error",
-                         f"nothing answers in time at {url}{program}",
+                         f"nothing answers in time at {url}",
                          "try again; if that does not help, stop it, then "
                          f"`subagent-fleet {start}`; "
-                         "or write another `port:` under project.gateway"),
-        FOREIGN_LITELLM: ("litellm-foreign", "error", f"another user of this machine runs a "
-                          f"LiteLLM at {url}, which gets no key", OTHER_PORT),
-        "LiteLLM": ("litellm-other", "error", f"LiteLLM answers at {url}, but not to this "
-                    "fleet's key, or it lacks models of this fleet",
-                    f"stop it, then start it after `. ./{ENVIRONMENT_FILE}`, which sets the "
-                    f"key: `litellm --config ./{LITELLM_FILE} --host {fleet.gateway.host} "
-                    f"--port {fleet.gateway.port}`")}
+                         "or write another `port:` under project.gateway")}
     if is_litellm:
         rows[""] = ("litellm-down", "info", f"no gateway runs at {url}",
                     "`subagent-fleet up` starts LiteLLM; `subagent-fleet generate` says how "

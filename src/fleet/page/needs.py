@@ -5,7 +5,6 @@ import re
 from typing import TYPE_CHECKING
 
 from fleet.text.phrases import count_of, some_of
-from fleet.text.terminal import as_typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -53,14 +52,13 @@ def say_where(finding: Finding) -> str:
     return f"{finding.where}: {finding.what}" if finding.where else finding.what
 
 
-def page_line(sight: Sight, level: str, what: str, fix: str) -> dict[str, str]:
+def page_line(level: str, what: str, fix: str) -> dict[str, str]:
     """Return a line of the page; what can be typed is in backticks."""
     command = "((?:subagent-fleet|npm|uv|pipx?|ollama|git|ssh|chmod|echo) [^`]+)$"
     if re.match(command, fix):
         fix = f"`{fix}`"
     what = re.sub(f"(?<=; ){command}", r"`\1`", what)
-    return {"level": level, "what": as_typed(what, sight.typing),
-            "fix": as_typed(fix, sight.typing)}
+    return {"level": level, "what": what, "fix": fix}
 
 
 def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from fleet.page.needs import page_line, plan_headline, plan_needs, say_where
 from fleet.page.sight import format_expiry
 from fleet.plan.loads import list_loads
 from fleet.plan.routes import plan_tiers
-from fleet.text.terminal import as_typed, plan_machine_colours
+from fleet.text.terminal import plan_machine_colours
 
 if TYPE_CHECKING:
     from typing import Any
@@ -22,7 +22,7 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
     """Return what the page shows of a fleet, apart from what happens."""
     fleet = sight.fleet
     routes, busy = sight.routes, sight.places
-    needs = [page_line(sight, *need) for need in plan_needs(sight)]
+    needs = [page_line(*need) for need in plan_needs(sight)]
     level, sentence = plan_headline(sight, needs)
     places = plan_model_places(fleet)
     warm = {load.model.name: load.warm for load in list_loads(fleet, sight.states)}
@@ -40,15 +40,15 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
     return {
         "fleet": fleet.name,
         "level": level,
-        "sentence": as_typed(sentence, sight.typing),
+        "sentence": sentence,
         "needs": needs,
-        "hint": as_typed("subagent-fleet launch claude", sight.typing),
+        "hint": "subagent-fleet launch claude",
         "gateway": {"url": gateway_url(fleet.gateway), "says": sight.gateway.what,
                     "provider": fleet.gateway.provider, "followed": sight.is_followed},
         "machines": [_picture_machine(sight, node) for node in fleet.nodes.values()],
         "models": models,
         "agents": agents,
-        "findings": [page_line(sight, "warn", say_where(finding), finding.fix)
+        "findings": [page_line("warn", say_where(finding), finding.fix)
                      for finding in sight.findings if finding.level == "warning"],
         "tasks": list(sight.tasks),
     }
@@ -68,6 +68,6 @@ def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
             "colour": plan_machine_colours(sight.fleet.nodes)[node.name],
             "runs": state.runs,
             "online": state.online, "why": state.reason,
-            "fix": as_typed(state.mend, sight.typing) if state.reason else "",
+            "fix": state.mend if state.reason else "",
             "latency": state.latency_ms, "loaded": loaded,
             "memory": node.memory_gb * 1e9 if node.memory_gb else None}

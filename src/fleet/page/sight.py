@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fleet.config.sections import Fleet
     from fleet.plan.measured import Measurement
     from fleet.plan.routes import RouteState
-    from fleet.text.terminal import Typing
 
 
 def format_expiry(expires: str, now: float) -> str:
@@ -112,7 +111,6 @@ class Sight(Record):
     gateway: Finding
     following: str  # the sentence of plan_next_step
     now: float  # seconds since 1970
-    typing: Typing
     said: FleetPage  # by the fleet's gateway, where it answers
     tasks: Sequence[Mapping[str, Any]] = ()
     measured: Sequence[Measurement] = ()  # by `bench`
@@ -129,8 +127,8 @@ class Sight(Record):
         return find_measurement(self.measured, self.states[node].endpoint, ollama_model)
 
 
-def plan_sight(fleet: Fleet, states: Mapping[str, NodeState], view: GatewayView, now: float,
-               typing: Typing) -> Sight:
+def plan_sight(fleet: Fleet, states: Mapping[str, NodeState], view: GatewayView, now: float
+               ) -> Sight:
     """Return what machines and the gateway have said, and what follows."""
     gateway = check_gateway(fleet, view.holder)
     routes = plan_route_states(fleet, states)
@@ -138,4 +136,4 @@ def plan_sight(fleet: Fleet, states: Mapping[str, NodeState], view: GatewayView,
     said = FleetPage(fleet.name)
     if view.page and view.holder == OUR_GATEWAY:
         said = view.page
-    return Sight(fleet, states, routes, gateway, following, now, typing, said)
+    return Sight(fleet, states, routes, gateway, following, now, said)

@@ -11,30 +11,13 @@ from fleet.program.parse import name_command, run_words, tell_error
 from fleet.start.constants import EXIT_INTERRUPTED, EXIT_OK, EXIT_PROBLEM, HOME_URL
 from fleet.start.errors import FleetError
 from fleet.start.gate import OWN_FILE, VERSION
-from fleet.text.phrases import quote_shell
-from fleet.text.terminal import Typing, clean_text
+from fleet.text.terminal import clean_text
 from fleet.world.places import SEAL_BYTES
 from fleet.world.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
-
-
-def name_program(world: World) -> str:
-    """Return what a person types to start this program, as far as that can be known."""
-    usual = Typing().program
-    typed = sys.argv[0]
-    _, name = world.split(typed)
-    if name in ("", "-", "-c", "<stdin>", usual, f"{usual}.exe"):  # piped, or installed
-        return usual
-    if __name__ == "__main__" and __spec__ is not None:
-        return "python3 -m subagent_fleet"
-    if world.which(name) == typed:  # a link on the PATH
-        return quote_shell(name)
-    if world.which(typed) == typed:  # it can be run as it is: a path, and executable
-        return quote_shell(typed)
-    return f"python3 {quote_shell(typed)}"
 
 
 LONG_LIVED = ("up", "serve", "ui", "run")
@@ -64,13 +47,11 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     world = world or World()
     try:
         words = list(sys.argv[1:] if argv is None else argv)
-        # Before the name of this program is looked for, which takes a while.
         if words[:1] in (["-V"], ["--version"]):
             world.write(f"subagent-fleet {VERSION}\n")
             return EXIT_OK
         if argv is None:
             start_from_bytecode(words, world)
-            world.typing = Typing(name_program(world))
         return run_words(words, world)
     except KeyboardInterrupt:
         world.err("\ninterrupted\n")

@@ -41,6 +41,8 @@ def format_overview(look: Look) -> str:
     text += format_pairs([*more, ("help", ", ".join(TOPICS))], look) + "\n"
     text += format_words(["`subagent-fleet help NAME` explains a command or a topic;",
                           "`subagent-fleet help commands` lists every command."], look)
+    text += format_words(["Not installed? Type `python3 subagent_fleet.py` instead of "
+                          "`subagent-fleet`."], look)
     return text + format_words(["Exit codes: 0 done, 1 a problem was found, 2 usage, 3 "
                                 "refused, 130 interrupted."], look)
 

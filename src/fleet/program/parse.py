@@ -16,27 +16,27 @@ from fleet.cli.rows import (
     parse_choice,
     second_words,
 )
-from fleet.cli.say import print_report, retype
+from fleet.cli.say import print_report
 from fleet.program.help import cmd_help
 from fleet.start.constants import EXIT_OK, EXIT_USAGE
 from fleet.start.errors import FleetError
 from fleet.start.record import Record
 from fleet.text.phrases import nearest, quote_shell
 from fleet.text.tables import format_finding
-from fleet.text.terminal import Typing, clean_line, paint
+from fleet.text.terminal import clean_line, paint
 from fleet.workspace.config import look_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Collection, Mapping, Sequence
-    from typing import Any, NoReturn
+    from collections.abc import Collection, Sequence
+    from typing import NoReturn
 
     from fleet.cli.rows import Command
     from fleet.world.world import World
 
 
 # Takes the words that were typed; finds the command, reads its flags, runs it, and prints
-# what it was refused with. What is typed again in a message is named here as it was typed.
+# what it was refused with.
 
 
 class CommandLine(Record):
@@ -44,20 +44,6 @@ class CommandLine(Record):
 
     command: Command
     options: Namespace
-
-
-def plan_typing(program: str, typed: Mapping[str, Any]) -> Typing:
-    """Return how messages name commands: with the places that were typed, where taken."""
-    # What `init` writes the next commands read.
-    values: dict[str, Any] = {
-        "--config": typed.get("output") or typed.get("config"), "--out": typed.get("out"),
-        "--output": typed.get("output")}
-    places = {}
-    for row in COMMANDS:
-        words = [f" {flag.name} {clean_line(quote_shell(values[flag.name]))}"
-                 for flag in row.flags if values.get(flag.name) not in (None, "", "-")]
-        places[row.name] = "".join(words)
-    return Typing(program, places)
 
 
 def read_call(words: Sequence[str]) -> CommandLine:
@@ -198,7 +184,6 @@ def name_command(words: Sequence[str]) -> Sequence[str]:
 
 def run_words(words: list[str], world: World) -> int:
     """Do what was typed, or say why not; return the exit status."""
-    world.typing = plan_typing(world.typing.program, {})
     own = words[:words.index("--")] if "--" in words else words
     try:
         if not words or "-h" in own or "--help" in own:
@@ -206,7 +191,6 @@ def run_words(words: list[str], world: World) -> int:
             return EXIT_OK if words else EXIT_USAGE
 
         call = read_call(words)
-        world.typing = plan_typing(world.typing.program, vars(call.options))
         return call.command.run(call.options, world)
     except FleetError as error:
         tell_error(error, world)
@@ -228,6 +212,5 @@ def tell_error(error: FleetError, world: World) -> None:
 
 def tell_error_as_json(error: FleetError, name: str, world: World) -> None:
     """Print the same for programs, with what the command knew before it was refused."""
-    findings = [retype(finding, world) for finding in error.findings]
     print_report(world, name, {
-        "error": retype(error.finding, world), "findings": findings, **error.report})
+        "error": error.finding, "findings": error.findings, **error.report})

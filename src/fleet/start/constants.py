@@ -40,6 +40,13 @@ SHOW_LIMIT = 64  # models of one node that are asked for their capabilities
 
 HOME_URL = "https://github.com/adityak74/subagent-fleet"
 OTHER_PORT = "write another `port:` under project.gateway, or stop it"
+
+
+def name_taken(port: int) -> str:
+    """Return what is said of a port that another program has."""
+    return f"port {port} is in use by something else (`lsof -i :{port}` shows what)"
+
+
 OLLAMA_PORT = 11434
 OLLAMA_ENDPOINT = "http://localhost:11434"
 # Where the roads out of a machine lead: anywhere, the private networks, Tailscale's address.

@@ -8,7 +8,6 @@ from fleet.config.address import gateway_url
 from fleet.files.target import fleet_digest
 from fleet.findings.checks import (
     FAR_GATEWAY,
-    FOREIGN_LITELLM,
     OLD_GATEWAY,
     OUR_GATEWAY,
     SILENT_GATEWAY,
@@ -19,7 +18,6 @@ from fleet.gateway.reception import QUIET_SECONDS
 from fleet.gateway.server import EVENTS_PATH, PROOF_PATH
 from fleet.nodes.probe import probe_nodes
 from fleet.page.sight import FleetPage, GatewayView
-from fleet.speech.backend import read_field
 from fleet.speech.talk import Ask, Reply
 from fleet.start.constants import CONNECT_SECONDS, PROBE_LIMIT_BYTES
 from fleet.start.errors import FleetError, NodeFailure
@@ -69,14 +67,15 @@ def see_gateway(world: World, fleet: Fleet, key: str, until: float) -> GatewayVi
                 return GatewayView("subagent-fleet")
             is_new = page.config == fleet_digest(fleet)
             return GatewayView(OUR_GATEWAY if is_new else OLD_GATEWAY, page)
-        if b"I'm alive!" in get_page(world, url + "/health/liveliness", until).body:
-            return GatewayView(_serves_as_litellm(world, fleet, key, until))
+        # LiteLLM can prove nothing, so it is shown nothing: the file says that it serves.
+        if (fleet.gateway.provider == "litellm"
+                and b"I'm alive!" in get_page(world, url + "/health/liveliness", until).body):
+            return GatewayView(OUR_GATEWAY)
     except NodeFailure as failure:
         if failure.reason in ("refused", "unreachable", "dns"):
             return GatewayView("")
         if failure.reason == "timeout":  # of a busy or hung gateway nothing else can be told
-            known = "" if is_far else describe_holder(world, fleet.gateway.port)
-            return GatewayView(SILENT_GATEWAY + known)
+            return GatewayView(SILENT_GATEWAY)
     return GatewayView("another program")
 
 
@@ -89,26 +88,6 @@ def _knows_key(world: World, fleet: Fleet, key: str, until: float) -> bool:
         exchange.read_head()
         page = parse_object(exchange.read_all(PROBE_LIMIT_BYTES)) or {}
     return proves_key(page.get("proof"), prove_key(key, nonce, address, port))
-
-
-def _serves_as_litellm(world: World, fleet: Fleet, key: str, until: float) -> str:
-    """Return whether a LiteLLM has every alias of this fleet.
-
-    It can prove nothing. But it can be told whose program it is, and who runs one as this
-    user or as root can read the file with the key anyway. To a wrong key it may say anything
-    (401, or 400 without a database, 1.106.2), and so may who only poses as LiteLLM.
-    """
-    # And then a person has said it may see it.
-    is_far = not is_here(world, fleet.gateway.host)
-    if not is_far and not world.is_port_ours(fleet.gateway.port):
-        return FOREIGN_LITELLM
-    if not key:
-        return "LiteLLM"
-    url = f"{gateway_url(fleet.gateway)}/v1/models"
-    served = read_field(prove_to(world, url, key, until), "data", list)
-    lacks = {model.alias for model in fleet.models.values()}
-    lacks -= {read_field(model, "id") for model in served}
-    return OUR_GATEWAY if served and not lacks else "LiteLLM"
 
 
 def prove_to(world: World, url: str, key: str, until: float) -> dict[str, Any]:
@@ -126,29 +105,15 @@ def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) 
     finding = check_gateway(fleet, holder)
     runs = finding.slug == "gateway-up"
     if finding.level == "error":
-        known = describe_holder(world, fleet.gateway.port)
-        what = finding.what.replace(known, "") + known  # of a silent one it is said already
-        raise FleetError(finding.slug, what, fix=name_stop(world, fleet, holder, finding.fix))
+        raise FleetError(finding.slug, finding.what,
+                         fix=name_free_port(world, fleet, finding.fix))
     if needed and not runs:
         raise FleetError(finding.slug, finding.what, fix=finding.fix)
     return runs
 
 
-def describe_holder(world: World, port: int) -> str:
-    """Return ` (PROGRAM, pid PID, in DIRECTORY)` of who listens on a port, if known."""
-    holder = world.find_holder(port)
-    if not holder:
-        return ""
-    place = f", in {holder.directory}" if holder.directory else ""
-    return f" ({holder.program}, pid {holder.process_id}{place})"
-
-
-def name_stop(world: World, fleet: Fleet, server: str, fix: str) -> str:
-    """Return a fix that names a free port, and how another fleet's gateway is stopped."""
-    holder = world.find_holder(fleet.gateway.port)
-    if holder and server == "subagent-fleet":
-        fix = fix.replace("stop it",
-                          f"`kill {holder.process_id}`, which ends its Claude Code")
+def name_free_port(world: World, fleet: Fleet, fix: str) -> str:
+    """Return a fix that names a free port."""
     port = world.find_free_port(fleet.gateway.host, fleet.gateway.port)
     return fix.replace("another `port:`", f"`port: {port}`") if port else fix
 

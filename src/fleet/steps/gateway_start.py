@@ -15,12 +15,11 @@ from fleet.plan.environment import litellm_environment
 from fleet.start.constants import (
     LITELLM_FILE,
     LITELLM_LOG_FILE,
-    OTHER_PORT,
     STATE_DIRECTORY,
     TICK_SECONDS,
 )
 from fleet.start.errors import FleetError
-from fleet.steps.gateway_seen import describe_holder, find_gateway, name_stop, who_serves
+from fleet.steps.gateway_seen import find_gateway, name_free_port, who_serves
 from fleet.text.terminal import clean_line
 from fleet.workspace.records import RECEIPTS_FILE
 from fleet.world.child import Launch
@@ -99,26 +98,21 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
 
 
 def open_door(world: World, fleet: Fleet, key: str) -> Listener:
-    """Return the port at which the fleet will be served; of a taken one, say who has it."""
+    """Return the port at which the fleet will be served; of a taken one, say who serves there."""
     gateway = fleet.gateway
     try:
         return world.listen(gateway.host, gateway.port)
     except FleetError as error:
         if error.slug != "port-taken":
             raise
-        what = error.what
+        taken = error.finding
 
     server = who_serves(world, fleet, key, world.clock() + 1.0)
-    holder = describe_holder(world, gateway.port)
-    if server:
-        what += ", by " + server.replace(holder, "")
+    what = f"port {gateway.port} is in use by {server}" if server else taken.what
     if server == OUR_GATEWAY:
-        raise FleetError("port-taken", what + holder,
+        raise FleetError("port-taken", what,
                          fix="it serves already: `subagent-fleet launch claude`")
-    fix = name_stop(world, fleet, server, OTHER_PORT)
-    if not holder:
-        fix += f" (lsof -nP -iTCP:{gateway.port} -sTCP:LISTEN shows it)"
-    raise FleetError("port-taken", what + holder, fix=fix)
+    raise FleetError("port-taken", what, fix=name_free_port(world, fleet, taken.fix))
 
 
 def receipts_path(world: World, out: str) -> str:

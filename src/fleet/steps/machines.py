@@ -23,7 +23,7 @@ from fleet.start.constants import EXIT_USAGE, INIT_TIMEOUT_SECONDS, OLLAMA_ENDPO
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.steps.fleet_file import find_usual_port, write_fleet
-from fleet.steps.gateway_seen import avoid_taken_port, describe_holder
+from fleet.steps.gateway_seen import avoid_taken_port
 from fleet.text.phrases import clean_name, count_of, quote_shell, some_of
 from fleet.text.tables import format_words
 from fleet.text.terminal import PLAIN, Cell, clean_line
@@ -221,8 +221,8 @@ def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter:
                           starter.notes, port=gateway.port)
     lines = write_fleet(world, output, text)
     if gateway.port != Gateway.port:
-        lines.append(f"Port {Gateway.port} is taken{describe_holder(world, Gateway.port)}: "
-                     f"this fleet uses {gateway.port}.")
+        lines.append(f"Port {Gateway.port} is in use by something else "
+                     f"(`lsof -i :{Gateway.port}` shows what): this fleet uses {gateway.port}.")
     accept_stakes(world, output, plan_node_stakes(nodes.values()))
     return "".join(clean_line(line) + "\n" for line in lines)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fleet.start.gate import LatePattern
 from fleet.start.record import replace
-from fleet.text.terminal import PLAIN, Cell, as_cell, as_typed, clean_line, crop, paint
+from fleet.text.terminal import PLAIN, Cell, as_cell, clean_line, crop, paint
 from fleet.text.width import width_of
 
 if TYPE_CHECKING:
@@ -71,8 +71,6 @@ def format_words(parts: Iterable[object], look: Look, *, margin: str = "",
     cells = [cell for cell in map(as_cell, parts) if cell.text]
     if not cells:
         return ""
-    # Before it is wrapped: what is put in where it leaves this program may be longer.
-    cells = [Cell(as_typed(cell.text, look.typing), cell.role) for cell in cells]
     room = look.columns - len(margin)
     lines = [cells]
     if look.columns and sum(width_of(cell.text) + 1 for cell in cells) - 1 > room:

@@ -1,4 +1,4 @@
-"""What a terminal can show: commands as typed, clean text, colors, widths."""
+"""What a terminal can show: clean text, colors, widths."""
 from __future__ import annotations
 
 import re
@@ -17,42 +17,6 @@ if TYPE_CHECKING:
 # node, a file or a log passes `clean_line` or `clean_text` here: nothing else stands
 # between it and the terminal. With the Look of a pipe, text is as it ever was: no escape,
 # no mark, no line broken. On a terminal, text is wrapped first and painted last.
-
-# -- commands, as they were typed --
-
-
-class Typing(Record):
-    """How this program was called, so messages name commands as they can be typed again."""
-
-    program: str = "subagent-fleet"
-    # By command: the flags that name the places which were typed, such as ` --out build`.
-    places: dict[str, str] = {}
-
-
-AS_USUAL = Typing()
-
-
-def as_typed(text: str, typing: Typing) -> str:
-    """Return a message with its commands as they were typed, where it leaves this program.
-
-    Messages are written with `subagent-fleet COMMAND`. The program becomes what was typed for
-    it, and a command gets the places that were typed, unless the message names one itself.
-    Our messages name a command where one begins: elsewhere it is in other people's words.
-    """
-    def retype(call: re.Match[str]) -> str:
-        words = f"{call['lead']}{typing.program} {call['words']}"
-        if text.startswith((" --config", " --out"), call.end()):
-            return words
-        return words + typing.places.get(call["name"], "")
-
-    if "subagent-fleet " not in text:  # usually: the pattern takes longer than the rest
-        return text
-    names = "|".join(typing.places)
-    return re.sub(
-        r"(?P<lead>^[ $]*|`|[:;(] ?|(?:&&|→|\bor|\bthen) )"
-        rf"subagent-fleet (?P<words>(?P<name>{names}|--help)( claude)?)\b(?! claude)",
-        retype, text, flags=re.MULTILINE)
-
 
 # -- what a terminal can show --
 
@@ -95,7 +59,6 @@ class Look(Record):
     colour: bool = False
     marks: bool = False
     columns: int = 0  # to wrap at; 0: nothing is wrapped
-    typing: Typing = AS_USUAL
 
 
 PLAIN = Look()

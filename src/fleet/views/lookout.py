@@ -21,7 +21,6 @@ from fleet.start.record import replace
 from fleet.steps.gateway_seen import follow_events, known_key, plan_asking
 from fleet.steps.warming import read_warmup
 from fleet.tasks.rows import plan_task_rows
-from fleet.text.terminal import as_typed
 from fleet.views.observe import observe
 from fleet.views.requests import AgentNames
 from fleet.work.backing import plan_backing
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from fleet.start.errors import Finding
     from fleet.tasks.rows import TaskRow
     from fleet.tasks.state import TaskState
-    from fleet.text.terminal import Typing
     from fleet.workspace.directory import Workspace
     from fleet.world.visitor import Listener
     from fleet.world.world import World
@@ -153,8 +151,7 @@ class Lookout:
         """Show what is so now."""
         world = self._world
         tasks = self._find_tasks()
-        sight = plan_sight(self._fleet, self._seen["states"], self._seen["view"], world.now(),
-                           world.typing)
+        sight = plan_sight(self._fleet, self._seen["states"], self._seen["view"], world.now())
         picture = plan_picture(replace(sight, tasks=tasks, is_followed=self._is_followed,
                                        findings=(*self._problems,
                                                  *self._seen.get("findings", ()))))
@@ -187,7 +184,7 @@ class Lookout:
             return []
         sight = see_tasks(self._folder,
                           plan_backing(self._fleet, self._options, self._folder))
-        return [report_task(row, sight.tasks[row.name], self._world.typing)
+        return [report_task(row, sight.tasks[row.name])
                 for row in plan_task_rows(sight)]
 
     def _read_log(self) -> list[bytes]:
@@ -205,10 +202,10 @@ class Lookout:
                 if topic != "Config"]
 
 
-def report_task(row: TaskRow, state: TaskState, typing: Typing) -> dict[str, Any]:
+def report_task(row: TaskRow, state: TaskState) -> dict[str, Any]:
     """Return what the page says of a task; `answers` is what to type to one that asks."""
     level = TASK_ROLES.get(row.state, "wait")
-    fix = f"`{as_typed(row.fix, typing)}`" if row.fix else ""
+    fix = f"`{row.fix}`" if row.fix else ""
     answers = ""
     questions = (questions_in(state.question.get("request", {}))
                  if row.state == "asking" else [])

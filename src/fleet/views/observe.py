@@ -56,7 +56,7 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
     """Return the Facts of this machine and, if there is a fleet, of its nodes and files."""
     world = workspace.world
     until = world.clock() + seconds  # at which every job ends by itself
-    facts = Facts(problems=tuple(problems), litellm=find_litellm(world))
+    facts = Facts(problems=tuple(problems), has_litellm=bool(world.which("litellm")))
     jobs: dict[str, Callable[[], Any]] = {}
 
     program = world.which("claude")
@@ -94,22 +94,6 @@ def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
                        problems=(*facts.problems, *(error.findings or (error.finding,))))
     is_confined = all(task.sandbox == "required" for task in tasks if task.talks)
     return replace(facts, task_file=path, is_confined=is_confined)
-
-
-def find_litellm(world: World) -> str | None:
-    """Return LiteLLM's version; None without it."""
-    program = world.which("litellm")
-    if not program:
-        return None
-
-    # It is not run: `--version` takes 10 s and calls out (1.106.2).
-    names = []
-    for place in ("lib/python*", "Lib"):
-        paths = world.paths_below(world.parent(world.real_path(program)),
-                                  f"../{place}/*-packages/litellm*")
-        names += [world.split(path)[1] for path in paths]
-    versions = re.findall(r"^litellm-(\d.*)\.dist-info$", "\n".join(names), re.M)
-    return versions[-1] if versions else "?"
 
 
 def ask_version(world: World, program: str, until: float) -> str:

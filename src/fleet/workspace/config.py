@@ -8,7 +8,7 @@ from fleet.config.check import check_fleet
 from fleet.findings.doctor import lint_fleet
 from fleet.start.constants import CONFIG_NAMES, CONFIG_VARIABLE
 from fleet.start.errors import FleetError
-from fleet.start.record import Record, replace
+from fleet.start.record import Record
 from fleet.text.terminal import plan_look
 from fleet.text.yaml import Document
 from fleet.workspace.trust import unlock_keys
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 def look_of(world: World, stream: str = "stdout") -> Look:
     """Return how text may look on standard output or standard error."""
-    look = plan_look(world.environ, world.is_terminal(stream),
+    return plan_look(world.environ, world.is_terminal(stream),
                      encoding=world.encoding_of(stream), columns=world.columns)
-    return replace(look, typing=world.typing)
 
 
 class Config(Record):

@@ -4,10 +4,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import glob
 import ipaddress
 import json
-import os
 import re
 import resource
 import socket
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fleet.config.address import is_private
 from fleet.speech.talk import Reply
-from fleet.start.constants import OTHER_PORT, PROBE_LIMIT_BYTES, ROUTE_TARGETS
+from fleet.start.constants import OTHER_PORT, PROBE_LIMIT_BYTES, ROUTE_TARGETS, name_taken
 from fleet.start.errors import FleetError, NodeFailure
 from fleet.start.gate import VERSION
 from fleet.world.child import run_together
@@ -24,12 +22,10 @@ from fleet.world.exchange import Exchange
 from fleet.world.network import (
     KNOCK_OUTCOMES,
     KNOCKS_AT_ONCE,
-    PortHolder,
     keep_alive_socket,
     look_up_host,
     plan_destination,
 )
-from fleet.world.places import PART_BYTES
 from fleet.world.processes import Processes
 from fleet.world.visitor import Listener
 from fleet.world.wire import IdleConnections, name_connection_failure
@@ -257,14 +253,13 @@ class Network(Processes):
             listening.setblocking(False)
             return Listener(listening, self.clock)
         except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise FleetError("port-taken", name_taken(port), fix=OTHER_PORT) from None
             reason, _, _ = str(error.strerror or error).partition(
                 " (while ")  # the address again
-            slug, fix = "cannot-listen", "choose another with --host or --port"
-            if error.errno == errno.EADDRINUSE:
-                slug = "port-taken"
-                fix = f"{OTHER_PORT} (lsof -nP -iTCP:{port} -sTCP:LISTEN shows it)"
-            raise FleetError(slug, f"cannot listen on {host}:{port}: {reason}",
-                             fix=fix) from None
+            raise FleetError("cannot-listen", f"cannot listen on {host}:{port}: {reason}",
+                             fix="write another `host:` or `port:` under project.gateway"
+                             ) from None
 
     def allow_files(self, count: int) -> None:
         """Let the process open so many files, if the system lets it: macOS starts at 256."""
@@ -294,51 +289,6 @@ class Network(Processes):
                     probe.bind(place)
                     return True
         return False
-
-    def is_port_ours(self, port: int) -> bool:
-        """Tell whether nobody but this user and root listens on a port.
-
-        False as well where the system does not say: that is Windows, and a port nobody has.
-        """
-        if os.name != "posix":
-            return False
-        if self.kind_of("/proc/net/tcp") == "file":
-            owners = {owner for owner, _ in self._listeners(port)}
-        else:
-            listed = self._list_listeners(port)
-            owners = {int(owner) for owner in re.findall(r"(?m)^u(\d+)$", listed)}
-        return bool(owners) and owners <= {0, os.getuid()}
-
-    def _listeners(self, port: int) -> Iterator[tuple[int, str]]:
-        """Yield the user and the socket of each who listens on a port, as Linux has it."""
-        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-            for line in self.read_part(table, 0, PART_BYTES).splitlines():
-                fields = line.decode("ascii", "replace").split()
-                if fields[3:4] == ["0A"] and fields[1].endswith(f":{port:04X}"):  # LISTEN
-                    yield int(fields[7]), f"socket:[{fields[9]}]"
-
-    def _list_listeners(self, port: int) -> str:
-        """Ask lsof, which macOS and the BSDs have; `-F` prints a field a line."""
-        words = ["lsof", "-nP", f"-iTCP:{port}", "-sTCP:LISTEN", "-Fpcu"]
-        return self.read_program(words, self.clock() + 5.0) or ""
-
-    def find_holder(self, port: int) -> PortHolder | None:
-        """Return who listens on a port, if the system says: mostly of one's own processes."""
-        if self.kind_of("/proc/net/tcp") != "file":
-            match = re.match(r"p(\d+)\nc(.*)", self._list_listeners(port))
-            return PortHolder(int(match[1]), match[2], "") if match else None
-
-        # A listening socket has a number, a process has it open.
-        sockets = {socket for _, socket in self._listeners(port)}
-        for path in glob.iglob("/proc/[0-9]*/fd/*") if sockets else ():
-            with contextlib.suppress(OSError):  # closed since, or somebody else's
-                if os.readlink(path) in sockets:
-                    place = self.parent(self.parent(path))
-                    program = self.read_part(f"{place}/comm", 0, 64).decode(
-                        "utf-8", "replace")
-                    return PortHolder(int(os.path.basename(place)), program.strip(),
-                                      os.readlink(f"{place}/cwd"))
-        return None
 
     def find_free_port(self, host: str, above: int) -> int:
         """Return the next port on which nobody listens; 0 where a hundred are taken."""

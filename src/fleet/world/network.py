@@ -72,13 +72,5 @@ def seal_bytecode(name: str, code: bytes) -> bytes:
     return hashlib.sha256(name.encode() + b"\n" + code).digest()
 
 
-class PortHolder(Record):
-    """A process that listens on a port of this machine."""
-
-    process_id: int
-    program: str
-    directory: str
-
-
 KNOCKS_AT_ONCE = 500
 KNOCK_OUTCOMES = {"refused": "refused", "timeout": "silent"}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fleet.start.constants import CONNECT_SECONDS
 from fleet.start.errors import FleetError
 from fleet.start.gate import OWN_FILE
-from fleet.text.terminal import AS_USUAL, as_typed, guard_terminal
+from fleet.text.terminal import guard_terminal
 from fleet.world.process_list import ProcessList
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ class Surroundings:
         self._listing = _thread.allocate_lock()  # who asks the system for its processes
         self._processes = ProcessList(-1.0, {})
         self._tls: ssl.SSLContext | None = None
-        self.typing = AS_USUAL  # how messages name the commands that they advise
         # Connections that wait for their next request, by scheme and place.
         self._idle: dict[tuple[str, str], IdleConnections] = {}
         # What a name was looked up to: a name service may take long.
@@ -93,8 +92,8 @@ class Terminal(Surroundings):
     # -- terminal --
 
     def out(self, text: str) -> None:
-        """Say what was asked for, its commands named as they were typed."""
-        self.write(guard_terminal(as_typed(text, self.typing)))
+        """Say what was asked for."""
+        self.write(guard_terminal(text))
 
     def write(self, text: str) -> None:
         """Write data, as it is; a full disk is an error, a reader that has gone is not."""
@@ -111,7 +110,7 @@ class Terminal(Surroundings):
     def err(self, text: str) -> None:
         """Write talk: errors, hints, progress."""
         if sys.stderr is not None:
-            sys.stderr.write(guard_terminal(as_typed(text, self.typing)))
+            sys.stderr.write(guard_terminal(text))
             sys.stderr.flush()
 
     def is_terminal(self, stream: str = "stdout") -> bool:
