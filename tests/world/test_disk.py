@@ -381,3 +381,13 @@ def test_a_log_that_two_writers_find_full_turns_over_once(world, tmp_path, monke
     world.append_line(str(log), b"slow\n")
     assert begun and log.read_bytes() == b"fast\nslow\n"
     assert (tmp_path / "log.1").read_bytes() == b"old\n" * 50
+
+
+def test_a_file_that_goes_between_the_look_and_the_read_is_as_one_that_was_not_there(tmp_path):
+    class Late(sf.World):
+        def kind_of(self, path, *, follow=True):
+            return "file"  # as it was a moment ago
+
+    gone = str(tmp_path / "order.json")
+    assert Late().size_of(gone) == 0
+    assert Late().read_part(gone, 0, 10) == b""

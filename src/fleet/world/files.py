@@ -161,8 +161,9 @@ class Disk(Terminal):
         """Return the size of a regular file in bytes; 0 where there is none."""
         if self.kind_of(path) != "file":
             return 0
-        with trying("read", path):
+        with trying("read", path), contextlib.suppress(FileNotFoundError):  # it has just gone
             return os.path.getsize(path)
+        return 0
 
     def changed_at(self, path: str) -> float:
         """Return when a file was last changed, in seconds since 1970; 0 if there is none."""
@@ -175,9 +176,12 @@ class Disk(Terminal):
         """Return up to `limit` bytes of a regular file from an offset; else nothing."""
         if self.kind_of(path) != "file":
             return b""
-        with trying("read", path), open(path, "rb") as stream:
+        # Who obeys an order removes its file: it may just have gone.
+        with trying("read", path), contextlib.suppress(FileNotFoundError), \
+                open(path, "rb") as stream:
             stream.seek(start)
             return stream.read(limit)
+        return b""
 
     def paths_below(self, directory: str, pattern: str) -> list[str]:
         """Return the paths in a directory that match a pattern."""
