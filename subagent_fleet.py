@@ -2267,8 +2267,8 @@ TASK_NAME = "^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"  # a part of a branch and of a pa
 _SPAN = "^([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
 _GLOB = "^(?![/~!]|([^\\u0000]*/)?[.][.](/|$))[^\\u000a" + CONTROLS + "\\u0009]{1,256}$"
 REVISION = "^(?!-)[^\\u0000-\\u0020\\u007f~^:?*\\u005c\\u005b]{1,200}([~^][0-9]{0,4})*$"
-def _normal_coder(coder: str | list[str]) -> tuple[str, ...] | str:
-    return coder if isinstance(coder, str) else tuple(coder)
+def _normal_list(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 _COMMAND_LIST = {"type": "array", "items": {"type": "string"}}
@@ -2346,13 +2346,13 @@ RULES = {
     "coder": Rule(
         {"anyOf": [{"enum": [CLAUDE, *CODERS]}, _COMMAND_LIST]},
         some_of([f"`{name}`" for name in (CLAUDE, *CODERS)]) + ", or a command as a list",
-        CLAUDE, _normal_coder, slips=lambda text: [
+        CLAUDE, _normal_list, slips=lambda text: [
             *difflib.get_close_matches(text, (CLAUDE, *CODERS)),
             ["sh", "-c", text] if re.search("['\"|&;<>$`]", text)
             else re.split("[ ,]+", text.strip("[]"))]),
     "notice": Rule(
         {"anyOf": [{"type": "string", "pattern": PARAGRAPH}, _COMMAND_LIST]},
-        "a command, as text or as a list", ["notify-send"], _normal_coder),
+        "a command, as text or as a list", ["notify-send"], _normal_list),
     "span": Rule(
         {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 604800},
                    {"type": "string", "pattern": _SPAN}]},
@@ -2365,7 +2365,7 @@ RULES = {
     "tries": number_rule(1, 20, "a whole number, 1 to 20", 3),
     "rounds": number_rule(0, 20, "a whole number, 0 to 20", 3),
     "priority": number_rule(-1000, 1000, "a whole number, -1000 to 1000", 10),
-    "times": number_rule(1, 26, "a whole number, 1 to 26", 2),
+    "cloud limit": number_rule(0, 1000, "a whole number, 0 to 1000", 3),
 }
 RULES["references"] = list_rule("reference")
 RULES["tags"] = list_rule("tag")
@@ -2374,6 +2374,11 @@ RULES["targets"] = list_rule("target")
 RULES["task names"] = list_rule("task name")
 RULES["commands"] = list_rule("command")
 RULES["globs"] = list_rule("glob")
+RULES["rungs"] = list_rule("alias")
+_TIMES = number_rule(1, 26, "", 2)
+RULES["times"] = replace(
+    _TIMES, schema={"anyOf": [_TIMES.schema, {**RULES["rungs"].schema, "maxItems": 26}]},
+    words="a whole number, 1 to 26, or a list of models", normal=_normal_list)
 
 _SCHEMA_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
@@ -2577,9 +2582,12 @@ class Fleet(Record):
     lean: bool | None = None  # None: by the main session's context
 
 
-# == config/task_file.py, from line 10 ========================================
+# == config/task_file.py, from line 9 =========================================
 #
 # The records of a task file.
+
+LOGIN = "login"  # in `models:`, the coder's own login instead of a model
+
 
 class TaskSpec(Record):
     """What a person wants done: by whom, from where, how to check it, what it may change."""
@@ -2590,6 +2598,9 @@ class TaskSpec(Record):
                                   "a file with the prompt, beside the task file", None)
     agent: str | None = key("agent name", "the agent of fleet.yaml that does it", None)
     model: str | None = key("alias", "or a model or alias of fleet.yaml", None)
+    models: tuple[str, ...] = key(
+        "rungs", "or several: it moves up to the next when its check fails; `login`: the "
+        "coder's own login; default, with a check: every model at home", ())
     coder: tuple[str, ...] | str = key(
         "coder", f"who does it: {some_of((CLAUDE, *CODERS))}, or a command as a list that "
         "reads the prompt on stdin", CLAUDE)
@@ -2613,7 +2624,9 @@ class TaskSpec(Record):
     tries: int = key("tries", "how often it is tried", 2)
     rounds: int = key("rounds", "how often a failed check is sent back to the agent", 3)
     priority: int = key("priority", "higher ones start first", 0)
-    times: int = key("times", "run it this many times, to choose from: NAME-a, NAME-b, …", 1)
+    times: tuple[str, ...] | int = key(
+        "times", "run it this many times, to choose from: NAME-a, NAME-b, …; or once on each "
+        "model of a list", 1)
     allow: tuple[str, ...] = key("tools", "Claude Code permission rules to grant", ("Bash",))
     permission: str = key("permission", "`bypass`: Claude Code asks for nothing", "default")
     sandbox: str = key("sandbox", "`required`: do not start without Claude Code's sandbox",
@@ -2622,7 +2635,7 @@ class TaskSpec(Record):
     @property
     def group(self) -> str:
         """The name it has in the task file: that of all its twins."""
-        return self.name[:-2] if self.times > 1 else self.name
+        return self.name if self.times == 1 else self.name[:-2]
 
     @property
     def talks(self) -> bool:
@@ -2642,6 +2655,8 @@ class TaskFile(Record):
     defaults: TaskSpec = key("defaults", "keys for every task that doesn't set them",
                              TaskSpec(""))
     max: int | None = key("parallel", "how many agents work at the same time, at most", None)
+    cloud_limit: int = key("cloud limit", "how many tasks a day may move up to a model that "
+                           "leaves your house", 3)
     worktrees: str | None = key("line", "where the worktrees are; default: "
                                 "~/.local/state/subagent-fleet/worktrees", None)
     notify: tuple[str, ...] | str | None = key(
@@ -17161,7 +17176,7 @@ class Dashboard(Reception):
 # =============================================================================
 
 
-# == tasks/spec.py, from line 25 ==============================================
+# == tasks/spec.py, from line 26 ==============================================
 #
 # What a task file may say, and which model does a task.
 
@@ -17172,6 +17187,7 @@ class Dashboard(Reception):
 
 # A change of these in the file counts for tasks at work; the rest waits for a retry.
 HOT_KEYS = ("deadline", "stall", "check")
+MODEL_KEYS = {"agent", "model", "models"}  # of which a task has one
 
 
 class TaskPlan(Record):
@@ -17228,7 +17244,7 @@ def _plan_tasks(check: Checker, fleet: Fleet | None,
     for name, task in file.tasks.items():
         own = tree["tasks"][name] or {}
         # Who names an agent wants no default model, and the other way round.
-        replaced = {"agent", "model"} if own.keys() & {"agent", "model"} else set()
+        replaced = MODEL_KEYS if own.keys() & MODEL_KEYS else set()
         taken = shared.keys() - own.keys() - replaced
         places = {**{word: ("defaults", word) for word in taken},
                   **{word: ("tasks", name, word) for word in own}}
@@ -17263,8 +17279,11 @@ def twins_of(task: TaskSpec) -> list[TaskSpec]:
     """Return a task as often as it is wanted, each under a name of its own."""
     if task.times == 1:
         return [task]
-    return [replace(task, name=f"{task.name}-{letter}")
-            for letter in string.ascii_lowercase[:task.times]]
+    if isinstance(task.times, int):
+        return [replace(task, name=f"{task.name}-{letter}")
+                for letter in string.ascii_lowercase[:task.times]]
+    return [replace(task, name=f"{task.name}-{letter}", agent=None, model=None, models=(model,))
+            for letter, model in zip(string.ascii_lowercase, task.times)]
 
 
 def _check_task(check: Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | None,
@@ -17278,6 +17297,11 @@ def _check_task(check: Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | N
              "is there beside `prompt:`; keep one of them", "remove one of them"),
             (task.agent and task.model, "two-models", "model",
              "is there beside `agent:`, which has a model", "remove one of them"),
+            (task.models and (task.agent or task.model), "two-models", "models",
+             "is there beside another model", "remove one of them"),
+            (task.models and not task.talks, "bad-models", "models",
+             "is for Claude Code alone, not for another `coder:`", "remove it"),
+            (task.times == (), "bad-value", "times", "is an empty list", "write `times: 2`"),
             (task.coder == (), "bad-value", "coder", "is an empty list",
              "write `coder: claude`"),
             (task.base == "after" and len(task.after) != 1, "bad-base", "base",
@@ -17290,12 +17314,24 @@ def _check_task(check: Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | N
     for place, other in enumerate(task.after):
         check.reference((*path, "after", place), other, known, "task")
     if fleet:
-        word = "agent" if task.agent else "model"
-        records = fleet.agents if task.agent else _models_by_name(fleet)
-        # Where it was said: by the task, or once for all.
-        where = (path if word in (check.document.value["tasks"][task.group] or {})
-                 else ("defaults",))
-        check.reference((*where, word), getattr(task, word), records, word)
+        own = check.document.value["tasks"][task.group] or {}
+        models = models_by_name(fleet)
+        rungs = dict.fromkeys((*models, LOGIN))
+
+        def refer(word: str, names: Iterable[str], records: Mapping[str, Any],
+                  kind: str) -> None:
+            # Where it was said: by the task, or once for all.
+            place = (*(path if word in own else ("defaults",)), word)
+            for number, name in enumerate(names):
+                where = place if word == kind else (*place, number)
+                check.reference(where, name, records, kind)
+
+        refer("agent", filter(None, [task.agent]), fleet.agents, "agent")
+        refer("model", filter(None, [task.model]), models, "model")
+        if isinstance(task.times, tuple):
+            refer("times", task.times, rungs, "model")
+        else:
+            refer("models", task.models, rungs, "model")
 
 
 def _check_order(check: Checker, plan: TaskPlan) -> None:
@@ -17330,7 +17366,7 @@ def render_tasks_schema() -> dict[str, Any]:
 # -- which model does a task --
 
 
-def _models_by_name(fleet: Fleet) -> dict[str, Model]:
+def models_by_name(fleet: Fleet) -> dict[str, Model]:
     """Return the models that a task can mean, by name and by alias."""
     aliases = {model.alias: model for model in fleet.models.values()}
     return {**fleet.models, **aliases}
@@ -17343,7 +17379,7 @@ def plan_alias(task: TaskSpec, fleet: Fleet | None) -> str:
     if task.talks and task.agent in fleet.agents:
         return fleet.models[fleet.agents[task.agent].model].alias
     if task.talks and task.model:
-        model = _models_by_name(fleet).get(task.model)
+        model = models_by_name(fleet).get(task.model)
         return model.alias if model else task.model
     return fleet.models[plan_tiers(fleet)["main"]].alias
 
@@ -17509,6 +17545,10 @@ class TaskState(Record):
     worked: float = 0.0  # seconds of this try
     ended: float = 0.0  # when its last try was over: what a person does then is not its time
     spent: float = 0.0  # seconds of the tries before this one
+    # Its model.
+    rung: str = ""  # of its ladder, where it works or has worked last
+    climbed: tuple[str, ...] = ()  # the rungs on which it has failed
+    left_at: float = 0.0  # when it last moved up to what leaves the house
     # Its process.
     session: str = ""
     spoken: bool = False  # the session exists: it is resumed
@@ -17661,144 +17701,6 @@ def plan_first_words(state: TaskState) -> str:
     return "\n\n".join([state.task.prompt or "", *notes])
 
 
-# == tasks/next.py, from line 19 ==============================================
-#
-# Which task starts, what the others wait for, which agent is stalled.
-
-class Limits(Record):
-    """How much may happen at the same time, and where nothing can."""
-
-    slots: Mapping[str, int]  # by alias; an alias that is not there has no limit
-    most: int
-    resting: Mapping[str, str] = {}  # by alias: why
-    aliases: Mapping[str, str] = {}  # by task
-
-
-def count_busy(states: Mapping[str, TaskState], limits: Limits) -> dict[str, int]:
-    """Return how many places are taken, by alias."""
-    busy: dict[str, int] = {}
-    for state in states.values():
-        if state.is_at_work:
-            alias = limits.aliases.get(state.name, "")
-            busy[alias] = busy.get(alias, 0) + 1
-    return busy
-
-
-def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float) -> list[str]:
-    """Return the waiting tasks that start now: high priority first, then the oldest.
-
-    Before what is new comes a try that goes on, such as one that was just answered;
-    behind it what has failed.
-    """
-    busy = count_busy(states, limits)
-    room = limits.most - sum(busy.values())
-    ready = [state for state in states.values()
-             if state.state == "waiting" and state.until <= now]
-    ready.sort(key=lambda state: (-state.task.priority, not state.open,
-                                  state.at if state.spoken else 0.0, state.order))
-    starts: list[str] = []
-    for state in ready:
-        alias = limits.aliases.get(state.name, "")
-        taken = busy.get(alias, 0)
-        if len(starts) < room and taken < limits.slots.get(alias, limits.most) \
-                and alias not in limits.resting and not blockers_of(state, states):
-            busy[alias] = taken + 1
-            starts.append(state.name)
-    return starts
-
-
-def blockers_of(state: TaskState, states: Mapping[str, TaskState]) -> list[str]:
-    """Return the tasks that must be done before this one, and are not."""
-    names = dependencies_of(state.task, states)
-    return [name for name in names if name not in states or states[name].state != "done"]
-
-
-def dependencies_of(task: TaskSpec, states: Mapping[str, TaskState]) -> tuple[str, ...]:
-    """Return the tasks that `after` names; the name of a group stands for all its twins."""
-    return expand_names(task.after, {name: state.task for name, state in states.items()})
-
-
-def explain_wait(state: TaskState, states: Mapping[str, TaskState], limits: Limits,
-                 now: float) -> str:
-    """Return what a waiting task waits for."""
-    blockers = blockers_of(state, states)
-    if blockers:
-        ended = {one.name: f"{one.name} ({one.state})" for one in states.values()
-                 if one.is_over}
-        return "for " + some_of([ended.get(name, name) for name in blockers], 3)
-    if state.until > now:
-        text = f"for its next try in {state.until - now:.0f} s"
-        return f"{text}: {state.reason}" if state.reason else text
-    alias = limits.aliases.get(state.name, "")
-    if alias in limits.resting:
-        return f"{alias}: {limits.resting[alias]}"
-    busy = count_busy(states, limits)
-    slots = limits.slots.get(alias, limits.most)
-    if slots <= limits.most and busy.get(alias, 0) >= slots:
-        asking = [f"; {one.name} asks: subagent-fleet task answer {one.name}"
-                  for one in states.values() if one.state == "asking" and one.is_at_work
-                  and limits.aliases.get(one.name, "") == alias]
-        return "".join([f"for a slot of {alias or 'its coder'} ({slots} of {slots} in use)",
-                        *asking[:1]])
-    if sum(busy.values()) >= limits.most:
-        return f"for one of {limits.most} places"
-    return "to start"
-
-
-INIT_SECONDS = 60.0
-HEARTBEAT_SECONDS = 90.0  # Claude Code says every 30 s that a command runs
-LEAST_HEARTBEATS = 0.5  # of that: a shorter `stall` would end commands that do run
-COMMAND_SECONDS = 660.0  # its own limit for a command is 600
-ASK_SECONDS, ASK_AWAITED_SECONDS = 300.0, 15.0
-
-
-def find_stall(task: TaskSpec, heard: Heard, view: str, timeout: float,
-               now: float) -> str:
-    """Return how a running agent has got stuck, or an empty string.
-
-    `timeout` is of the model's machine; 0: none of this fleet. `view` is what the gateway
-    says of its session: waiting, working, idle, or unknown.
-    """
-    silent, stands = now - heard.last, now - heard.since
-    if heard.phase in ("asking", "settled"):
-        return ""
-    if not task.talks:
-        return f"no output for {silent:.0f} s" if silent > task.stall else ""
-    if heard.phase == "silent":
-        return f"no sign of life for {stands:.0f} s" if stands > INIT_SECONDS else ""
-    if heard.repeats >= LOOPS_STALLED:
-        return f"the same call {heard.repeats} times in a row"
-    if view == "waiting":
-        return ""
-    if heard.phase == "tool":
-        return _find_tool_stall(task, heard, view, now)
-    limit = 2 * timeout
-    if view == "idle" or not timeout:
-        limit = float(task.stall)
-    # While it writes, each piece of its answer is a sign of life, however long it takes. Before,
-    # pings are none where the gateway says what it does.
-    is_heard = view == "unknown" or heard.phase != "requesting"
-    quiet = silent if is_heard else stands
-    if quiet > limit:
-        return f"no answer from the model for {quiet:.0f} s"
-    return ""
-
-
-def _find_tool_stall(task: TaskSpec, heard: Heard, view: str, now: float) -> str:
-    """Return how an agent has got stuck in a tool call."""
-    if view == "working" or not heard.calls:  # a subagent's request
-        return ""
-    call = list(heard.calls.values())[-1]
-    silent = now - heard.last
-    if call.tool != "Bash":
-        return f"{call.tool} silent for {silent:.0f} s" if silent > task.stall else ""
-    if silent > max(min(task.stall, HEARTBEAT_SECONDS), LEAST_HEARTBEATS * HEARTBEAT_SECONDS):
-        return f"a command without a sign of life for {silent:.0f} s"
-    if now - call.since > COMMAND_SECONDS:
-        return f"a command running for {now - call.since:.0f} s"
-    return ""
-
-
 # == tasks/verdict.py, from line 21 ===========================================
 #
 # From work done to a ruling, a receipt and its flags.
@@ -17835,8 +17737,10 @@ class Ruling(Record):
     to: str
     reason: str = ""
     feedback: str = ""
-    # For programs: check, diff, scope, deadline, stalled, lost, api, or an id.
+    # For programs: check, diff, scope, deadline, stalled, lost, api, too-large, or an id.
     cause: str = ""
+    climbs: str = ""  # the rung it has failed on, where it moves up
+    leaves: bool = False  # and leaves the house with that
 
 
 def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ruling:
@@ -17939,6 +17843,7 @@ def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
     return {
         "schema": "subagent-fleet/receipt/1", "task": state.name, "try": state.tried,
         "session": state.session, "agent": state.task.agent or "", "alias": alias,
+        "rung": state.rung, "climbed": list(state.climbed),
         "base": state.base, "head": work.head, "snapshot": work.ref, "ended": ended,
         **{name: getattr(heard, name) for name in (
             "turns", "tools", "tool_errors", "denied", "questions", "subagents")},
@@ -17964,6 +17869,296 @@ def sum_served(receipts: Iterable[Receipt], session: str) -> list[dict[str, Any]
     return list(sums.values())
 
 
+# == tasks/ladder.py, from line 22 ============================================
+#
+# Which models may do a task, and where it goes when one of them has failed.
+
+# A rung is the alias of a model, or LOGIN: the coder's own login. A ladder lists the rungs of
+# a task, the first to fail first. Example: `models: [small, heavy, login]`. `small` is busy, so
+# the task starts on `heavy`; its check fails there, so it moves up to `login`, in the same
+# worktree with the same changes. It never *starts* on what leaves the house because the others
+# are busy: that needs a failure.
+
+
+class Ladder(Record):
+    """The rungs of a task, from the first that may fail to the last."""
+
+    rungs: tuple[str, ...] = ("",)
+    is_written: bool = True  # else a free slot on the strongest is taken first
+
+    def above(self, failed: Iterable[str]) -> tuple[str, ...]:
+        """Return the rungs above all of those that have failed."""
+        places = [self.rungs.index(rung) for rung in failed if rung in self.rungs]
+        return self.rungs[max(places, default=-1) + 1:]
+
+
+def plan_ladder(task: TaskSpec, fleet: Fleet | None) -> Ladder:
+    """Return the rungs of a task.
+
+    Where nothing is written and a check decides, every model at home that can act takes
+    part. Without a check nobody could tell a weak answer from a good one: the main tier alone.
+    """
+    if not isinstance(task.coder, str):
+        return Ladder()
+    if task.models and task.talks:
+        known = models_by_name(fleet) if fleet else {}
+        rungs = [known[name].alias if name in known else name for name in task.models]
+        return Ladder(tuple(dict.fromkeys(rungs)))
+    main = plan_alias(task, fleet)
+    if not (fleet and task.talks and task.check) or task.agent or task.model:
+        return Ladder((main,))
+
+    able = [model for model in fleet.models.values()
+            if model.context >= MAIN_CONTEXT_TOKENS and not lacks_tools(model.ollama_model)
+            and not is_away(model.alias, fleet)]
+    # What a person made the main tier counts as the strongest, whatever its size.
+    able.sort(key=lambda model: (model.alias == main, billions(model.ollama_model),
+                                 model.context))
+    return Ladder(tuple(dict.fromkeys(model.alias for model in able)) or (main,), False)
+
+
+def is_away(rung: str, fleet: Fleet | None) -> bool:
+    """Tell whether what is done on a rung leaves the house."""
+    if fleet is None or rung == LOGIN:
+        return True
+    return any(model.cloud or leaves_house(model.ollama_model)
+               or not is_private(host_of(fleet.nodes[model.node].endpoint))
+               for model in fleet.models.values() if model.alias == rung)
+
+
+def plan_rungs(state: TaskState, fleet: Fleet | None) -> tuple[str, ...]:
+    """Return the rungs on which a task may start now, the best first."""
+    ladder = plan_ladder(state.task, fleet)
+    if state.rung in ladder.rungs and (state.is_active or state.open or state.spoken):
+        return (state.rung,)
+    rungs = ladder.above(state.climbed) or ladder.rungs[-1:]
+    at_home = [rung for rung in rungs if not is_away(rung, fleet)]
+    if not at_home:
+        return rungs[:1]
+    return tuple(at_home if ladder.is_written else at_home[::-1])
+
+
+def place_task(state: TaskState, fleet: Fleet | None) -> tuple[TaskSpec, Fleet | None]:
+    """Return a task as it is done on its rung, and the fleet that serves it there."""
+    if state.rung == LOGIN:
+        return replace(state.task, model=None), None
+    if state.rung and not state.task.agent:
+        return replace(state.task, model=state.rung), fleet
+    return state.task, fleet
+
+
+# What another model may do better. Of the other causes, such as a program that is missing, none
+# would.
+CLIMBING_CAUSES = ("check", "diff", "coder", "deadline", "stalled", "too-large")
+
+
+def plan_climb(state: TaskState, ruling: Ruling, fleet: Fleet | None, *,
+               away_left: int) -> Ruling:
+    """Return the ruling on a try that has failed: the task moves up where it can.
+
+    `away_left` is how many tasks may still leave the house today.
+    """
+    is_final = ruling.to in ("failed", "parked") or ruling.cause != "stalled"
+    if ruling.cause not in CLIMBING_CAUSES or not is_final:
+        return ruling
+    failed = state.rung or plan_rungs(state, fleet)[0]
+    rungs = plan_ladder(state.task, fleet).above((*state.climbed, failed))
+    if not rungs:
+        return ruling
+    leaves = not is_away(failed, fleet) and all(is_away(rung, fleet) for rung in rungs)
+    if leaves and away_left < 1:
+        return replace(ruling, reason=f"{ruling.reason}; `cloud_limit` keeps it off "
+                       f"{rungs[0]} today")
+    return replace(ruling, to="waiting", climbs=failed, leaves=leaves)
+
+
+CLIMBED_PROMPT = (
+    "Another model has worked on this task in this worktree, and has not finished it. Its "
+    "changes are in the files; `git diff {base}` shows them. Keep what is good and finish the "
+    "task.\n\n{words}")
+
+
+def tell_climbed(state: TaskState, ruling: Ruling) -> str:
+    """Return what the next model is told of the work of the one before."""
+    words = ruling.feedback or f"It ended: {ruling.reason}."
+    return CLIMBED_PROMPT.format(base=state.base[:12], words=words)
+
+
+def describe_homes(done: Iterable[tuple[bool, str]], total: int) -> str:
+    """Return where tasks were done: at home, after moving up, by a person's login.
+
+    `done` has for each task that is done whether it moved up, and where it ended.
+    """
+    places: dict[str, int] = {}
+    stayed = by_login = 0
+    for has_moved, where in done:
+        if where == LOGIN:
+            by_login += 1
+        elif has_moved:
+            places[where] = places.get(where, 0) + 1
+        else:
+            stayed += 1
+    words = [f"{stayed} of {total} done at home"]
+    words += [f"{count} after moving up to {where}" for where, count in places.items()]
+    if by_login:
+        words.append(f"{by_login} by your login")
+    return ", ".join(words) + "."
+
+
+# == tasks/next.py, from line 19 ==============================================
+#
+# Which task starts, what the others wait for, which agent is stalled.
+
+class Limits(Record):
+    """How much may happen at the same time, and where nothing can."""
+
+    slots: Mapping[str, int]  # by alias; an alias that is not there has no limit
+    most: int
+    resting: Mapping[str, str] = {}  # by alias: why
+    rungs: Mapping[str, tuple[str, ...]] = {}  # by task: where it works, or may start
+
+    def rungs_of(self, name: str) -> tuple[str, ...]:
+        """Return the aliases on which a task may start, the best first."""
+        return self.rungs.get(name, ("",))
+
+    def alias_of(self, name: str) -> str:
+        """Return the alias on which a task works, or would rather start."""
+        return self.rungs_of(name)[0]
+
+    def room_on(self, rung: str, busy: Mapping[str, int]) -> int:
+        """Return how many more tasks can start on a rung."""
+        if rung in self.resting:
+            return 0
+        return self.slots.get(rung, self.most) - busy.get(rung, 0)
+
+
+def count_busy(states: Mapping[str, TaskState], limits: Limits) -> dict[str, int]:
+    """Return how many places are taken, by alias."""
+    busy: dict[str, int] = {}
+    for state in states.values():
+        if state.is_at_work:
+            alias = limits.alias_of(state.name)
+            busy[alias] = busy.get(alias, 0) + 1
+    return busy
+
+
+def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float
+                ) -> dict[str, str]:
+    """Return {waiting task that starts now: its rung}: high priority first, then the oldest.
+
+    Each takes the best of its rungs that has a free slot. Before what is new comes a try
+    that goes on, such as one that was just answered; behind it what has failed.
+    """
+    busy = count_busy(states, limits)
+    room = limits.most - sum(busy.values())
+    ready = [state for state in states.values()
+             if state.state == "waiting" and state.until <= now]
+    ready.sort(key=lambda state: (-state.task.priority, not state.open,
+                                  state.at if state.spoken else 0.0, state.order))
+    starts: dict[str, str] = {}
+    for state in ready:
+        if len(starts) >= room:
+            break
+        free = [rung for rung in limits.rungs_of(state.name) if limits.room_on(rung, busy) > 0]
+        if free and not blockers_of(state, states):
+            busy[free[0]] = busy.get(free[0], 0) + 1
+            starts[state.name] = free[0]
+    return starts
+
+
+def blockers_of(state: TaskState, states: Mapping[str, TaskState]) -> list[str]:
+    """Return the tasks that must be done before this one, and are not."""
+    names = dependencies_of(state.task, states)
+    return [name for name in names if name not in states or states[name].state != "done"]
+
+
+def dependencies_of(task: TaskSpec, states: Mapping[str, TaskState]) -> tuple[str, ...]:
+    """Return the tasks that `after` names; the name of a group stands for all its twins."""
+    return expand_names(task.after, {name: state.task for name, state in states.items()})
+
+
+def explain_wait(state: TaskState, states: Mapping[str, TaskState], limits: Limits,
+                 now: float) -> str:
+    """Return what a waiting task waits for."""
+    blockers = blockers_of(state, states)
+    if blockers:
+        ended = {one.name: f"{one.name} ({one.state})" for one in states.values()
+                 if one.is_over}
+        return "for " + some_of([ended.get(name, name) for name in blockers], 3)
+    if state.until > now:
+        text = f"for its next try in {state.until - now:.0f} s"
+        return f"{text}: {state.reason}" if state.reason else text
+    rungs = limits.rungs_of(state.name)
+    awake = [rung for rung in rungs if rung not in limits.resting]
+    if not awake:
+        return f"{rungs[0]}: {limits.resting[rungs[0]]}"
+    busy = count_busy(states, limits)
+    slots = sum(limits.slots.get(rung, limits.most) for rung in awake)
+    if slots <= limits.most and all(limits.room_on(rung, busy) < 1 for rung in awake):
+        asking = [f"; {one.name} asks: subagent-fleet task answer {one.name}"
+                  for one in states.values() if one.state == "asking" and one.is_at_work
+                  and limits.alias_of(one.name) in awake]
+        who = join_words(awake, "or") if awake != [""] else "its coder"
+        return "".join([f"for a slot of {who} ({slots} of {slots} in use)", *asking[:1]])
+    if sum(busy.values()) >= limits.most:
+        return f"for one of {limits.most} places"
+    return "to start"
+
+
+INIT_SECONDS = 60.0
+HEARTBEAT_SECONDS = 90.0  # Claude Code says every 30 s that a command runs
+LEAST_HEARTBEATS = 0.5  # of that: a shorter `stall` would end commands that do run
+COMMAND_SECONDS = 660.0  # its own limit for a command is 600
+ASK_SECONDS, ASK_AWAITED_SECONDS = 300.0, 15.0
+
+
+def find_stall(task: TaskSpec, heard: Heard, view: str, timeout: float,
+               now: float) -> str:
+    """Return how a running agent has got stuck, or an empty string.
+
+    `timeout` is of the model's machine; 0: none of this fleet. `view` is what the gateway
+    says of its session: waiting, working, idle, or unknown.
+    """
+    silent, stands = now - heard.last, now - heard.since
+    if heard.phase in ("asking", "settled"):
+        return ""
+    if not task.talks:
+        return f"no output for {silent:.0f} s" if silent > task.stall else ""
+    if heard.phase == "silent":
+        return f"no sign of life for {stands:.0f} s" if stands > INIT_SECONDS else ""
+    if heard.repeats >= LOOPS_STALLED:
+        return f"the same call {heard.repeats} times in a row"
+    if view == "waiting":
+        return ""
+    if heard.phase == "tool":
+        return _find_tool_stall(task, heard, view, now)
+    limit = 2 * timeout
+    if view == "idle" or not timeout:
+        limit = float(task.stall)
+    # While it writes, each piece of its answer is a sign of life, however long it takes. Before,
+    # pings are none where the gateway says what it does.
+    is_heard = view == "unknown" or heard.phase != "requesting"
+    quiet = silent if is_heard else stands
+    if quiet > limit:
+        return f"no answer from the model for {quiet:.0f} s"
+    return ""
+
+
+def _find_tool_stall(task: TaskSpec, heard: Heard, view: str, now: float) -> str:
+    """Return how an agent has got stuck in a tool call."""
+    if view == "working" or not heard.calls:  # a subagent's request
+        return ""
+    call = list(heard.calls.values())[-1]
+    silent = now - heard.last
+    if call.tool != "Bash":
+        return f"{call.tool} silent for {silent:.0f} s" if silent > task.stall else ""
+    if silent > max(min(task.stall, HEARTBEAT_SECONDS), LEAST_HEARTBEATS * HEARTBEAT_SECONDS):
+        return f"a command without a sign of life for {silent:.0f} s"
+    if now - call.since > COMMAND_SECONDS:
+        return f"a command running for {now - call.since:.0f} s"
+    return ""
+
+
 # == tasks/rows.py, from line 18 ==============================================
 #
 # What is shown of tasks: for `tasks`, the dashboard and `trace` alike.
@@ -17983,7 +18178,9 @@ class TaskRow(Record):
     files: int
     plus: int
     minus: int
-    where: str  # the machine, or the alias
+    where: str  # the machine, or the alias; of a task that has moved up, each
+    rung: str
+    climbed: tuple[str, ...]
     memory_mb: int
     cpu_percent: float
     processes: int
@@ -18023,11 +18220,13 @@ def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
 def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     """Return what is shown of one task."""
     heard = sight.heard.get(state.name, Heard())
-    alias = sight.limits.aliases.get(state.name, "")
+    alias = sight.limits.alias_of(state.name)
     served = sight.served.get(state.session)
     place = ""
     if state.is_active:
         place = served.node if served and served.node else alias
+    if state.climbed:
+        place = " → ".join([*state.climbed, place or state.rung or alias])
     context = None
     window = sight.windows.get(alias)
     tokens = served.input_tokens if served else heard.context
@@ -18046,7 +18245,7 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
         state.name, state.task.group, state.state, f"{tried}/{tries}",
         sight.now - state.at, state.total_at(sight.now) if state.tried else 0.0,
         sight.now - heard.last if heard.last else None, _describe_task(state, heard, sight),
-        context, files, plus, minus, place,
+        context, files, plus, minus, place, state.rung, state.climbed,
         int(memory), round(cpu, 1), len(loads), suggest_task_step(state), state.session,
         state.branch, state.worktree if state.git else "", state.task.agent or "", alias,
         state.reason, state.cause)
@@ -18095,7 +18294,7 @@ def suggest_retry(states: Mapping[str, TaskState]) -> str:
 
 # By its cause: the log that says why a task was parked. Of the others nothing was started.
 LOGGED = {"check": " check", "setup-failed": " setup", "lost": " stderr", "coder": " stderr",
-          "api": ""}
+          "api": "", "too-large": ""}
 
 
 def suggest_task_step(state: TaskState) -> str:
@@ -18276,6 +18475,10 @@ class Folder:
         """Keep the state of a task."""
         self.write({"schema": "subagent-fleet/task/2", **freeze(state)}, "tasks", state.name,
                    "state.json")
+
+    def read_receipt(self, state: TaskState, number: int | None = None) -> dict[str, Any]:
+        """Return the receipt of a try, of the last one unless given; empty: there is none."""
+        return self._read("tasks", state.name, str(number or state.tried), "receipt.json")
 
     def read_orders(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (file, order) of what other commands have asked for, the oldest first."""
@@ -19144,6 +19347,7 @@ class Backing(Record):
     tell: Callable[[str, str, str], object] = lambda name, word, text: None
     serve: Callable[[], object] = lambda: None  # sees that a gateway answers
     start_coder: Callable[[str], Start] = lambda name: Start((), {})  # on the fleet
+    cloud_limit: int = 3  # tasks a day that may move up to what leaves the house
     most: int = 0  # agents at the same time; 0: as the fleet and the memory allow
     worktrees: str = ""
     notify: tuple[str, ...] | str | None = None
@@ -19522,7 +19726,7 @@ def tree_of(folder: Folder, name: str, variable: str) -> ProcessTree:
                        inherited=folder.of_task(name, inherited))
 
 
-# == runs/keeper.py, from line 29 =============================================
+# == runs/keeper.py, from line 31 =============================================
 #
 # The tasks of a repository: their states, and who is told.
 
@@ -19661,7 +19865,13 @@ class TaskKeeper:
 
     def alias_of(self, name: str) -> str:
         """Return the alias that a task's requests ask for."""
-        return plan_alias(self.tasks[name].task, self.backing.fleet)
+        return plan_alias(*place_task(self.tasks[name], self.backing.fleet))
+
+    def count_away_left(self) -> int:
+        """Return how many tasks may still move up to what leaves the house, today."""
+        since = self._world.now() - UNIT_SECONDS["d"]
+        used = sum(state.left_at > since for state in list(self.tasks.values()))
+        return self.backing.cloud_limit - used
 
     def _look_at_gateway(self) -> Mapping[str, Any]:
         """Return what the gateway says of itself, not older than a few seconds."""
@@ -20041,7 +20251,7 @@ class TaskPlace(TaskDesk):
         self._remember(check_git=git)
 
 
-# == runs/task_agent.py, from line 52 =========================================
+# == runs/task_agent.py, from line 54 =========================================
 #
 # A task on its way: its agent, started and heard.
 
@@ -20103,11 +20313,12 @@ class TaskAgent(TaskPlace):
 
     def _plan_launch(self, state: TaskState, hold: Hold) -> Launch:
         """Return how the agent of a task is started."""
-        task, path = state.task, self._file
+        path = self._file
+        task, fleet = place_task(state, self._backing.fleet)
         program = self._world.which(task.program) or task.program
         if task.talks:
             environ, settings = plan_task_session(task, self._world.environ,
-                                                  self._backing.fleet, self._backing.key)
+                                                  fleet, self._backing.key)
             # The key is in it, which an argument would show to everybody.
             self._world.replace_files(
                 [(path("settings.json"), json.dumps(settings).encode("ascii"), 0o600)])
@@ -20116,7 +20327,7 @@ class TaskAgent(TaskPlace):
                     "--permission-prompt-tool", "stdio", "--permission-mode",
                     "bypassPermissions" if task.permission == "bypass" else "default",
                     "--resume" if state.spoken else "--session-id", state.session,
-                    *plan_claude(task, self._backing.fleet),
+                    *plan_claude(task, fleet),
                     "--settings", path("settings.json")]
         else:
             words, environ = self._plan_coder(task)
@@ -20142,6 +20353,8 @@ class TaskAgent(TaskPlace):
         who = state.task.program
         if state.task.talks:
             who = state.task.agent or self._supervisor.alias_of(self.name) or "Claude Code"
+            if state.rung == LOGIN:
+                who = "your own login"
         nodes = [f"{model.node} ({model.ollama_model})"
                  for model in self._supervisor.models_of(self.name)]
         where = f", planned for {' or '.join(nodes)}" if nodes else ""  # another may answer
@@ -20295,7 +20508,7 @@ class TaskAgent(TaskPlace):
                       cause="stalled")
 
 
-# == runs/task.py, from line 55 ===============================================
+# == runs/task.py, from line 56 ===============================================
 #
 # One task, from its worktree to its branch.
 
@@ -20382,7 +20595,8 @@ class TaskWork(TaskAgent):
             self._go_on(ruling, work)
         if ruling.to in ("done", "review"):
             self._settle(work)
-        self._close(ruling, "api_error" if ruling.cause == "api" else "result", work)
+        is_refused = ruling.cause in ("api", "too-large")
+        self._close(ruling, "api_error" if is_refused else "result", work)
 
     # -- ends --
 
@@ -20456,7 +20670,8 @@ class TaskWork(TaskAgent):
     def _judge_api_error(self, kind: str, result: Mapping[str, Any]) -> Ruling:
         text = clean_line(str(result.get("result") or result.get("errors") or ""))[:200]
         if result.get("terminal_reason") == PROMPT_TOO_LONG:
-            text = f"too large for the model, split it: {text}"
+            return Ruling("parked", f"too large for the model, split it: {text}",
+                          cause="too-large")
         # It says no status of this, and waiting does not help.
         if "Please run /login" in text:
             text += ("; type /login in `claude`, then subagent-fleet task retry "
@@ -20557,11 +20772,19 @@ class TaskWork(TaskAgent):
             work = replace(work, notes=note_surroundings(
                 self._main, read_surroundings(self._folder, state).get("around"), branches))
 
+        ruling = plan_climb(state, ruling, self._backing.fleet,
+                            away_left=self._supervisor.count_away_left())
         receipt = self._write_receipt(state, ruling, ended, work)
         self._write(ruling.to, **self._after(state, ruling, ended), reason=ruling.reason,
                     cause=ruling.cause)
+        self._tell_end(ruling, receipt, work)
+
+    def _tell_end(self, ruling: Ruling, receipt: Mapping[str, Any], work: WorkDone) -> None:
+        """Say what a try has come to."""
         word, text = ruling.to, ruling.reason
-        if word == "waiting":
+        if ruling.climbs:
+            word, text = "moves up", f"from {ruling.climbs}: {text}"
+        elif word == "waiting":
             word, text = "waits", f"for its next try: {text}"
         elif word in ("done", "review"):
             text = self._sum_up(receipt)
@@ -20607,6 +20830,11 @@ class TaskWork(TaskAgent):
         if ruling.to != "waiting":
             return {**usual, "open": False, "lost": 0}
         usual["wanted"] = self.state.wanted  # asked since: `stop` means the next try, too
+        if ruling.climbs:  # another model has no memory of this session
+            return {**usual, "open": False, "lost": 0, "failures": 0, "api_errors": 0,
+                    "rung": "", "climbed": (*state.climbed, ruling.climbs), "spoken": False,
+                    "left_at": now if ruling.leaves else state.left_at,
+                    "prompt": tell_climbed(state, ruling)}
         if ended == "stalled":
             return {**usual, "stalls": state.stalls + 1, "prompt": CONTINUE_PROMPT}
         if ruling.cause == "api":
@@ -20632,7 +20860,7 @@ class TaskWork(TaskAgent):
         return ", ".join(words)
 
 
-# == runs/supervisor.py, from line 47 =========================================
+# == runs/supervisor.py, from line 48 =========================================
 #
 # All tasks of a repository: threads, the lock, orders.
 
@@ -20674,7 +20902,7 @@ def find_limits(world: World, backing: Backing, tasks: Mapping[str, TaskState],
     return Limits(slots, most, {
         alias: f"no machine answers, next try in {min(seconds):.0f} s"
         for alias, seconds in rests.items() if all(seconds)},
-        {name: plan_alias(state.task, backing.fleet) for name, state in tasks.items()})
+        {name: plan_rungs(state, backing.fleet) for name, state in tasks.items()})
 
 
 def base_of(task: TaskSpec, folder: Folder, where: str = "") -> str:
@@ -20807,11 +21035,11 @@ class Supervisor(TaskKeeper):
         limits = find_limits(self._world, self.backing, self.tasks, self._look_at_gateway())
         now = self._world.now()
         starts = plan_starts(states, limits, now)
-        for name in starts:
+        for name, rung in starts.items():
             self._told.discard(name)
             with self.changed:  # a thread that ends may just give it to a person
                 if self.tasks[name].state == "waiting":
-                    self.remember(name, state="preparing")
+                    self.remember(name, state="preparing", rung=rung)
                     self._begin(name)
         for state in waiting[:20]:
             name = state.name
@@ -20904,7 +21132,8 @@ class Supervisor(TaskKeeper):
             return
         if plan is None:
             return
-        self.backing = replace(self.backing, most=plan.file.max or self.backing.most)
+        self.backing = replace(self.backing, most=plan.file.max or self.backing.most,
+                               cloud_limit=plan.file.cloud_limit)
         for name, task in plan.tasks.items():
             if self._only is not None and name not in self.tasks:
                 continue  # nobody asked for it
@@ -21911,7 +22140,7 @@ def find_outcome(state: TaskState, receipt: Mapping[str, Any], examinee: Examine
         return "passed"  # so far: its check decides
     if state.state == "stopped":
         return "asked"
-    if state.cause == "api" and state.reason.startswith("too large"):
+    if state.cause == "too-large":
         return "context"
     return state.cause if state.state == "failed" else state.reason
 
@@ -25489,7 +25718,7 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, carried:
     return EXIT_PROBLEM if carried.left else EXIT_OK
 
 
-# == work/run_words.py, from line 34 ==========================================
+# == work/run_words.py, from line 36 ==========================================
 #
 # What `run` says: what starts, what happens, what comes next.
 
@@ -25565,7 +25794,7 @@ def tell_starts(job: RunJob) -> None:
     wait = "waits" if len(held) == 1 else "wait"
     text = f"{count_of(starts, 'task')} {start} now; {len(held)} {wait} {why}."
     fleet = job.backing.fleet
-    aliases = {sight.limits.aliases.get(state.name, "") for state in held}
+    aliases = {rung for state in held for rung in sight.limits.rungs_of(state.name)}
     if fleet and len(aliases) == 1 and not any(state.task.agent for state in held):
         used = {model.node for model in fleet.models.values() if model.alias in aliases}
         others = [f"`--agent {name}` ({fleet.models[agent.model].node})"
@@ -25599,6 +25828,25 @@ def suggest_next(jobs: Sequence[RunJob], meant: Sequence[Mapping[str, TaskState]
     return lines
 
 
+def tell_homes(job: RunJob, tasks: Mapping[str, TaskState]) -> str:
+    """Return where tasks with a ladder were done, as their receipts say; or nothing."""
+    fleet = job.backing.fleet
+    meant = [state for state in tasks.values()
+             if state.tried and len(plan_ladder(state.task, fleet).rungs) > 1]
+    if not fleet or not meant:
+        return ""
+    done = []
+    for state in meant:
+        if state.state == "done":
+            receipt = job.folder.read_receipt(state)
+            rung = str(receipt.get("rung") or "")
+            served = max(receipt.get("served") or [{}],
+                         key=lambda row: int(row.get("requests") or 0))
+            node = str(served.get("node") or rung)
+            done.append((bool(receipt.get("climbed")), rung if rung == LOGIN else node))
+    return describe_homes(done, len(meant))
+
+
 def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> int:
     """Say what has become of the tasks, and what to type next; return the exit status."""
     meant = [job.find_meant() for job in jobs]
@@ -25607,7 +25855,9 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
     idle = "Nothing to do: " if shown and all(is_idle for _, is_idle in meant) else ""
     advice = suggest_after_stop(jobs) if stops else suggest_next(jobs, [one for one, _ in meant])
-    lines = [f"{'' if stops else idle}{counts or 'No tasks'}.", *filter(None, advice)]
+    homes = [tell_homes(job, tasks) for job, (tasks, _) in zip(jobs, meant)]
+    lines = [f"{'' if stops else idle}{counts or 'No tasks'}.", *filter(None, homes),
+             *filter(None, advice)]
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
@@ -25666,7 +25916,7 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
     world, fleet, file = folder.world, known.fleet, known.plan.file
     backing = replace(
         plan_backing(fleet, options, folder), most=options.most or file.max or 0,
-        notify=file.notify, worktrees=file.worktrees or "",
+        cloud_limit=file.cloud_limit, notify=file.notify, worktrees=file.worktrees or "",
         tell=tell_events(folder, {*known.states, *tasks}, options),
         reload=watch_tasks(world, known.path, fleet, file.max, options))
     if options.dry_run:
@@ -29102,7 +29352,7 @@ def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
         return False
 
 
-# == commands/tasks.py, from line 45 ==========================================
+# == commands/tasks.py, from line 43 ==========================================
 #
 # `tasks`: how tasks stand.
 
@@ -29181,8 +29431,7 @@ def show_task(folder: Folder, name: str, options: Namespace) -> None:
     row = plan_task_row(state, sight)
     keys = list_keys(folder, state, options)
     tries = [receipt for receipt in (
-        parse_object(world.read_part(folder.of_try(state, "receipt.json", number), 0,
-                                     OUTPUT_PART_BYTES))
+        folder.read_receipt(state, number)
         for number in range(state.first + 1, state.tried + 1)) if receipt]
     if options.json:
         print_report(world, "tasks", {**vars(row), "tries": tries, "keys": [
@@ -29234,6 +29483,8 @@ def describe_try(receipt: Mapping[str, Any]) -> str:
     """Return in one line what a try came to."""
     words = [f"{receipt.get('verdict')}: {receipt.get('reason')}".removesuffix(": "),
              f"ended by {receipt.get('ended')}"]
+    if receipt.get("rung"):
+        words.append(f"on {receipt['rung']}")
     code, rounds = receipt.get("exit_code"), (receipt.get("check") or {}).get("rounds")
     if code is not None:
         words.append(f"exit code {code}")
@@ -29462,7 +29713,7 @@ def cmd_task_forget(options: Namespace, world: World) -> int:
     return order_tasks("forget", options, world)
 
 
-# == commands/task_attach.py, from line 28 ====================================
+# == commands/task_attach.py, from line 29 ====================================
 #
 # `task attach`: talk to a task's agent.
 
@@ -29500,11 +29751,12 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
                              "ended in time", fix=f"subagent-fleet task stop {name}")
         main = git_of(folder)
         before = store_tree(git, main, state.copies, None)
-        environ, settings = plan_task_session(state.task, world.environ, fleet, key)
+        task, fleet = place_task(state, fleet)
+        environ, settings = plan_task_session(task, world.environ, fleet, key)
         try:
             with claude_settings(world, settings) as shown:
                 words = [program, "--resume", state.session, "--permission-mode", "manual",
-                         *plan_claude(state.task, fleet), *shown]
+                         *plan_claude(task, fleet), *shown]
                 return world.run(words, environ, directory=state.worktree)
         finally:
             changed = store_tree(git, main, state.copies, None) != before
@@ -30795,6 +31047,15 @@ subagent-fleet task tidy
   old ones: `git for-each-ref refs/subagent-fleet` and `git update-ref -d REF`.
 - Edit tasks.yaml while `run` works: new tasks start, waiting ones take their new words (where
   `run` was given tasks, only those). `run --max N` in another terminal changes how many work.
+- **Which model**: `agent:` or `model:` names it. With neither and a check, every model at
+  home that calls tools takes part, the strongest free one first: the check decides, and what
+  fails on a weaker model moves up. With neither and no check: the main model alone.
+- `models: [small-coder, heavy-coder, login]` is a ladder: a task begins on the first that is
+  free and moves up when its check fails there with its rounds over, when it is stuck twice, or
+  when its prompt is too long. The next model gets the same worktree, the same changes and what
+  the check printed. `login` is the coder's own login, without your fleet. What leaves your
+  house is used only if it is written here, only after a failure at home, and at most for
+  `cloud_limit` tasks a day (default 3). `run` ends with where the tasks were done.
 - `times: 3` makes `NAME-a`, `NAME-b`, `NAME-c` of one prompt, to choose from: `tasks` lists
   finished and small ones first.
 - `coder:` names another program: `codex`, `opencode`, `aider` or `qwen`, or any command as a
@@ -30906,9 +31167,10 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   `tasks` (`name`, `group`, `state`: waiting, preparing, starting, running, asking, checking,
   attached, done, review, failed, stopped or parked, `attempt`, `seconds` in that state,
   `total` seconds of all tries, `idle`, `now`, `context` in percent, `files`, `plus`, `minus`,
-  `where`, `memory_mb`, `cpu_percent`, `processes`, `fix`, `session`, `branch`, `worktree`,
-  `agent`, `alias`, `reason`, `cause`: check, diff, scope, deadline, stalled, lost, api, coder
-  or the id of an error); with `--all` a list of such objects under `repositories`; with a
+  `where`, `rung`: the model's alias, or `login`, `climbed`: the rungs it has failed on,
+  `memory_mb`, `cpu_percent`, `processes`, `fix`, `session`, `branch`, `worktree`,
+  `agent`, `alias`, `reason`, `cause`: check, diff, scope, deadline, stalled, lost, api, too-large,
+  coder or the id of an error); with `--all` a list of such objects under `repositories`; with a
   name that task's fields, `keys` (`key`, `value`, `origin`), `tries`: its receipts
 - `task answer`: `questions` (`task`, `questions`: `question`, `choices`)
 - `task diff`: `task`, `base`, `after` (a ref or a tree), `files` (lines added, lines removed,

@@ -2,6 +2,7 @@
 """A client that speaks Claude Code's stream-json as recorded from 2.1.327, and does what it is told.
 
 Each line of a prompt that begins with `@` is a step: run, write, ask, wait, say, hang, die, …
+`@on MODEL STEP` is for one model alone.
 """
 import json
 import os
@@ -106,6 +107,9 @@ def act(step, rest):
         result("API Error", is_error=True, terminal_reason=rest.split()[0],
                api_error_status=int(rest.split()[1]) or None)
         return False
+    elif step == "on":  # only with this model
+        model, _, rest = rest.partition(" ")
+        return value("--model") != model or act(*rest.partition(" ")[::2])
     elif step == "once" and not os.path.exists(".once"):
         write(".once", "")
         return act(*rest.partition(" ")[::2])

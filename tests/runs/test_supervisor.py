@@ -1031,3 +1031,69 @@ def test_what_cannot_be_kept_or_run_parks_with_its_cause_and_loses_nothing(rig, 
     if rig.tree("a").exists() and cause not in ("coder-missing", "check-missing"):
         assert not sf.tidy_task(rig.folder, state).removes or cause in (
             "branch-moved", "copy-committed"), cause
+
+
+# -- the ladder --
+
+SMALL, HEAVY = "claude-haiku-local", "claude-sonnet-local"
+LADDER = {"models": ("small-coder", "heavy-coder"), "check": "test -s done.txt", "rounds": 1}
+
+
+def ladder_receipts(rig, name="t"):
+    return [rig.receipt(name, number) for number in range(1, rig.tasks()[name].tried + 1)]
+
+
+def test_a_task_moves_up_when_its_check_fails_with_its_rounds_over(task_rig):
+    task_rig.add("t", f"@write seen.txt by\n@on {HEAVY} write done.txt ok", **LADDER)
+    task_rig.work()
+    state = task_rig.tasks()["t"]
+    assert (state.state, state.rung, state.climbed) == ("done", HEAVY, (SMALL,))
+    first, second = ladder_receipts(task_rig)
+    assert (first["rung"], first["check"]["rounds"], first["verdict"]) == (SMALL, [1, 1], "waiting")
+    assert (second["rung"], second["climbed"], second["verdict"]) == (HEAVY, [SMALL], "done")
+    # The same place: what the first has left is there; and the second is told what was wrong.
+    seen = task_rig.git("show", "run/t:seen.txt").splitlines()
+    assert len(seen) > 1
+    sessions = [path.read_text() for path in (task_rig.home / "sessions").iterdir()
+                if path.suffix == ""]
+    told = [text for text in sessions if "Another model has worked on this task" in text]
+    assert len(told) == 1 and "The check of this task failed (exit 1)" in told[0]
+    assert told[0].startswith("@write seen.txt by")  # a new session gets the whole task
+    assert ("t", "moves up", f"from {SMALL}: check failed (exit 1)") in task_rig.said
+
+
+@pytest.mark.slow
+def test_a_task_moves_up_that_is_too_large_or_gets_stuck_twice(task_rig, monkeypatch):
+    find = sf.find_stall
+    monkeypatch.setattr(sf, "find_stall", lambda task, heard, view, timeout, now: find(
+        task, heard, "idle", timeout, now))
+    task_rig.add("large", f"@on {SMALL} error prompt_too_long 400\n@write done.txt ok", **LADDER)
+    task_rig.work()
+    monkeypatch.setattr(sf, "CONTINUE_PROMPT", f"@on {SMALL} hang")
+    task_rig.add("stuck", f"@on {SMALL} hang\n@write done.txt ok", stall=1, **LADDER)
+    task_rig.work()
+    assert task_rig.states() == {"large": "done", "stuck": "done"}
+    assert ladder_receipts(task_rig, "large")[0]["cause"] == "too-large"
+    assert ladder_receipts(task_rig, "stuck")[0]["cause"] == "stalled"
+
+
+def test_the_coders_own_login_gets_nothing_of_the_fleet(task_rig):
+    task_rig.add("t", "@run env >env.txt\n@write done.txt ok", **{**LADDER, "models": ("login",)})
+    task_rig.work()
+    assert task_rig.states() == {"t": "done"}
+    assert "ANTHROPIC" not in task_rig.git("show", "run/t:env.txt")
+    task_rig.add("u", "@run env >env.txt\n@write done.txt ok", **LADDER)
+    task_rig.work()
+    assert "ANTHROPIC_BASE_URL" in task_rig.git("show", "run/u:env.txt")  # it would be seen
+
+
+def test_so_many_tasks_a_day_leave_the_house_and_no_more(task_rig):
+    for name in ("a", "b", "c"):
+        task_rig.add(name, "@on claude-haiku-local write x x",
+                     **{**LADDER, "models": ("small-coder", "login"), "tries": 1, "rounds": 0})
+    task_rig.work(cloud_limit=2)
+    states = task_rig.tasks()
+    assert sum(state.rung == "login" for state in states.values()) == 2
+    [kept] = [state for state in states.values() if state.rung != "login"]
+    assert (kept.state, kept.reason) == (
+        "failed", "check failed (exit 1); `cloud_limit` keeps it off login today")

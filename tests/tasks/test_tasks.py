@@ -425,8 +425,8 @@ def states_of(*specs):
 
 
 def starts(states, aliases=None, slots=None, most=99, now=100.0, **more):
-    limits = sf.Limits(slots or {}, most, aliases=aliases or {}, **more)
-    return sf.plan_starts(states, limits, now)
+    rungs = {name: (alias,) for name, alias in (aliases or {}).items()}
+    return [*sf.plan_starts(states, sf.Limits(slots or {}, most, rungs=rungs, **more), now)]
 
 
 def test_what_starts_is_ready_has_a_slot_and_comes_first():
@@ -468,13 +468,13 @@ def test_a_try_that_goes_on_comes_before_what_is_new():
     (("b", "waiting"), "for a slot of big (2 of 2 in use)")])
 def test_why_a_task_waits_is_said(state, words):
     states = states_of(("a", "running"), ("a2", "checking"), ("bad", "failed"), state)
-    limits = sf.Limits({"big": 2}, 5, aliases=dict.fromkeys(states, "big"))
+    limits = sf.Limits({"big": 2}, 5, rungs=dict.fromkeys(states, ("big",)))
     assert sf.explain_wait(states["b"], states, limits, 100.0) == words
 
 
 def test_nothing_is_said_to_be_in_use_that_is_not():
     states = states_of(("b", "waiting"))
-    limits = sf.Limits({"big": 9}, 9, aliases={"b": "big"})
+    limits = sf.Limits({"big": 9}, 9, rungs={"b": ("big",)})
     assert sf.explain_wait(states["b"], states, limits, 1.0) == "to start"
     busy = states_of(("a", "running"), ("b", "waiting"))
     assert sf.explain_wait(busy["b"], busy, sf.Limits({}, 1), 1.0) == \

@@ -12,6 +12,7 @@ from fleet.runs.snapshot import store_tree
 from fleet.start.constants import EXIT_REFUSED
 from fleet.start.errors import FleetError
 from fleet.steps.claude_start import claude_settings
+from fleet.tasks.ladder import place_task
 from fleet.work.backing import end_serving, load_fleet_for_tasks, serve_for_tasks, workspace_of
 from fleet.work.orders import carry_out, tell_outcomes
 from fleet.work.shown import find_task
@@ -59,11 +60,12 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
                              "ended in time", fix=f"subagent-fleet task stop {name}")
         main = git_of(folder)
         before = store_tree(git, main, state.copies, None)
-        environ, settings = plan_task_session(state.task, world.environ, fleet, key)
+        task, fleet = place_task(state, fleet)
+        environ, settings = plan_task_session(task, world.environ, fleet, key)
         try:
             with claude_settings(world, settings) as shown:
                 words = [program, "--resume", state.session, "--permission-mode", "manual",
-                         *plan_claude(state.task, fleet), *shown]
+                         *plan_claude(task, fleet), *shown]
                 return world.run(words, environ, directory=state.worktree)
         finally:
             changed = store_tree(git, main, state.copies, None) != before

@@ -9,13 +9,11 @@ from fleet.cli.live import watch
 from fleet.cli.rows import CONFIG, JSON, OUT, SECONDS, WORK, Flag, command
 from fleet.cli.say import print_report
 from fleet.config.keys import FILE_KEYS
-from fleet.runs.folder import OUTPUT_PART_BYTES
 from fleet.start.constants import EXIT_OK
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.tasks.rows import plan_task_row, plan_task_rows, suggest_retry
 from fleet.tasks.state import TERMINAL_STATES, freeze
-from fleet.text.json import parse_object
 from fleet.text.phrases import count_of, show_span, some_of
 from fleet.text.tables import format_pairs, wrap_text
 from fleet.text.terminal import PLAIN, clean_line
@@ -117,8 +115,7 @@ def show_task(folder: Folder, name: str, options: Namespace) -> None:
     row = plan_task_row(state, sight)
     keys = list_keys(folder, state, options)
     tries = [receipt for receipt in (
-        parse_object(world.read_part(folder.of_try(state, "receipt.json", number), 0,
-                                     OUTPUT_PART_BYTES))
+        folder.read_receipt(state, number)
         for number in range(state.first + 1, state.tried + 1)) if receipt]
     if options.json:
         print_report(world, "tasks", {**vars(row), "tries": tries, "keys": [
@@ -170,6 +167,8 @@ def describe_try(receipt: Mapping[str, Any]) -> str:
     """Return in one line what a try came to."""
     words = [f"{receipt.get('verdict')}: {receipt.get('reason')}".removesuffix(": "),
              f"ended by {receipt.get('ended')}"]
+    if receipt.get("rung"):
+        words.append(f"on {receipt['rung']}")
     code, rounds = receipt.get("exit_code"), (receipt.get("check") or {}).get("rounds")
     if code is not None:
         words.append(f"exit code {code}")

@@ -11,7 +11,7 @@ from fleet.config.address import HOST_NAME, IPV6_ADDRESS, full_endpoint, split_e
 from fleet.config.node import NODE_KINDS
 from fleet.start.errors import FleetError
 from fleet.start.gate import LatePattern
-from fleet.start.record import Record
+from fleet.start.record import Record, replace
 from fleet.text.phrases import find_nearest, some_of
 from fleet.text.yaml_dump import dump_yaml, quote_yaml
 
@@ -162,8 +162,8 @@ TASK_NAME = "^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"  # a part of a branch and of a pa
 _SPAN = "^([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
 _GLOB = "^(?![/~!]|([^\\u0000]*/)?[.][.](/|$))[^\\u000a" + CONTROLS + "\\u0009]{1,256}$"
 REVISION = "^(?!-)[^\\u0000-\\u0020\\u007f~^:?*\\u005c\\u005b]{1,200}([~^][0-9]{0,4})*$"
-def _normal_coder(coder: str | list[str]) -> tuple[str, ...] | str:
-    return coder if isinstance(coder, str) else tuple(coder)
+def _normal_list(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 _COMMAND_LIST = {"type": "array", "items": {"type": "string"}}
@@ -241,13 +241,13 @@ RULES = {
     "coder": Rule(
         {"anyOf": [{"enum": [CLAUDE, *CODERS]}, _COMMAND_LIST]},
         some_of([f"`{name}`" for name in (CLAUDE, *CODERS)]) + ", or a command as a list",
-        CLAUDE, _normal_coder, slips=lambda text: [
+        CLAUDE, _normal_list, slips=lambda text: [
             *difflib.get_close_matches(text, (CLAUDE, *CODERS)),
             ["sh", "-c", text] if re.search("['\"|&;<>$`]", text)
             else re.split("[ ,]+", text.strip("[]"))]),
     "notice": Rule(
         {"anyOf": [{"type": "string", "pattern": PARAGRAPH}, _COMMAND_LIST]},
-        "a command, as text or as a list", ["notify-send"], _normal_coder),
+        "a command, as text or as a list", ["notify-send"], _normal_list),
     "span": Rule(
         {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 604800},
                    {"type": "string", "pattern": _SPAN}]},
@@ -260,7 +260,7 @@ RULES = {
     "tries": number_rule(1, 20, "a whole number, 1 to 20", 3),
     "rounds": number_rule(0, 20, "a whole number, 0 to 20", 3),
     "priority": number_rule(-1000, 1000, "a whole number, -1000 to 1000", 10),
-    "times": number_rule(1, 26, "a whole number, 1 to 26", 2),
+    "cloud limit": number_rule(0, 1000, "a whole number, 0 to 1000", 3),
 }
 RULES["references"] = list_rule("reference")
 RULES["tags"] = list_rule("tag")
@@ -269,6 +269,11 @@ RULES["targets"] = list_rule("target")
 RULES["task names"] = list_rule("task name")
 RULES["commands"] = list_rule("command")
 RULES["globs"] = list_rule("glob")
+RULES["rungs"] = list_rule("alias")
+_TIMES = number_rule(1, 26, "", 2)
+RULES["times"] = replace(
+    _TIMES, schema={"anyOf": [_TIMES.schema, {**RULES["rungs"].schema, "maxItems": 26}]},
+    words="a whole number, 1 to 26, or a list of models", normal=_normal_list)
 
 _SCHEMA_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),

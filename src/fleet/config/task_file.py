@@ -6,6 +6,8 @@ from fleet.config.sections import key
 from fleet.start.record import Record
 from fleet.text.phrases import some_of
 
+LOGIN = "login"  # in `models:`, the coder's own login instead of a model
+
 
 class TaskSpec(Record):
     """What a person wants done: by whom, from where, how to check it, what it may change."""
@@ -16,6 +18,9 @@ class TaskSpec(Record):
                                   "a file with the prompt, beside the task file", None)
     agent: str | None = key("agent name", "the agent of fleet.yaml that does it", None)
     model: str | None = key("alias", "or a model or alias of fleet.yaml", None)
+    models: tuple[str, ...] = key(
+        "rungs", "or several: it moves up to the next when its check fails; `login`: the "
+        "coder's own login; default, with a check: every model at home", ())
     coder: tuple[str, ...] | str = key(
         "coder", f"who does it: {some_of((CLAUDE, *CODERS))}, or a command as a list that "
         "reads the prompt on stdin", CLAUDE)
@@ -39,7 +44,9 @@ class TaskSpec(Record):
     tries: int = key("tries", "how often it is tried", 2)
     rounds: int = key("rounds", "how often a failed check is sent back to the agent", 3)
     priority: int = key("priority", "higher ones start first", 0)
-    times: int = key("times", "run it this many times, to choose from: NAME-a, NAME-b, …", 1)
+    times: tuple[str, ...] | int = key(
+        "times", "run it this many times, to choose from: NAME-a, NAME-b, …; or once on each "
+        "model of a list", 1)
     allow: tuple[str, ...] = key("tools", "Claude Code permission rules to grant", ("Bash",))
     permission: str = key("permission", "`bypass`: Claude Code asks for nothing", "default")
     sandbox: str = key("sandbox", "`required`: do not start without Claude Code's sandbox",
@@ -48,7 +55,7 @@ class TaskSpec(Record):
     @property
     def group(self) -> str:
         """The name it has in the task file: that of all its twins."""
-        return self.name[:-2] if self.times > 1 else self.name
+        return self.name if self.times == 1 else self.name[:-2]
 
     @property
     def talks(self) -> bool:
@@ -68,6 +75,8 @@ class TaskFile(Record):
     defaults: TaskSpec = key("defaults", "keys for every task that doesn't set them",
                              TaskSpec(""))
     max: int | None = key("parallel", "how many agents work at the same time, at most", None)
+    cloud_limit: int = key("cloud limit", "how many tasks a day may move up to a model that "
+                           "leaves your house", 3)
     worktrees: str | None = key("line", "where the worktrees are; default: "
                                 "~/.local/state/subagent-fleet/worktrees", None)
     notify: tuple[str, ...] | str | None = key(

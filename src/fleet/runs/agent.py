@@ -77,6 +77,7 @@ class Backing(Record):
     tell: Callable[[str, str, str], object] = lambda name, word, text: None
     serve: Callable[[], object] = lambda: None  # sees that a gateway answers
     start_coder: Callable[[str], Start] = lambda name: Start((), {})  # on the fleet
+    cloud_limit: int = 3  # tasks a day that may move up to what leaves the house
     most: int = 0  # agents at the same time; 0: as the fleet and the memory allow
     worktrees: str = ""
     notify: tuple[str, ...] | str | None = None

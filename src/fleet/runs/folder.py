@@ -183,6 +183,10 @@ class Folder:
         self.write({"schema": "subagent-fleet/task/2", **freeze(state)}, "tasks", state.name,
                    "state.json")
 
+    def read_receipt(self, state: TaskState, number: int | None = None) -> dict[str, Any]:
+        """Return the receipt of a try, of the last one unless given; empty: there is none."""
+        return self._read("tasks", state.name, str(number or state.tried), "receipt.json")
+
     def read_orders(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (file, order) of what other commands have asked for, the oldest first."""
         for name in self.world.names_in(self.place("inbox")):

@@ -6,11 +6,13 @@ import json
 import threading
 from typing import TYPE_CHECKING
 
+from fleet.config.rules import UNIT_SECONDS
 from fleet.runs.agent import TOLD_CHARACTERS, shell_words
 from fleet.runs.folder import Asleep
 from fleet.speech.claude_stream import tell_answers
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
+from fleet.tasks.ladder import place_task
 from fleet.tasks.spec import plan_alias
 from fleet.tasks.state import TERMINAL_STATES
 from fleet.world.child import Launch
@@ -161,7 +163,13 @@ class TaskKeeper:
 
     def alias_of(self, name: str) -> str:
         """Return the alias that a task's requests ask for."""
-        return plan_alias(self.tasks[name].task, self.backing.fleet)
+        return plan_alias(*place_task(self.tasks[name], self.backing.fleet))
+
+    def count_away_left(self) -> int:
+        """Return how many tasks may still move up to what leaves the house, today."""
+        since = self._world.now() - UNIT_SECONDS["d"]
+        used = sum(state.left_at > since for state in list(self.tasks.values()))
+        return self.backing.cloud_limit - used
 
     def _look_at_gateway(self) -> Mapping[str, Any]:
         """Return what the gateway says of itself, not older than a few seconds."""

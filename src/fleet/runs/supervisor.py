@@ -21,8 +21,9 @@ from fleet.runs.task import TaskWork
 from fleet.speech.claude_stream import CHANGED_PROMPT
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
+from fleet.tasks.ladder import plan_rungs
 from fleet.tasks.next import Limits, blockers_of, explain_wait, plan_starts
-from fleet.tasks.spec import find_name, is_another, plan_alias, plan_slots
+from fleet.tasks.spec import find_name, is_another, plan_slots
 from fleet.tasks.state import (
     TERMINAL_STATES,
     UNREADABLE,
@@ -82,7 +83,7 @@ def find_limits(world: World, backing: Backing, tasks: Mapping[str, TaskState],
     return Limits(slots, most, {
         alias: f"no machine answers, next try in {min(seconds):.0f} s"
         for alias, seconds in rests.items() if all(seconds)},
-        {name: plan_alias(state.task, backing.fleet) for name, state in tasks.items()})
+        {name: plan_rungs(state, backing.fleet) for name, state in tasks.items()})
 
 
 def base_of(task: TaskSpec, folder: Folder, where: str = "") -> str:
@@ -215,11 +216,11 @@ class Supervisor(TaskKeeper):
         limits = find_limits(self._world, self.backing, self.tasks, self._look_at_gateway())
         now = self._world.now()
         starts = plan_starts(states, limits, now)
-        for name in starts:
+        for name, rung in starts.items():
             self._told.discard(name)
             with self.changed:  # a thread that ends may just give it to a person
                 if self.tasks[name].state == "waiting":
-                    self.remember(name, state="preparing")
+                    self.remember(name, state="preparing", rung=rung)
                     self._begin(name)
         for state in waiting[:20]:
             name = state.name
@@ -312,7 +313,8 @@ class Supervisor(TaskKeeper):
             return
         if plan is None:
             return
-        self.backing = replace(self.backing, most=plan.file.max or self.backing.most)
+        self.backing = replace(self.backing, most=plan.file.max or self.backing.most,
+                               cloud_limit=plan.file.cloud_limit)
         for name, task in plan.tasks.items():
             if self._only is not None and name not in self.tasks:
                 continue  # nobody asked for it

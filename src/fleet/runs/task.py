@@ -39,6 +39,7 @@ from fleet.speech.claude_stream import (
 )
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
+from fleet.tasks.ladder import plan_climb, tell_climbed
 from fleet.tasks.state import API_ERRORS_LIMIT, API_WAIT_SECONDS, LOST_LIMIT, TRY_WAIT_SECONDS
 from fleet.tasks.verdict import Ruling, WorkDone, judge, plan_receipt, sum_served
 from fleet.text.phrases import count_of, show_span
@@ -135,7 +136,8 @@ class TaskWork(TaskAgent):
             self._go_on(ruling, work)
         if ruling.to in ("done", "review"):
             self._settle(work)
-        self._close(ruling, "api_error" if ruling.cause == "api" else "result", work)
+        is_refused = ruling.cause in ("api", "too-large")
+        self._close(ruling, "api_error" if is_refused else "result", work)
 
     # -- ends --
 
@@ -209,7 +211,8 @@ class TaskWork(TaskAgent):
     def _judge_api_error(self, kind: str, result: Mapping[str, Any]) -> Ruling:
         text = clean_line(str(result.get("result") or result.get("errors") or ""))[:200]
         if result.get("terminal_reason") == PROMPT_TOO_LONG:
-            text = f"too large for the model, split it: {text}"
+            return Ruling("parked", f"too large for the model, split it: {text}",
+                          cause="too-large")
         # It says no status of this, and waiting does not help.
         if "Please run /login" in text:
             text += ("; type /login in `claude`, then subagent-fleet task retry "
@@ -310,11 +313,19 @@ class TaskWork(TaskAgent):
             work = replace(work, notes=note_surroundings(
                 self._main, read_surroundings(self._folder, state).get("around"), branches))
 
+        ruling = plan_climb(state, ruling, self._backing.fleet,
+                            away_left=self._supervisor.count_away_left())
         receipt = self._write_receipt(state, ruling, ended, work)
         self._write(ruling.to, **self._after(state, ruling, ended), reason=ruling.reason,
                     cause=ruling.cause)
+        self._tell_end(ruling, receipt, work)
+
+    def _tell_end(self, ruling: Ruling, receipt: Mapping[str, Any], work: WorkDone) -> None:
+        """Say what a try has come to."""
         word, text = ruling.to, ruling.reason
-        if word == "waiting":
+        if ruling.climbs:
+            word, text = "moves up", f"from {ruling.climbs}: {text}"
+        elif word == "waiting":
             word, text = "waits", f"for its next try: {text}"
         elif word in ("done", "review"):
             text = self._sum_up(receipt)
@@ -360,6 +371,11 @@ class TaskWork(TaskAgent):
         if ruling.to != "waiting":
             return {**usual, "open": False, "lost": 0}
         usual["wanted"] = self.state.wanted  # asked since: `stop` means the next try, too
+        if ruling.climbs:  # another model has no memory of this session
+            return {**usual, "open": False, "lost": 0, "failures": 0, "api_errors": 0,
+                    "rung": "", "climbed": (*state.climbed, ruling.climbs), "spoken": False,
+                    "left_at": now if ruling.leaves else state.left_at,
+                    "prompt": tell_climbed(state, ruling)}
         if ended == "stalled":
             return {**usual, "stalls": state.stalls + 1, "prompt": CONTINUE_PROMPT}
         if ruling.cause == "api":

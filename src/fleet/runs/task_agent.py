@@ -6,6 +6,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from fleet.config.rules import CODERS
+from fleet.config.task_file import LOGIN
 from fleet.plan.environment import harness_environment
 from fleet.runs.agent import (
     CODER_SCRIPT,
@@ -32,6 +33,7 @@ from fleet.speech.claude_stream import (
     render_prompt_line,
 )
 from fleet.start.errors import FleetError
+from fleet.tasks.ladder import place_task
 from fleet.tasks.next import ASK_AWAITED_SECONDS, ASK_SECONDS, find_stall
 from fleet.tasks.scope import decide_request
 from fleet.tasks.state import plan_first_words
@@ -107,11 +109,12 @@ class TaskAgent(TaskPlace):
 
     def _plan_launch(self, state: TaskState, hold: Hold) -> Launch:
         """Return how the agent of a task is started."""
-        task, path = state.task, self._file
+        path = self._file
+        task, fleet = place_task(state, self._backing.fleet)
         program = self._world.which(task.program) or task.program
         if task.talks:
             environ, settings = plan_task_session(task, self._world.environ,
-                                                  self._backing.fleet, self._backing.key)
+                                                  fleet, self._backing.key)
             # The key is in it, which an argument would show to everybody.
             self._world.replace_files(
                 [(path("settings.json"), json.dumps(settings).encode("ascii"), 0o600)])
@@ -120,7 +123,7 @@ class TaskAgent(TaskPlace):
                     "--permission-prompt-tool", "stdio", "--permission-mode",
                     "bypassPermissions" if task.permission == "bypass" else "default",
                     "--resume" if state.spoken else "--session-id", state.session,
-                    *plan_claude(task, self._backing.fleet),
+                    *plan_claude(task, fleet),
                     "--settings", path("settings.json")]
         else:
             words, environ = self._plan_coder(task)
@@ -146,6 +149,8 @@ class TaskAgent(TaskPlace):
         who = state.task.program
         if state.task.talks:
             who = state.task.agent or self._supervisor.alias_of(self.name) or "Claude Code"
+            if state.rung == LOGIN:
+                who = "your own login"
         nodes = [f"{model.node} ({model.ollama_model})"
                  for model in self._supervisor.models_of(self.name)]
         where = f", planned for {' or '.join(nodes)}" if nodes else ""  # another may answer

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from fleet.speech.claude_stream import LOOPS_STALLED
 from fleet.start.record import Record
 from fleet.tasks.spec import expand_names
-from fleet.text.phrases import some_of
+from fleet.text.phrases import join_words, some_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,21 @@ class Limits(Record):
     slots: Mapping[str, int]  # by alias; an alias that is not there has no limit
     most: int
     resting: Mapping[str, str] = {}  # by alias: why
-    aliases: Mapping[str, str] = {}  # by task
+    rungs: Mapping[str, tuple[str, ...]] = {}  # by task: where it works, or may start
+
+    def rungs_of(self, name: str) -> tuple[str, ...]:
+        """Return the aliases on which a task may start, the best first."""
+        return self.rungs.get(name, ("",))
+
+    def alias_of(self, name: str) -> str:
+        """Return the alias on which a task works, or would rather start."""
+        return self.rungs_of(name)[0]
+
+    def room_on(self, rung: str, busy: Mapping[str, int]) -> int:
+        """Return how many more tasks can start on a rung."""
+        if rung in self.resting:
+            return 0
+        return self.slots.get(rung, self.most) - busy.get(rung, 0)
 
 
 def count_busy(states: Mapping[str, TaskState], limits: Limits) -> dict[str, int]:
@@ -30,16 +44,17 @@ def count_busy(states: Mapping[str, TaskState], limits: Limits) -> dict[str, int
     busy: dict[str, int] = {}
     for state in states.values():
         if state.is_at_work:
-            alias = limits.aliases.get(state.name, "")
+            alias = limits.alias_of(state.name)
             busy[alias] = busy.get(alias, 0) + 1
     return busy
 
 
-def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float) -> list[str]:
-    """Return the waiting tasks that start now: high priority first, then the oldest.
+def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float
+                ) -> dict[str, str]:
+    """Return {waiting task that starts now: its rung}: high priority first, then the oldest.
 
-    Before what is new comes a try that goes on, such as one that was just answered;
-    behind it what has failed.
+    Each takes the best of its rungs that has a free slot. Before what is new comes a try
+    that goes on, such as one that was just answered; behind it what has failed.
     """
     busy = count_busy(states, limits)
     room = limits.most - sum(busy.values())
@@ -47,14 +62,14 @@ def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float) -> 
              if state.state == "waiting" and state.until <= now]
     ready.sort(key=lambda state: (-state.task.priority, not state.open,
                                   state.at if state.spoken else 0.0, state.order))
-    starts: list[str] = []
+    starts: dict[str, str] = {}
     for state in ready:
-        alias = limits.aliases.get(state.name, "")
-        taken = busy.get(alias, 0)
-        if len(starts) < room and taken < limits.slots.get(alias, limits.most) \
-                and alias not in limits.resting and not blockers_of(state, states):
-            busy[alias] = taken + 1
-            starts.append(state.name)
+        if len(starts) >= room:
+            break
+        free = [rung for rung in limits.rungs_of(state.name) if limits.room_on(rung, busy) > 0]
+        if free and not blockers_of(state, states):
+            busy[free[0]] = busy.get(free[0], 0) + 1
+            starts[state.name] = free[0]
     return starts
 
 
@@ -80,17 +95,18 @@ def explain_wait(state: TaskState, states: Mapping[str, TaskState], limits: Limi
     if state.until > now:
         text = f"for its next try in {state.until - now:.0f} s"
         return f"{text}: {state.reason}" if state.reason else text
-    alias = limits.aliases.get(state.name, "")
-    if alias in limits.resting:
-        return f"{alias}: {limits.resting[alias]}"
+    rungs = limits.rungs_of(state.name)
+    awake = [rung for rung in rungs if rung not in limits.resting]
+    if not awake:
+        return f"{rungs[0]}: {limits.resting[rungs[0]]}"
     busy = count_busy(states, limits)
-    slots = limits.slots.get(alias, limits.most)
-    if slots <= limits.most and busy.get(alias, 0) >= slots:
+    slots = sum(limits.slots.get(rung, limits.most) for rung in awake)
+    if slots <= limits.most and all(limits.room_on(rung, busy) < 1 for rung in awake):
         asking = [f"; {one.name} asks: subagent-fleet task answer {one.name}"
                   for one in states.values() if one.state == "asking" and one.is_at_work
-                  and limits.aliases.get(one.name, "") == alias]
-        return "".join([f"for a slot of {alias or 'its coder'} ({slots} of {slots} in use)",
-                        *asking[:1]])
+                  and limits.alias_of(one.name) in awake]
+        who = join_words(awake, "or") if awake != [""] else "its coder"
+        return "".join([f"for a slot of {who} ({slots} of {slots} in use)", *asking[:1]])
     if sum(busy.values()) >= limits.most:
         return f"for one of {limits.most} places"
     return "to start"

@@ -30,7 +30,9 @@ class TaskRow(Record):
     files: int
     plus: int
     minus: int
-    where: str  # the machine, or the alias
+    where: str  # the machine, or the alias; of a task that has moved up, each
+    rung: str
+    climbed: tuple[str, ...]
     memory_mb: int
     cpu_percent: float
     processes: int
@@ -70,11 +72,13 @@ def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
 def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     """Return what is shown of one task."""
     heard = sight.heard.get(state.name, Heard())
-    alias = sight.limits.aliases.get(state.name, "")
+    alias = sight.limits.alias_of(state.name)
     served = sight.served.get(state.session)
     place = ""
     if state.is_active:
         place = served.node if served and served.node else alias
+    if state.climbed:
+        place = " → ".join([*state.climbed, place or state.rung or alias])
     context = None
     window = sight.windows.get(alias)
     tokens = served.input_tokens if served else heard.context
@@ -93,7 +97,7 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
         state.name, state.task.group, state.state, f"{tried}/{tries}",
         sight.now - state.at, state.total_at(sight.now) if state.tried else 0.0,
         sight.now - heard.last if heard.last else None, _describe_task(state, heard, sight),
-        context, files, plus, minus, place,
+        context, files, plus, minus, place, state.rung, state.climbed,
         int(memory), round(cpu, 1), len(loads), suggest_task_step(state), state.session,
         state.branch, state.worktree if state.git else "", state.task.agent or "", alias,
         state.reason, state.cause)
@@ -142,7 +146,7 @@ def suggest_retry(states: Mapping[str, TaskState]) -> str:
 
 # By its cause: the log that says why a task was parked. Of the others nothing was started.
 LOGGED = {"check": " check", "setup-failed": " setup", "lost": " stderr", "coder": " stderr",
-          "api": ""}
+          "api": "", "too-large": ""}
 
 
 def suggest_task_step(state: TaskState) -> str:

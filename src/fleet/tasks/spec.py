@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fleet.config.check import Checker, finding_order
 from fleet.config.keys import section_schema
+from fleet.config.task_file import LOGIN
 from fleet.plan.routes import plan_tiers
 from fleet.start.errors import FleetError
 from fleet.start.record import Record, replace
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 # A change of these in the file counts for tasks at work; the rest waits for a retry.
 HOT_KEYS = ("deadline", "stall", "check")
+MODEL_KEYS = {"agent", "model", "models"}  # of which a task has one
 
 
 class TaskPlan(Record):
@@ -85,7 +87,7 @@ def _plan_tasks(check: Checker, fleet: Fleet | None,
     for name, task in file.tasks.items():
         own = tree["tasks"][name] or {}
         # Who names an agent wants no default model, and the other way round.
-        replaced = {"agent", "model"} if own.keys() & {"agent", "model"} else set()
+        replaced = MODEL_KEYS if own.keys() & MODEL_KEYS else set()
         taken = shared.keys() - own.keys() - replaced
         places = {**{word: ("defaults", word) for word in taken},
                   **{word: ("tasks", name, word) for word in own}}
@@ -120,8 +122,11 @@ def twins_of(task: TaskSpec) -> list[TaskSpec]:
     """Return a task as often as it is wanted, each under a name of its own."""
     if task.times == 1:
         return [task]
-    return [replace(task, name=f"{task.name}-{letter}")
-            for letter in string.ascii_lowercase[:task.times]]
+    if isinstance(task.times, int):
+        return [replace(task, name=f"{task.name}-{letter}")
+                for letter in string.ascii_lowercase[:task.times]]
+    return [replace(task, name=f"{task.name}-{letter}", agent=None, model=None, models=(model,))
+            for letter, model in zip(string.ascii_lowercase, task.times)]
 
 
 def _check_task(check: Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | None,
@@ -135,6 +140,11 @@ def _check_task(check: Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | N
              "is there beside `prompt:`; keep one of them", "remove one of them"),
             (task.agent and task.model, "two-models", "model",
              "is there beside `agent:`, which has a model", "remove one of them"),
+            (task.models and (task.agent or task.model), "two-models", "models",
+             "is there beside another model", "remove one of them"),
+            (task.models and not task.talks, "bad-models", "models",
+             "is for Claude Code alone, not for another `coder:`", "remove it"),
+            (task.times == (), "bad-value", "times", "is an empty list", "write `times: 2`"),
             (task.coder == (), "bad-value", "coder", "is an empty list",
              "write `coder: claude`"),
             (task.base == "after" and len(task.after) != 1, "bad-base", "base",
@@ -147,12 +157,24 @@ def _check_task(check: Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | N
     for place, other in enumerate(task.after):
         check.reference((*path, "after", place), other, known, "task")
     if fleet:
-        word = "agent" if task.agent else "model"
-        records = fleet.agents if task.agent else _models_by_name(fleet)
-        # Where it was said: by the task, or once for all.
-        where = (path if word in (check.document.value["tasks"][task.group] or {})
-                 else ("defaults",))
-        check.reference((*where, word), getattr(task, word), records, word)
+        own = check.document.value["tasks"][task.group] or {}
+        models = models_by_name(fleet)
+        rungs = dict.fromkeys((*models, LOGIN))
+
+        def refer(word: str, names: Iterable[str], records: Mapping[str, Any],
+                  kind: str) -> None:
+            # Where it was said: by the task, or once for all.
+            place = (*(path if word in own else ("defaults",)), word)
+            for number, name in enumerate(names):
+                where = place if word == kind else (*place, number)
+                check.reference(where, name, records, kind)
+
+        refer("agent", filter(None, [task.agent]), fleet.agents, "agent")
+        refer("model", filter(None, [task.model]), models, "model")
+        if isinstance(task.times, tuple):
+            refer("times", task.times, rungs, "model")
+        else:
+            refer("models", task.models, rungs, "model")
 
 
 def _check_order(check: Checker, plan: TaskPlan) -> None:
@@ -187,7 +209,7 @@ def render_tasks_schema() -> dict[str, Any]:
 # -- which model does a task --
 
 
-def _models_by_name(fleet: Fleet) -> dict[str, Model]:
+def models_by_name(fleet: Fleet) -> dict[str, Model]:
     """Return the models that a task can mean, by name and by alias."""
     aliases = {model.alias: model for model in fleet.models.values()}
     return {**fleet.models, **aliases}
@@ -200,7 +222,7 @@ def plan_alias(task: TaskSpec, fleet: Fleet | None) -> str:
     if task.talks and task.agent in fleet.agents:
         return fleet.models[fleet.agents[task.agent].model].alias
     if task.talks and task.model:
-        model = _models_by_name(fleet).get(task.model)
+        model = models_by_name(fleet).get(task.model)
         return model.alias if model else task.model
     return fleet.models[plan_tiers(fleet)["main"]].alias
 

@@ -68,6 +68,10 @@ class TaskState(Record):
     worked: float = 0.0  # seconds of this try
     ended: float = 0.0  # when its last try was over: what a person does then is not its time
     spent: float = 0.0  # seconds of the tries before this one
+    # Its model.
+    rung: str = ""  # of its ladder, where it works or has worked last
+    climbed: tuple[str, ...] = ()  # the rungs on which it has failed
+    left_at: float = 0.0  # when it last moved up to what leaves the house
     # Its process.
     session: str = ""
     spoken: bool = False  # the session exists: it is resumed

@@ -50,8 +50,10 @@ class Ruling(Record):
     to: str
     reason: str = ""
     feedback: str = ""
-    # For programs: check, diff, scope, deadline, stalled, lost, api, or an id.
+    # For programs: check, diff, scope, deadline, stalled, lost, api, too-large, or an id.
     cause: str = ""
+    climbs: str = ""  # the rung it has failed on, where it moves up
+    leaves: bool = False  # and leaves the house with that
 
 
 def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ruling:
@@ -154,6 +156,7 @@ def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
     return {
         "schema": "subagent-fleet/receipt/1", "task": state.name, "try": state.tried,
         "session": state.session, "agent": state.task.agent or "", "alias": alias,
+        "rung": state.rung, "climbed": list(state.climbed),
         "base": state.base, "head": work.head, "snapshot": work.ref, "ended": ended,
         **{name: getattr(heard, name) for name in (
             "turns", "tools", "tool_errors", "denied", "questions", "subagents")},

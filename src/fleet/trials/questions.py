@@ -230,6 +230,6 @@ def find_outcome(state: TaskState, receipt: Mapping[str, Any], examinee: Examine
         return "passed"  # so far: its check decides
     if state.state == "stopped":
         return "asked"
-    if state.cause == "api" and state.reason.startswith("too large"):
+    if state.cause == "too-large":
         return "context"
     return state.cause if state.state == "failed" else state.reason

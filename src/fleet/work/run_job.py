@@ -106,7 +106,7 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
     world, fleet, file = folder.world, known.fleet, known.plan.file
     backing = replace(
         plan_backing(fleet, options, folder), most=options.most or file.max or 0,
-        notify=file.notify, worktrees=file.worktrees or "",
+        cloud_limit=file.cloud_limit, notify=file.notify, worktrees=file.worktrees or "",
         tell=tell_events(folder, {*known.states, *tasks}, options),
         reload=watch_tasks(world, known.path, fleet, file.max, options))
     if options.dry_run:

@@ -4,12 +4,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet.cli.say import tell
+from fleet.config.task_file import LOGIN
 from fleet.runs.agent import plan_branch, refuse_missing
 from fleet.runs.git import git_of
 from fleet.runs.see import see_tasks
 from fleet.start.constants import EXIT_INTERRUPTED, EXIT_OK, EXIT_PROBLEM
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
+from fleet.tasks.ladder import describe_homes, plan_ladder
 from fleet.tasks.next import blockers_of, explain_wait, plan_starts
 from fleet.tasks.rows import suggest_look, suggest_retry
 from fleet.text.phrases import count_of, some_of
@@ -103,7 +105,7 @@ def tell_starts(job: RunJob) -> None:
     wait = "waits" if len(held) == 1 else "wait"
     text = f"{count_of(starts, 'task')} {start} now; {len(held)} {wait} {why}."
     fleet = job.backing.fleet
-    aliases = {sight.limits.aliases.get(state.name, "") for state in held}
+    aliases = {rung for state in held for rung in sight.limits.rungs_of(state.name)}
     if fleet and len(aliases) == 1 and not any(state.task.agent for state in held):
         used = {model.node for model in fleet.models.values() if model.alias in aliases}
         others = [f"`--agent {name}` ({fleet.models[agent.model].node})"
@@ -137,6 +139,25 @@ def suggest_next(jobs: Sequence[RunJob], meant: Sequence[Mapping[str, TaskState]
     return lines
 
 
+def tell_homes(job: RunJob, tasks: Mapping[str, TaskState]) -> str:
+    """Return where tasks with a ladder were done, as their receipts say; or nothing."""
+    fleet = job.backing.fleet
+    meant = [state for state in tasks.values()
+             if state.tried and len(plan_ladder(state.task, fleet).rungs) > 1]
+    if not fleet or not meant:
+        return ""
+    done = []
+    for state in meant:
+        if state.state == "done":
+            receipt = job.folder.read_receipt(state)
+            rung = str(receipt.get("rung") or "")
+            served = max(receipt.get("served") or [{}],
+                         key=lambda row: int(row.get("requests") or 0))
+            node = str(served.get("node") or rung)
+            done.append((bool(receipt.get("climbed")), rung if rung == LOGIN else node))
+    return describe_homes(done, len(meant))
+
+
 def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> int:
     """Say what has become of the tasks, and what to type next; return the exit status."""
     meant = [job.find_meant() for job in jobs]
@@ -145,7 +166,9 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
     idle = "Nothing to do: " if shown and all(is_idle for _, is_idle in meant) else ""
     advice = suggest_after_stop(jobs) if stops else suggest_next(jobs, [one for one, _ in meant])
-    lines = [f"{'' if stops else idle}{counts or 'No tasks'}.", *filter(None, advice)]
+    homes = [tell_homes(job, tasks) for job, (tasks, _) in zip(jobs, meant)]
+    lines = [f"{'' if stops else idle}{counts or 'No tasks'}.", *filter(None, homes),
+             *filter(None, advice)]
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
