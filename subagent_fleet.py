@@ -2036,20 +2036,9 @@ def is_gateway_address(gateway: Gateway, endpoint: str) -> bool:
 
 # -- machines that sleep --
 
-WAKE_SECONDS = 120.0  # a Mac takes 5 to 15, a PC that was off a minute
-WAKE_PORT = 9  # discard: nobody needs to listen
-
-
 def plan_magic_packet(mac: str) -> bytes:
     """Return the 102 bytes on which a network card starts its machine."""
     return b"\xff" * 6 + bytes.fromhex(mac.replace(":", "")) * 16
-
-
-def plan_mac_hint(node: Node) -> str:
-    """Return how a person finds the hardware address of a node."""
-    host = host_of(node.endpoint)
-    return (f"while it is awake, `arp -n {host}` here, or there `ifconfig en0` (a Mac) or "
-            f"`ip link` (Linux); then write it as `mac: \"…\"` under nodes.{node.name}")
 
 
 # == config/names.py, from line 18 ============================================
@@ -2513,7 +2502,7 @@ class Node(Record):
     tags: tuple[str, ...] = key("tags", "your own words for it", ())
     memory_gb: float | None = key(
         "gigabytes", "GB of memory for models; absent: it gets only one", None)
-    mac: str | None = key("mac", "its hardware address, for `wake`", None)
+    mac: str | None = key("mac", "its hardware address: `up` and `warmup` wake it", None)
     provider: str = key("node provider", "what it runs", "ollama")
     api_key_env: str | None = key(
         "key variable", "variable with its key; ends in _API_KEY or _API_TOKEN", None)
@@ -5723,7 +5712,7 @@ more easily than tables.
 
 - Which machines are in the fleet, and how they are reached (name or address; Ollama's port is
   11434).
-  May the local network be looked through? Only then `subagent-fleet init --scan`.
+  `subagent-fleet discover --scan` asks whom this machine knows already.
 - May models be loaded now? It fills memory on those machines. May missing ones be downloaded?
 - Is another program to be served, too: opencode, codex, aider, qwen-code?
 - Do they have a Claude subscription that the main session should use? Then `subagent-fleet
@@ -5818,7 +5807,7 @@ first: it ends with the one thing to type next.
 ## What findings mean
 
 - **offline, refused**: the machine is there, its model server is not running. **timeout**: it
-  sleeps or a firewall drops. `subagent-fleet wake` wakes those whose `mac` the file knows.
+  sleeps or a firewall drops. `subagent-fleet warmup` wakes those whose `mac` the file knows.
 - **busy**: another's requests hold it. It is not broken; wait, or give the alias a second
   machine.
 - **cold**: not loaded. `subagent-fleet warmup` loads it with the very context its requests
@@ -11316,10 +11305,6 @@ def seal_bytecode(name: str, code: bytes) -> bytes:
     return hashlib.sha256(name.encode() + b"\n" + code).digest()
 
 
-KNOCKS_AT_ONCE = 500
-KNOCK_OUTCOMES = {"refused": "refused", "timeout": "silent"}
-
-
 # == world/process_list.py, from line 13 ======================================
 #
 # The processes of this machine, as the system lists them.
@@ -12240,7 +12225,7 @@ class Processes(Programs):
             return stream.read()
 
 
-# == world/connections.py, from line 41 =======================================
+# == world/connections.py, from line 39 =======================================
 #
 # Connections, names and ports, as the World opens them.
 
@@ -12401,30 +12386,6 @@ class Network(Processes):
             raise kept
         self._addresses[host, port] = kept
         return list(kept)
-
-    def knock(self, places: Sequence[tuple[str, int]], seconds: float
-              ) -> Iterator[tuple[tuple[str, int], str]]:
-        """Connect to each (IPv4 address, port); yield it with what came of that.
-
-        That is open, refused, silent or unreachable. So many at once that silence costs its
-        time once for all of them; nothing is sent.
-        """
-        self.allow_files(KNOCKS_AT_ONCE + 256)
-        share = seconds / -(-max(1, len(places)) // KNOCKS_AT_ONCE)
-
-        def connect(place: tuple[str, int]) -> str:
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
-                connection.settimeout(share)
-                try:
-                    connection.connect(place)
-                except OSError as error:
-                    return KNOCK_OUTCOMES.get(name_connection_failure(error).reason, "unreachable")
-            return "open"
-
-        jobs = {place: functools.partial(connect, place) for place in places}
-        for place, outcome in run_together(self, jobs, threads=KNOCKS_AT_ONCE):
-            if place:
-                yield place, outcome
 
     def broadcast_addresses(self) -> list[str]:
         """Return the IPv4 broadcast addresses of this machine's networks.
@@ -12682,15 +12643,18 @@ def answers(world: World, node: Node, seconds: float) -> NodeFailure | None:
     return None
 
 
-# == nodes/scan.py, from line 27 ==============================================
+# == nodes/scan.py, from line 24 ==============================================
 #
 # Finding machines that nobody named.
 
 # Ollama, LM Studio, llama.cpp, vLLM: as they come.
 SCAN_PORTS = (OLLAMA_PORT, 1234, 8080, 8000)
-SCAN_PREFIX = 22  # of the largest network that is scanned: 1,022 addresses
-PEERS_LIMIT = 256
-NET_EXAMPLE = "192.168.1.0/24"
+SCAN_SECONDS = 2.8  # for all of a scan
+LISTS_SECONDS = 0.8  # of these for who is there to be asked
+ADDRESSES_LIMIT = 128
+# What lists whom this machine has lately spoken with, on Linux and on macOS.
+NEIGHBOR_PROGRAMS = (("ip", "-4", "neigh"), ("arp", "-an"))
+TAILSCALE_PROGRAMS = ("tailscale", "/Applications/Tailscale.app/Contents/MacOS/Tailscale")
 # What Tailscale's peers run that serves no models.
 _PEER_PHONES = ("ios", "android", "tvos")
 
@@ -12701,45 +12665,6 @@ class Peer(Record):
     name: str
     address: str  # in the tailnet
     others: tuple[str, ...] = ()  # where else it was seen, as on the LAN
-
-
-def parse_network(text: str, command: str) -> str:
-    """Return a network that may be scanned: private, IPv4, not too large."""
-    def refuse(why: str, status: int = EXIT_USAGE) -> NoReturn:
-        raise FleetError("scan-network", f"{command}: `{clean_name(text)}` {why}",
-                         status=status, fix=f"subagent-fleet {command} --scan {NET_EXAMPLE}")
-
-    try:
-        network = ipaddress.IPv4Network(text if "/" in text else f"{text}/24", strict=False)
-    except ValueError:
-        refuse(f"is not an IPv4 network like {NET_EXAMPLE}")
-    if not any(network.subnet_of(ipaddress.IPv4Network(private))
-               for private in PRIVATE_NETWORKS if ":" not in private):
-        refuse("is not a private network; others are never scanned", EXIT_REFUSED)
-    if network.prefixlen < SCAN_PREFIX:
-        refuse(f"is too large; at most a /{SCAN_PREFIX} is scanned")
-    return str(network)
-
-
-def plan_networks(addresses: Iterable[str]) -> list[str]:
-    """Return the /24 of each private network that a machine with these addresses is in."""
-    networks = []
-    for address in addresses:
-        # Tailscale's is no neighbourhood: it says itself who is there.
-        if address_kind(address) == "LAN" and is_private(address) and ":" not in address:
-            network = str(ipaddress.IPv4Network(f"{address}/24", strict=False))
-            if network not in networks:
-                networks.append(network)
-    return networks
-
-
-def plan_places(networks: Iterable[str], peers: Iterable[Peer]) -> list[tuple[str, int]]:
-    """Return each (address, port) that a scan tries, Ollama's port of all addresses first."""
-    addresses = [peer.address for peer in peers]
-    for network in networks:
-        addresses += map(str, ipaddress.IPv4Network(network).hosts())
-    unique = dict.fromkeys(addresses)
-    return [(address, port) for port in SCAN_PORTS for address in unique]
 
 
 class TailscalePeer(Record):
@@ -12772,7 +12697,7 @@ def parse_peers(text: str) -> list[Peer] | None:
     status = read(TailscaleStatus, parse_object(text) or {})
     if status is None or status.BackendState != "Running":
         return None
-    peers = [_parse_peer(entry) for entry in list(status.Peer.values())[:PEERS_LIMIT]]
+    peers = [_parse_peer(entry) for entry in list(status.Peer.values())[:ADDRESSES_LIMIT]]
     return sorted(filter(None, peers), key=lambda peer: (peer.name, peer.address))
 
 
@@ -12799,9 +12724,8 @@ class Found(Record):
 class Scan(Record):
     """What a scan came to."""
 
-    networks: tuple[str, ...]
+    addresses: tuple[str, ...]  # that were asked
     peers: tuple[Peer, ...]
-    counts: dict[str, int]  # of addresses: open, refused, silent, unreachable
     found: tuple[Found, ...]
     # (address:port, why) of what answers and is something else.
     others: tuple[tuple[str, str], ...]
@@ -12817,39 +12741,39 @@ def name_place(address: str, port: int, peers: Iterable[Peer], taken: set[str]) 
     return free_name_of(name, str(port), taken=taken)
 
 
-SCAN_SECONDS = 2.8  # for all of a scan
-KNOCK_SECONDS = 1.2  # of these for connections
-PEERS_SECONDS = 0.8  # of these for `tailscale`
-TAILSCALE_PROGRAMS = ("tailscale", "/Applications/Tailscale.app/Contents/MacOS/Tailscale")
+def scan_machines(world: World) -> Scan:
+    """Ask whom this machine has lately spoken with, and Tailscale's peers, on the usual ports.
 
-
-def scan_machines(world: World, networks: Sequence[str], taken: Iterable[str],
-                  watch: Callable[[str], None] = lambda text: None) -> Scan:
-    """Ask every address of these networks, and Tailscale's peers, on the usual ports."""
+    Nobody else: it knocks at no address that nobody named.
+    """
     deadline = world.clock() + SCAN_SECONDS
-    notes = []
-    if not networks:
-        notes.append("This machine is not in a private network; name one: "
-                     f"`--scan {NET_EXAMPLE}`.")
-    peers = find_peers(world, world.clock() + PEERS_SECONDS)
+    peers = find_peers(world, world.clock() + LISTS_SECONDS)
+    notes: tuple[str, ...] = ()
     if isinstance(peers, str):
-        notes.append(peers)
+        notes = (peers,)
         peers = []
+    neighbors = find_neighbors(world, world.clock() + LISTS_SECONDS)
+    addresses = [*dict.fromkeys([*neighbors, *(peer.address for peer in peers)])]
+    addresses = addresses[:ADDRESSES_LIMIT]
 
-    places = plan_places(networks, peers)
-    outcomes = {}
-    for place, outcome in world.knock(places, KNOCK_SECONDS):
-        outcomes[place] = outcome
-        if len(outcomes) % 64 == 0:
-            watch(f"{len(outcomes):,} of {len(places):,} places asked")
-    counts = _count_addresses(outcomes)
-    if networks and counts["unreachable"] == sum(counts.values()):
-        notes.append(f"{', '.join(networks)}: cannot be reached from here.")
+    jobs = {(address, port): functools.partial(
+        probe_unknown, world, Node(address, f"http://{address}:{port}"), deadline)
+        for port in SCAN_PORTS for address in addresses}
+    world.allow_files(len(jobs) + 256)
+    answers = dict(run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS))
+    states = {place: answers[place] for place in jobs if place in answers}
+    found, others = _sort_answers(states, peers)
+    return Scan(tuple(addresses), tuple(peers), found, others, notes)
 
-    doors = [place for place in places if outcomes.get(place) == "open"]
-    watch(f"{count_of(doors, 'open port')} found, asking who is there")
-    found, others = _identify_doors(world, doors, peers, set(taken), deadline)
-    return Scan(tuple(networks), tuple(peers), counts, found, others, tuple(notes))
+
+def find_neighbors(world: World, until: float) -> list[str]:
+    """Return the private addresses of machines that this one has lately spoken with."""
+    for words in NEIGHBOR_PROGRAMS:
+        text = world.read_program(words, until)
+        if text is not None:
+            found = re.findall(r"(?m)^(?:\S+ \()?([0-9.]{7,15})\b.*\b(?:[0-9a-f]{1,2}:){5}", text)
+            return [*filter(is_private, found)]
+    return []
 
 
 def find_peers(world: World, until: float) -> list[Peer] | str:
@@ -12864,42 +12788,27 @@ def find_peers(world: World, until: float) -> list[Peer] | str:
     return peers
 
 
-def _count_addresses(outcomes: Mapping[tuple[str, int], str]) -> dict[str, int]:
-    """Return how many addresses took a connection, refused all, were silent, led nowhere."""
-    best = {}
-    words = ("open", "refused", "silent", "unreachable")
-    for word in reversed(words):
-        best.update({address: word for (address, _), outcome in outcomes.items()
-                     if outcome == word})
-    return {word: list(best.values()).count(word) for word in words}
+_OTHER_WORDS = {"http 401": "wanting a key", "http 403": "wanting a key"}
 
 
-_OTHER_WORDS = {"timeout": "silent", "http 401": "wanting a key", "http 403": "wanting a key"}
-
-
-def _identify_doors(world: World, doors: Sequence[tuple[str, int]], peers: Sequence[Peer],
-                    taken: set[str], deadline: float
-                    ) -> tuple[tuple[Found, ...], tuple[tuple[str, str], ...]]:
-    """Ask who listens; return machines of our kind, and what else answers."""
-    jobs = {(address, port): functools.partial(
-        probe_unknown, world, Node(address, f"http://{address}:{port}"), deadline)
-        for address, port in doors}
-    answers = dict(run_together(world, jobs, until=deadline + PROBE_GRACE_SECONDS))
-    lan = {address for address, _ in doors if address_kind(address) != "Tailscale"}
+def _sort_answers(states: Mapping[tuple[str, int], NodeState], peers: Sequence[Peer]
+                  ) -> tuple[tuple[Found, ...], tuple[tuple[str, str], ...]]:
+    """Return machines of our kind, and what else answers."""
+    lan = {address for (address, _), state in states.items()
+           if state.online and address_kind(address) != "Tailscale"}
     # Seen on the LAN already.
     twice = {peer.address for peer in peers if lan & set(peer.others)}
-
+    taken: set[str] = set()
     found, others = [], []
-    for address, port in doors:
-        state = answers.get((address, port)) or NodeState(address, "", "timeout")
-        if not state.online:
-            other = "not Ollama" if port == OLLAMA_PORT else "something else"
-            others.append((f"{address}:{port}", _OTHER_WORDS.get(state.reason, other)))
-        elif address not in twice:
+    for (address, port), state in states.items():
+        if state.online and address not in twice:
             name = name_place(address, port, peers, taken)
             taken.add(name)
             node = Node(name, state.endpoint, provider=state.provider)
             found.append(Found(node, replace(state, name=name), state.runs))
+        elif state.reason.startswith(ODD_REASONS):
+            other = "not Ollama" if port == OLLAMA_PORT else "something else"
+            others.append((f"{address}:{port}", _OTHER_WORDS.get(state.reason, other)))
     return tuple(found), tuple(others)
 
 
@@ -12907,6 +12816,8 @@ def _identify_doors(world: World, doors: Sequence[tuple[str, int]], peers: Seque
 #
 # Waking machines that sleep.
 
+WAKE_SECONDS = 120.0  # a Mac takes 5 to 15, a PC that was off a minute
+WAKE_PORT = 9  # discard: nobody needs to listen
 SLEEP_TEST_SECONDS = 2.0  # who does not answer by then may sleep
 WAKE_PAUSE_SECONDS = 0.5
 WAKE_AGAIN_SECONDS = 5.0  # a packet may be lost
@@ -12920,17 +12831,16 @@ class Waking(Record):
     seconds: float = 0.0
 
 
-def wake_nodes(world: World, nodes: Iterable[Node], seconds: float,
-               via: Sequence[tuple[str, int]]) -> Iterator[Waking | None]:
+def wake_nodes(world: World, nodes: Iterable[Node]) -> Iterator[Waking | None]:
     """Wake the nodes that sleep, all at once; yield each as it ends, None meanwhile."""
-    jobs = {node.name: lambda node=node: _wake(world, node, seconds, via) for node in nodes}
+    jobs = {node.name: lambda node=node: _wake(world, node) for node in nodes}
     for _, waking in run_together(world, jobs):
         if isinstance(waking, NodeFailure):
             raise waking
         yield waking
 
 
-def _wake(world: World, node: Node, seconds: float, via: Sequence[tuple[str, int]]) -> Waking:
+def _wake(world: World, node: Node) -> Waking:
     """Send the packet until a node answers, or the time is over."""
     failure = answers(world, node, SLEEP_TEST_SECONDS)
     if failure is None:
@@ -12941,26 +12851,27 @@ def _wake(world: World, node: Node, seconds: float, via: Sequence[tuple[str, int
     packet = plan_magic_packet(node.mac or "")
     began = world.clock()
     sent = began - WAKE_AGAIN_SECONDS
-    while world.clock() < began + seconds:
+    while world.clock() < began + WAKE_SECONDS:
         if world.clock() >= sent + WAKE_AGAIN_SECONDS:
             sent = world.clock()
-            _send_everywhere(world, packet, via)
-        left = began + seconds - world.clock()
+            _send_everywhere(world, packet)
+        left = began + WAKE_SECONDS - world.clock()
         if answers(world, node, max(min(SLEEP_TEST_SECONDS, left), 0.1)) is None:
             return Waking(node.name, "woken", world.clock() - began)
         world.sleep(min(WAKE_PAUSE_SECONDS, max(left, 0)))
     return Waking(node.name, "silent", world.clock() - began)
 
 
-def _send_everywhere(world: World, packet: bytes, via: Sequence[tuple[str, int]]) -> None:
-    """Send a packet to each of these; it is enough that one network takes it."""
+def _send_everywhere(world: World, packet: bytes) -> None:
+    """Send a packet into each network of this machine; it is enough that one takes it."""
+    hosts = world.broadcast_addresses()
     failures = []
-    for host, port in via:
+    for host in hosts:
         try:
-            world.send_datagram(host, port, packet)
+            world.send_datagram(host, WAKE_PORT, packet)
         except NodeFailure as failure:
             failures.append(failure)
-    if len(failures) == len(via):
+    if len(failures) == len(hosts):
         raise failures.pop()
 
 
@@ -23698,7 +23609,7 @@ class Command(Record):
 
 
 COMMANDS: list[Command] = []  # filled in one place, in the order of help
-NAME_KINDS = ("models", "agents", "nodes")
+NAME_KINDS = ("models", "agents")
 TASK_NAMES = ("tasks",)  # the names of the tasks
 EXAMPLE_NAMES = ("examples",)
 START, SET_UP, LOOK, SERVE, FILES, MORE = "Start", "Set up", "Look", "Serve", "Files", "More"
@@ -23746,6 +23657,7 @@ OTHER_WORDS = {
               "subagent-fleet task forget NAME",
     "show": "subagent-fleet tasks NAME",
     "uninstall": "subagent-fleet install --remove",
+    "wake": "subagent-fleet warmup",  # it wakes machines that have a `mac:`
     "update": "download subagent_fleet.py again, then: python3 subagent_fleet.py install"}
 
 
@@ -23846,8 +23758,6 @@ JSON = Flag("--json", "print one JSON object")
 FORCE = Flag("--force", "overwrite what is there")
 TRUST = Flag("--trust", "agree to what would otherwise be asked")
 YES = Flag("--yes", "answer yes without being asked")
-SCAN = Flag("--scan", "look for machines in NET, else in this machine's own networks",
-            "[NET]", {"nargs": "?", "const": "", "default": None})
 TIMEOUT = Flag("--timeout", "seconds to wait", "S",
                {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 
@@ -24291,7 +24201,8 @@ def open_door(world: World, fleet: Fleet, key: str) -> Listener:
         taken = error.finding
 
     server = who_serves(world, fleet, key, world.clock() + 1.0)
-    what = f"port {gateway.port} is in use by {server}" if server else taken.what
+    is_known = server not in ("", "another program")
+    what = f"port {gateway.port} is in use by {server}" if is_known else taken.what
     if server == OUR_GATEWAY:
         raise FleetError("port-taken", what,
                          fix="it serves already: `subagent-fleet launch claude`")
@@ -24424,9 +24335,9 @@ def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[
     return new
 
 
-# == steps/machines.py, from line 46 ==========================================
+# == steps/machines.py, from line 39 ==========================================
 #
-# Machines as typed, this machine, a scan, the first fleet file.
+# Machines as typed, this machine, the first fleet file.
 
 def format_answers(states: Sequence[NodeState]) -> str:
     """Return which machines were asked for models, and what each said."""
@@ -24435,47 +24346,6 @@ def format_answers(states: Sequence[NodeState]) -> str:
         answer = state.reason or count_of(state.models, "model")
         text += f"  {clean_line(f'{state.name} ({state.endpoint}): {answer}')}\n"
     return text
-
-
-def format_scan(scan: Scan, look: Look = PLAIN) -> str:
-    """Return where a scan looked, what answered, and what was skipped."""
-    sentences: list[Cell | str] = []
-    if scan.networks:
-        counts = scan.counts
-        sentences.append(Cell(
-            f"Looked at {', '.join(scan.networks)}: {counts['open']} of "
-            f"{sum(counts.values())} addresses answer, {counts['refused']} "
-            f"refuse, {counts['silent'] + counts['unreachable']} are silent."))
-    if scan.peers:
-        sentences.append(Cell(f"Tailscale: {some_of([peer.name for peer in scan.peers])}."))
-    sentences += scan.notes
-    skipped: dict[str, list[str]] = {}
-    for address, why in scan.others:
-        skipped.setdefault(why, []).append(address)
-    if skipped:
-        groups = [f"as {why} {some_of(places, 4)}" for why, places in skipped.items()]
-        sentences.append(Cell(f"Skipped {'; '.join(groups)}."))
-    if not scan.found:
-        sentences.append("No machine was found.")
-    return "".join(format_words([sentence], look) for sentence in sentences)
-
-
-def look_around(options: Namespace, world: World, command: str, nodes: Mapping[str, Node],
-                ) -> Scan:
-    """Return what a scan found beyond these nodes and this machine."""
-    _, addresses = world.own_names()
-    networks = plan_networks(addresses)
-    if options.scan:
-        networks = [parse_network(options.scan, command)]
-
-    with LiveLine(world) as line:
-        scan = scan_machines(world, networks, nodes,
-                             lambda text: line.show(f"Scanning: {text}"))
-    known = {node.endpoint for node in nodes.values()}
-    own = {"127.0.0.1", *addresses}
-    found = [one for one in scan.found if one.node.endpoint not in known
-             and split_endpoint(one.node.endpoint).host not in own]
-    return replace(scan, found=tuple(found))
 
 
 def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
@@ -24522,33 +24392,20 @@ def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[N
                          fix="subagent-fleet status")
 
 
-def plan_first_fleet(world: World, states: Sequence[NodeState], measured: Sequence[Measurement],
-                     memory: Mapping[str, float]) -> Starter:
+def plan_first_fleet(world: World, states: Sequence[NodeState], measured: Sequence[Measurement]
+                     ) -> Starter:
     """Return the fleet of what was found, with what this machine can spare for models."""
-    unknown = plan_starter(states, measured, memory)
-    own = int(with_own_memory(world, memory)["local"])
-    if "local" in memory or not own:
+    unknown = plan_starter(states, measured, {})
+    own = int(with_own_memory(world, {})["local"])
+    if not own:
         return unknown
-    known = plan_starter(states, measured, {"local": own, **memory})
+    known = plan_starter(states, measured, {"local": own})
     if known.has_models and sys.platform == "darwin":
         return known
     # Elsewhere a graphics card may have more than the machine: no model is left out for it.
     placed = {model_slot(load.model) for load in known.assignment.placements}
     wanted = {model_slot(load.model) for load in unknown.assignment.placements}
     return unknown if wanted - placed else known
-
-
-def parse_memory(options: Namespace, nodes: Mapping[str, Node]) -> dict[str, float]:
-    """Return the GB of NAME=GB texts."""
-    memory = {}
-    for text in options.memory:
-        name, _, number = text.partition("=")
-        if name not in nodes or not re.fullmatch(r"[1-9]\d{0,4}(\.\d+)?", number):
-            raise FleetError("usage", f"init: `{clean_name(text)}` is not NAME=GB, with "
-                             f"one of {some_of(list(nodes))}", status=EXIT_USAGE,
-                             fix=f"subagent-fleet init --memory {next(iter(nodes))}=16")
-        memory[name] = json.loads(number)
-    return memory
 
 
 def with_own_memory(world: World, memory: Mapping[str, float]) -> dict[str, float]:
@@ -24774,66 +24631,37 @@ def format_nodes(fleet: Fleet, states: Mapping[str, NodeState], headers: Sequenc
     return f"{title}\n{head}\n{ruler}\n{body}"
 
 
-# == steps/warming.py, from line 37 ===========================================
+# == steps/warming.py, from line 35 ===========================================
 #
 # Waking machines and loading models, with progress.
 
-def format_waking(name: str, state: str, seconds: float, look: Look = PLAIN) -> str:
+def format_waking(waking: Waking, look: Look = PLAIN) -> str:
     """Return how a machine was woken."""
     role, words = {
-        "awake": ("ok", "answers already"),
         "stopped": ("bad", "is awake, but nothing listens there: start Ollama"),
-        "woken": ("ok", f"answered after {seconds:.0f} s"),
-        "silent": ("bad", f"did not answer within {seconds:.0f} s. Check its `mac:`, and "
-                          "that its network card may wake it")}[state]
-    return format_words([mark(name, role, look), Cell(words)], look, indent="  ")
+        "woken": ("ok", f"answered after {waking.seconds:.0f} s"),
+        "silent": ("bad", f"did not answer within {waking.seconds:.0f} s. Check its `mac:`, and "
+                          "that its network card may wake it")}[waking.state]
+    return format_words([mark(waking.node, role, look), Cell(words)], look, indent="  ")
 
 
-def wake_all(world: World, nodes: Sequence[Node], seconds: float,
-             via: Sequence[tuple[str, int]], say: Callable[[Waking], None]) -> list[Waking]:
-    """Wake nodes, say of each how it ended, and on a terminal for whom is waited how long."""
-    began = world.clock()
-    wakings = []
-    with LiveLine(world) as line:
-        for waking in wake_nodes(world, nodes, seconds, via):
-            if waking:
-                line.clear()
-                wakings.append(waking)
-                say(waking)
-            ended = {done.node for done in wakings}
-            names = [node.name for node in nodes if node.name not in ended]
-            if names and world.clock() > began + 1:
-                line.show(f"Waiting for {some_of(names, 4)}: "
-                          f"{show_span(world.clock() - began)}")
-    return wakings
-
-
-def parse_via(world: World, text: str = "") -> list[tuple[str, int]]:
-    """Return where to send: an IPv4 address and perhaps a port, else to all around."""
-    if not text:
-        return [(host, WAKE_PORT) for host in world.broadcast_addresses()]
-    host, _, port = text.partition(":")
-    is_address = re.fullmatch(r"\d{1,3}([.]\d{1,3}){3}", host) and is_private(host)
-    is_everybody = host == "255.255.255.255"
-    if (is_address or is_everybody) and re.fullmatch(r"[0-9]{0,5}", port) \
-            and 0 < int(port or WAKE_PORT) < 65536:
-        return [(host, int(port or WAKE_PORT))]
-    raise FleetError("usage", f"wake: --via: `{text}` is not an address of a private network",
-                     status=EXIT_USAGE, fix="subagent-fleet wake --via 192.168.1.255")
-
-
-def wake_sleepers(fleet: Fleet, names: Collection[str], look: Look, world: World,
-                  say: Callable[[str], None]) -> None:
+def wake_sleepers(fleet: Fleet, names: Collection[str], teller: Teller, world: World) -> None:
     """Wake those of these nodes that have a hardware address and do not answer; say so."""
     nodes = [node for name, node in fleet.nodes.items() if node.mac and name in names]
     if not nodes or find_untrusted(world, fleet):
         return
-
-    def tell(waking: Waking) -> None:
-        if waking.state != "awake":
-            say(format_waking(waking.node, waking.state, waking.seconds, look))
-
-    wake_all(world, nodes, WAKE_SECONDS, parse_via(world), tell)
+    began = world.clock()
+    ended = []
+    with LiveLine(world) as line:
+        for waking in wake_nodes(world, nodes):
+            if waking:
+                ended.append(waking.node)
+                if waking.state != "awake":
+                    line.clear()
+                    teller.say(format_waking(waking, teller.look))
+            left = [node.name for node in nodes if node.name not in ended]
+            if left and world.clock() > began + 1:
+                line.show(f"Waiting for {some_of(left, 4)}: {show_span(world.clock() - began)}")
 
 
 def format_share(loaded: LoadedModel) -> str:
@@ -24904,7 +24732,7 @@ def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, teller: Teller
 
     heading = "Unloading models:"
     if not options.unload:
-        wake_sleepers(fleet, groups, look, world, say)
+        wake_sleepers(fleet, groups, teller, world)
         heading = "Warming models:"
     say(paint(heading, "bold", look) + "\n")
 
@@ -26709,13 +26537,12 @@ def listen_for_page(world: World, gateway: Gateway, typed: int | None = None) ->
 # =============================================================================
 
 
-# == commands/up.py, from line 69 =============================================
+# == commands/up.py, from line 66 =============================================
 #
 # `up`: everything in one step.
 
 @command("up", "do everything: find models, load and serve them, run Claude Code", CONFIG_FILE,
          OUT, TRUST,
-         Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),
          Flag("--ui", "show the dashboard, too"),
          group=START, examples=("up", "up --ui", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Namespace, world: World) -> int:
@@ -26778,39 +26605,30 @@ def tell_tasks_left(world: World) -> None:
 
 
 def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
-    """Return the fleet of the nearest file, with the typed machines; else write one."""
-    nodes = parse_nodes(options.node, "up")
+    """Return the fleet of the nearest file; where there is none, write one."""
     try:
         path = find_config(world, options.config)
     except FleetError:
         path = CONFIG_NAMES[0]
-        write_first_fleet(world, path, nodes)
-        nodes = {}
+        write_first_fleet(world, path)
     if path == "-":
         raise FleetError("usage", "up: standard input is Claude Code's, so the config must "
                          "be in a file", status=EXIT_USAGE,
                          fix="subagent-fleet up --config fleet.yaml")
 
     config = load_config(world, options.config)
-    for node in nodes.values():
-        known = config.fleet.nodes.get(node.name)
-        if not known or known.endpoint != node.endpoint:
-            added = plan_insertion(config, node, (), world)
-            insert_node(world, path, node, insert_sections(config.fleet.document, added))
-            tell(world, f"{clean_line(node.name)}: put into {clean_line(path)}\n")
-            config = load_config(world, options.config)
     tell_warnings(config.warnings, world)
     if is_loopback(config.fleet.gateway.host):  # else `check_key` tells it
         tell_findings(lint_key(config.fleet, world.environ), world)
     return config.fleet
 
 
-def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node]) -> None:
-    """Write a fleet file of what this machine and typed ones have; refuse placeholders."""
-    nodes = with_this_machine(world, nodes)
+def write_first_fleet(world: World, path: str) -> None:
+    """Write a fleet file of what this machine has; refuse placeholders."""
+    nodes = with_this_machine(world, {})
     states = ask_machines(world, nodes)
     measured = read_measurements(Workspace(world, world.parent(path)))
-    starter = plan_first_fleet(world, states, measured, {})
+    starter = plan_first_fleet(world, states, measured)
     memory = with_own_memory(world, {})
     if not starter.has_models:
         answers = [line.strip() for line in format_answers(states).splitlines()]
@@ -26820,7 +26638,7 @@ def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node]) -> Non
         fix = f"{start}{tell_pull(room)}, then `subagent-fleet up`"
         if not plan_pull(room):
             what += f"; this machine has about {room:.0f} GB for models: {tell_pull(room)}"
-            fix = "with a larger machine: `subagent-fleet up --node mini=192.168.1.50`"
+            fix = "with a larger machine: `subagent-fleet init --node mini=192.168.1.50`"
         raise FleetError("no-model", f"no fleet.yaml, and no model to write one with: {what}",
                          fix=fix)
     look = look_of(world, "stderr")
@@ -26932,7 +26750,7 @@ def tell_weakness(fleet: Fleet, main: Model, states: Mapping[str, NodeState], wo
                                   look_of(world, "stderr"), memory))
 
 
-# == commands/init.py, from line 55 ===========================================
+# == commands/init.py, from line 50 ===========================================
 #
 # `init`: write a new fleet file; the examples it can write.
 
@@ -26963,52 +26781,38 @@ def format_after_init(starter: Starter, states: Sequence[NodeState],
          Flag("--output", "where to write; default: fleet.yaml (a .json name writes JSON)",
               "FILE"),
          Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
-         Flag("--memory", "GB that models may take there; may be repeated", "NAME=GB",
-              REPEAT),
-         SCAN, Flag("--offline", "contact no machine, write placeholders"),
+         Flag("--offline", "contact no machine, write placeholders"),
          Flag("--hybrid", "your own Claude login for the main session, subagents at home"),
          Flag("--example", "write this example instead; `list`, or no name, names them",
               "[NAME]", {"nargs": "?", "const": "list", "default": ""},
               offers=EXAMPLE_NAMES), FORCE,
          group=SET_UP, examples=("init", "init --node mini=http://192.168.1.50:11434",
-                                 "init --scan", "init --hybrid", "init --example list"),
-         excludes=("example node", "example scan", "example hybrid", "example offline",
-                   "example memory", "scan offline"))
+                                 "init --hybrid", "init --example list"),
+         excludes=("example node", "example hybrid", "example offline"))
 def cmd_init(options: Namespace, world: World) -> int:
     if options.example:
         return write_example(options, world)
     nodes = parse_nodes(options.node, "init")
     output = check_output(options, world)
-    scan = None
-    if options.scan is not None:
-        scan = look_around(options, world, "init", nodes)
     nodes = with_this_machine(world, nodes)
     if options.offline:
         states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
     else:
         states = ask_machines(world, nodes)
-    if scan:
-        states += [found.state for found in scan.found]
-        nodes.update({found.node.name: found.node for found in scan.found})
 
     directory = world.split(output)[0]
-    memory = parse_memory(options, nodes)
     measured = read_measurements(Workspace(world, directory))
-    starter = plan_first_fleet(world, states, measured, memory)
+    starter = plan_first_fleet(world, states, measured)
     if options.force and not options.offline:
         refuse_worse(world, output, starter, [state for state in states
                                               if not state.online and state.name != "local"])
-    if scan:
-        starter = drop_idle(starter, scan)
     if options.hybrid:
         starter = plan_hybrid(starter)
         nodes["anthropic"] = Node("anthropic", split_endpoint(CLAUDE_ENDPOINT).url,
                                   provider="anthropic", auth="client")
     said = wrap_text(write_starter(world, output, nodes, starter, offline=options.offline),
                      look_of(world))
-    if scan:
-        said += format_scan(scan, look_of(world))
-    memory = with_own_memory(world, memory)
+    memory = with_own_memory(world, {})
     said += format_starter(starter, states, look_of(world), memory)
     said += format_flaw(starter.flaw, states, "subagent-fleet init --force",
                         look_of(world), memory)
@@ -27020,15 +26824,6 @@ def cmd_init(options: Namespace, world: World) -> int:
     said += format_after_init(starter, states, look_of(world))
     world.out(said)
     return EXIT_OK
-
-
-def drop_idle(starter: Starter, scan: Scan) -> Starter:
-    """Return a starter without machines that were found by themselves and have no work."""
-    busy = {model["node"] for model in starter.tree["models"].values()}
-    idle = {found.node.name for found in scan.found} - busy
-    nodes = {name: values for name, values in starter.tree["nodes"].items()
-             if name not in idle}
-    return replace(starter, tree={**starter.tree, "nodes": nodes})
 
 
 def check_output(options: Namespace, world: World) -> str:
@@ -27600,7 +27395,7 @@ def find_objection(path: str, advised: Recommendation) -> FleetError | None:
     for state in advised.silent:
         fix = state.mend_from_afar
         if advised.fleet.nodes[state.name].mac:
-            fix = f"subagent-fleet wake {state.name}"
+            fix = "subagent-fleet warmup"
         return FleetError("node-silent", f"{state.name} does not answer ({state.reason}), so "
                           "nothing was written", status=EXIT_REFUSED, fix=fix)
     return None
@@ -27875,7 +27670,7 @@ def cmd_validate(options: Namespace, world: World) -> int:
     return EXIT_OK
 
 
-# == commands/discover.py, from line 31 =======================================
+# == commands/discover.py, from line 32 =======================================
 #
 # `discover`: what the machines have.
 
@@ -27919,13 +27714,15 @@ def _describe_model(model: NodeModel) -> str:
 
 
 @command("discover", "show which models every machine has", CONFIG,
-         Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"), SCAN, TIMEOUT,
+         Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
+         Flag("--scan", "find machines: whom this one knows, on its network and by Tailscale"),
+         TIMEOUT,
          Flag("--verbose", "show details of each machine and model", short="-v"), JSON,
          group=LOOK, examples=("discover", "discover --verbose --timeout 2",
                                "discover --scan"),
          excludes=("scan write",))
 def cmd_discover(options: Namespace, world: World) -> int:
-    if options.scan is not None:
+    if options.scan:
         return discover_machines(options, world)
     fleet = load_config(world, options.config).fleet
     states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
@@ -27953,6 +27750,25 @@ def cmd_discover(options: Namespace, world: World) -> int:
     return EXIT_OK
 
 
+def format_scan(scan: Scan, look: Look = PLAIN) -> str:
+    """Return who was asked, and what was skipped."""
+    sentences: list[Cell | str] = [
+        Cell(f"Asked {count_of(scan.addresses, 'address')} that this machine has "
+             "lately spoken with, or that Tailscale names.")]
+    if scan.peers:
+        sentences.append(Cell(f"Tailscale: {some_of([peer.name for peer in scan.peers])}."))
+    sentences += scan.notes
+    skipped: dict[str, list[str]] = {}
+    for address, why in scan.others:
+        skipped.setdefault(why, []).append(address)
+    if skipped:
+        groups = [f"as {why} {some_of(places, 4)}" for why, places in skipped.items()]
+        sentences.append(Cell(f"Skipped {'; '.join(groups)}."))
+    if not scan.found:
+        sentences.append("No machine was found. Name one: `subagent-fleet add mini=ADDRESS`")
+    return "".join(format_words([sentence], look) for sentence in sentences)
+
+
 def format_found(scan: Scan, known: Mapping[str, str], look: Look = PLAIN) -> str:
     """Return a table of the machines that a scan found, and how to add each to the fleet."""
     rows = []
@@ -27973,8 +27789,7 @@ def discover_machines(options: Namespace, world: World) -> int:
         fleet = load_config(world, options.config).fleet
         fleet_name = fleet.name
         known = {node.endpoint: name for name, node in fleet.nodes.items()}
-    # A machine of the fleet shall be found like any other, and said to be known.
-    scan = look_around(options, world, "discover", {})
+    scan = scan_machines(world)
 
     if options.json:
         print_report(world, "discover", {
@@ -27997,9 +27812,9 @@ def report_scan(scan: Scan, known: Mapping[str, str]) -> dict[str, Any]:
     found = [{"node": one.state, "provider": one.node.provider,
               "known": known.get(one.node.endpoint)} for one in scan.found]
     others = [{"address": address, "why": why} for address, why in scan.others]
-    return {"networks": scan.networks, "peers": [{"name": peer.name, "address": peer.address}
-                                                 for peer in scan.peers],
-            "addresses": scan.counts, "found": found, "others": others, "notes": scan.notes}
+    peers = [{"name": peer.name, "address": peer.address} for peer in scan.peers]
+    return {"addresses": scan.addresses, "peers": peers, "found": found, "others": others,
+            "notes": scan.notes}
 
 
 def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str, str]]:
@@ -28701,54 +28516,6 @@ def observe_traces(workspace: Workspace, options: Namespace) -> TraceFacts:
     path = find_config(world, options.config)
     changed = world.changed_at(path) if path != "-" else 0.0
     return replace(facts, fleet=fleet, fleet_path=path, fleet_changed=changed)
-
-
-# == commands/wake.py, from line 27 ===========================================
-#
-# `wake`: wake machines.
-
-@command("wake", "wake sleeping machines, and wait until they answer",
-         Flag("nodes", "only these nodes; default: all with a `mac:`", "NODE",
-              {"nargs": "*", "default": ()}, offers=("nodes",)), CONFIG,
-         Flag("--via", "where to send; default: the broadcast addresses of this machine",
-              "ADDRESS[:PORT]", {"default": ""}),
-         Flag("--timeout", "seconds to wait", "S", {**SECONDS, "default": WAKE_SECONDS}),
-         TRUST, JSON, group=SERVE,
-         examples=("wake", "wake mini", "wake mini --via 192.168.1.255"))
-def cmd_wake(options: Namespace, world: World) -> int:
-    fleet = load_config(world, options.config).fleet
-    check_names("node", options.nodes, fleet.nodes, fleet.name)
-    ask_trust(fleet, options, world)
-    nodes = choose_sleepers(world, fleet, options.nodes)
-    via = parse_via(world, options.via)
-
-    def say(waking: Waking) -> None:
-        if not options.json:
-            world.out(format_waking(waking.node, waking.state, waking.seconds,
-                                    look_of(world)))
-
-    wakings = wake_all(world, nodes, options.timeout, via, say)
-    if options.json:
-        print_report(world, "wake", {"results": wakings, "via": [host for host, _ in via]})
-    is_whole = all(waking.state in ("awake", "woken") for waking in wakings)
-    return EXIT_OK if is_whole else EXIT_PROBLEM
-
-
-def choose_sleepers(world: World, fleet: Fleet, names: Sequence[str]) -> list[Node]:
-    """Return the nodes to wake; one that is off and has no hardware address is refused."""
-    chosen = [fleet.nodes[name] for name in dict.fromkeys(names)]
-    chosen = (chosen or [node for node in fleet.nodes.values() if node.mac]
-              or list(fleet.nodes.values()))
-    jobs = {node.name: lambda node=node: answers(world, node, SLEEP_TEST_SECONDS)
-            for node in chosen if not node.mac}
-    asked = dict(run_together(world, jobs))
-    for node in chosen:
-        failure = asked.get(node.name)
-        if failure and failure.reason != "refused":  # a machine that sleeps refuses nobody
-            raise FleetError("no-mac",
-                             f"nodes.{node.name} has no `mac:`, so it can't be woken",
-                             fix=plan_mac_hint(node))
-    return chosen
 
 
 # == commands/warmup.py, from line 18 =========================================
@@ -30553,14 +30320,12 @@ Or without naming any machine:
 
 ```sh
 subagent-fleet discover --scan    # which machines answer, and what to type to add each
-subagent-fleet init --scan        # a new fleet.yaml with the machines that get work
 ```
 
-This knocks at every address of the private networks that this machine is in (`--scan
-192.168.7.0/24`: of that one, at most a /22; a public network is refused), on the ports of
-Ollama, LM Studio, llama.cpp and vLLM, and at the machines that `tailscale status` names,
-where that program is: it takes three seconds in all. It never scans unasked, and says what it
-skipped and why.
+This asks the machines that this one has lately spoken with (`arp -an`) and those that
+`tailscale status` names, on the ports of Ollama, LM Studio, llama.cpp and vLLM: it takes
+three seconds in all. It knocks at no address that nobody named, and says what it skipped and
+why. A machine that is not listed: `ping` it once, or name it.
 
 Or step by step, to see what each part does:
 
@@ -30623,12 +30388,11 @@ under the machine; or write less `context:`. On a Mac this is the same memory th
 
 ## Machines that sleep
 
-With `mac: "a4:83:e7:01:02:03"` under a node, `subagent-fleet wake mini` sends the 102 bytes
-of a magic packet to the broadcast addresses of this machine's networks (or to `--via
-ADDRESS`, for another network or a router that hands it on), waits, and says `mini answered
-after 11 s`; without a name, all that have a `mac`. `warmup` and `up` wake sleeping machines
-first. The machine must allow it: on a Mac "Wake for network access", on a PC the card's
-Wake-on-LAN. For a node without `mac` it says how to find it.
+With `mac: "a4:83:e7:01:02:03"` under a node, `up` and `warmup` wake the machine if it does
+not answer: they send the 102 bytes of a magic packet to the broadcast addresses of this
+machine's networks, wait, and say `mini answered after 11 s`. The machine must allow it: on a
+Mac "Wake for network access", on a PC the card's Wake-on-LAN. To find its `mac` while it is
+awake: `arp -n mini` here, or there `ifconfig en0` (a Mac) or `ip link` (Linux).
 
 ## The first word
 
@@ -31114,7 +30878,7 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   `routes`
 - `discover`: `fleet`, `nodes`, `models` (`name`, `node`, `ollama_model`, `state`: present,
   missing, unknown, `fix`), `written`; with `--scan` these are empty, and `scan` has
-  `networks`, `peers`, `addresses` (how many are open, refused, silent, unreachable), `found`
+  `addresses` (that were asked), `peers`, `found`
   (`node`, `provider`, `known`: its name in the fleet, or null), `others` (`address`, `why`),
   `notes`
 - `status`: `fleet`, `ready`, `next` (what to type), `gateway` (a finding: who answers at its
@@ -31132,7 +30896,6 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   (`name`, `node`, `model`), `planned` (the same, `context`, `fallback`), each null where
   there is none), `measured` (as in `bench`), `unknown` and `counted` (sentences), `block` (to
   paste), `written`
-- `wake`: `results` (`node`, `state`: awake, woken, stopped or silent, `seconds`), `via`
 - `warmup`: `results` (`model`, `node`, `ollama_model`, `ok`, `stage`, `state`: ok, not
   answering, busy or failed, `seconds`, `loaded`, `pulled_bytes`, `size_bytes`, `detail`,
   `fix`)
@@ -31236,7 +30999,7 @@ TOPICS = {
     "commands": Topic("every command with its flags", lambda: render_commands_page()),
     "config": Topic("every key of fleet.yaml, and every warning",
                     lambda: CONFIG_PAGE.replace("@KEYS@", render_keys_table())),
-    "machines": Topic("more machines: worker, add, scan, wake; who does what where",
+    "machines": Topic("more machines: worker, add, scan; who does what where",
                       lambda: MACHINES_PAGE),
     "models": Topic("what bench measures, and how it is kept", lambda: MODELS_PAGE),
     "backends": Topic("other servers than Ollama; your own Claude login",
@@ -31539,6 +31302,9 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
 OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch"}
 FORMER_FLAGS = {  # what a command had once, and what is typed now
     "discover --check": "subagent-fleet doctor",
+    "init --memory": "write `memory_gb:` under the machine in fleet.yaml",
+    "init --scan": "subagent-fleet discover --scan",
+    "up --node": "subagent-fleet add NAME=URL",
     "ui --host": "on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST"}
 TASK_FLAG_WORDS = {
     "--batch": "a pattern, as in: subagent-fleet task stop 'jwt-*'",
@@ -31786,7 +31552,7 @@ def show_demo_sessions(tour: Tour, fleet: Fleet, mini: SimulatedNode, until: flo
     tour.see(not left, f"`clean` left {', '.join(left)}")
 
 
-# == program/commands.py, from line 48 ========================================
+# == program/commands.py, from line 47 ========================================
 #
 # Every command, in the order of help.
 
@@ -31806,7 +31572,6 @@ COMMANDS.extend((
     cmd_doctor,
     cmd_logs,
     cmd_trace,
-    cmd_wake,
     cmd_warmup,
     cmd_bench,
     cmd_serve,

@@ -995,17 +995,6 @@ def test_a_note_of_ours_is_renewed_and_a_persons_comment_stays():
     assert "models:\n  # mine is the best\n  # about n\n  n:\n" in changed and "# not a comment\n" in changed
 
 
-def test_up_takes_a_machine_that_is_typed(two, quick, tmp_path):
-    words = ["up", "--node", f"mini=127.0.0.1:{two.port}"]
-    two.answers["/api/chat"] = 500, {"error": "out of memory"}
-    done = quick(*words, env={"PATH": "/nowhere"})
-    assert "mini: put into fleet.yaml\n" in done.stderr and "nothing-ready" not in done.stderr
-    assert list(sf.load_fleet(tmp_path / "fleet.yaml").nodes) == ["big", "mini"]
-    before = (tmp_path / "fleet.yaml").read_bytes()
-    done = quick(*words, env={"PATH": "/nowhere"})
-    assert "put into" not in done.stderr and (tmp_path / "fleet.yaml").read_bytes() == before
-
-
 # -- logs --
 
 ONE = {"time": 0, "id": "req_1", "session": "s-1", "agent": "", "alias": "claude-sonnet-local",

@@ -27,7 +27,7 @@ ROUTE = "implementer -> mini -> qwen3:8b"
 SAYS = {
     "--version": (0, r"subagent-fleet \d"), "add": (1, "`mini`"), "bench": (0, r"qwen3:8b +mini"),
     "demo": (0, "sim-mini"), "doctor": (0, r"(?s)Nodes.*\n0 of 1 model ready"),
-    "doctor --json": (0, '"schema": "subagent-fleet/doctor/1"'),
+    "discover --scan": (0, "Asked 0 addresses"), "doctor --json": (0, '"schema": "subagent-fleet/doctor/1"'),
     "generate": (0, r"litellm_config.yaml +unchanged"),
     "generate --target": (0, r"codex/config.toml +created"), "help config": (0, "master_key_env:"),
     "init": (0, r"Created fleet\.yaml"), "launch": (1, r"http://127\.0\.0\.1:\d"),
@@ -41,7 +41,7 @@ SAYS = {
     "task stop": (0, r"parser +stopped"), "task tidy": (0, "(?i)tidy"),
     "tasks": (0, r"jwt-a +waiting"), "tasks parser --json": (0, '"state": "waiting"'),
     "trace": (0, "session"), "trace --audit": (1, "session"),
-    "validate": (0, "fleet.yaml is valid"), "wake": (0, "mini"), "warmup": (0, r"qwen3:8b +ok"),
+    "validate": (0, "fleet.yaml is valid"), "warmup": (0, r"qwen3:8b +ok"),
     "worker": (1, "OLLAMA_HOST=0.0.0.0:9")}
 # What goes on until it is ended; and what it has said by then.
 LASTS = {"up": (0, r"mini"), "serve": (130, r"Serving .*http://127\.0\.0\.1:\d"),
@@ -106,7 +106,7 @@ def place(tmp_path, fake_node, in_lan):
     node = fake_node({"qwen3:8b": {"capabilities": ["completion", "tools"], "context": 40960}})
     (project / "fleet.yaml").write_text(FLEET.format(port=free_port(), endpoint=node.endpoint))
     (project / "tasks.yaml").write_text(TASKS)
-    for name in ("claude", "opencode"):
+    for name in ("claude", "opencode", "ip"):  # nobody's own network is asked
         (programs / name).write_text(STUB)
         (programs / name).chmod(0o755)
     subprocess.run(["git", "init", "-q", str(project)], check=True)
@@ -133,9 +133,7 @@ def begun(place, run_cli, environ):
         if words[0] in ("task", "tasks"):
             done = run_cli("task", "add", "parser:Say hi.", "jwt-a:Say ho.", cwd=place, env=environ)
             assert done.returncode == 0
-        words = [word.replace("192.168.1.50", "127.0.0.1:9") for word in words]
-        # Nobody's own network is asked.
-        return ["--scan=127.251.1.8/29" if word == "--scan" else word for word in words]
+        return [word.replace("192.168.1.50", "127.0.0.1:9") for word in words]
     return begin
 
 

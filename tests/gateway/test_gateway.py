@@ -1557,18 +1557,11 @@ def test_a_second_signal_ends_at_once_and_tells_what_it_cut_off(tmp_path, words)
         assert not (tmp_path / ".subagent-fleet").exists()
 
 
-def place_of_holder(directory):
-    """What is said of the directory of who has a port: a Mac does not show it."""
-    return f", in {directory}" if sf.World().has_proc() else ""
-
-
 def test_a_taken_port_is_said(tmp_path):
     other = Node(sends(b"SSH-2.0-other\r\n"))
     status, told = Program(tmp_path, "--port", str(other.port)).end()
     other.close()
-    assert status == 1 and f"cannot listen on 127.0.0.1:{other.port}: " in told
-    assert "already in use, by another program (" in told
-    assert f", pid {os.getpid()}{place_of_holder(os.getcwd())})\n" in told
+    assert status == 1 and f"port {other.port} is in use by something else (`lsof -i :{other.port}` shows" in told
     free, = re.findall(r"fix: write `port: (\d+)` under project.gateway, or stop it\n", told)
     assert other.port < int(free) <= other.port + 100 and answers_nobody(int(free))
 
@@ -1578,7 +1571,7 @@ def test_a_port_that_another_of_us_has_is_said(tmp_path):
     status, told = Program(tmp_path, "--port", str(first.port)).end()
     first.process.terminate()
     assert first.end()[0] == 0
-    assert status == 1 and "already in use, by this fleet's gateway" in told
+    assert status == 1 and "is in use by this fleet's gateway" in told
     assert "  fix: it serves already: `" in told and " launch claude`\n" in told
 
 
@@ -1747,7 +1740,6 @@ def test_up_refuses_before_it_loads_models(project):
     with socket.create_server(("127.0.0.1", project.port)):
         done = project("up")
     assert done.returncode == 1 and "error: nothing answers in time at" in done.stderr
-    assert done.stderr.count(f"pid {os.getpid()}") <= 1  # where the system tells it
     assert not project.node.asked("/api/chat")
 
 
@@ -2041,8 +2033,7 @@ def test_what_ends_a_gateway_of_another_fleet_can_be_typed(project, tmp_path_fac
     for command in ("up", "serve"):
         done = project(command)
         assert done.returncode == 1 and re.search(
-            rf"  fix: write `port: \d+` under project.gateway, or `kill {process.pid}`, which ends its ",
-            done.stderr), done.stderr
+            r"  fix: write `port: \d+` under project.gateway, or stop it\n", done.stderr), done.stderr
     process.terminate()
     assert process.wait(10) == 0
     process.stdout.close()
@@ -2052,9 +2043,8 @@ def test_up_refuses_a_port_that_is_not_its_fleets(project, fake_node):
     fake_node(port=project.port)
     done = project("up")
     assert (done.returncode, done.stdout) == (1, "")
-    assert f"error: another program answers at http://127.0.0.1:{project.port} (" in done.stderr
-    place = place_of_holder(project.place)  # where it runs now
-    assert f", pid {os.getpid()}{place})\n" in done.stderr
+    assert f"error: port {project.port} is in use by something else (`lsof -i :{project.port}` shows what)\n" in \
+        done.stderr
     assert re.search(r"  fix: write `port: \d+` under project.gateway, or stop it\n", done.stderr)
 
 

@@ -1,5 +1,4 @@
 """Machines that sleep: the packet, whom it goes to, how long their waking took."""
-import json
 import re
 import socket
 import threading
@@ -82,77 +81,55 @@ def test_the_packet_is_102_bytes():
     assert packet == b"\xff" * 6 + b"\xa4\x83\xe7\x01\x02\x03" * 16
 
 
-def test_wake_sends_the_packet_and_waits_for_the_answer(sleeper, quick, tmp_path, monkeypatch, capsys):
-    machine = sleeper()
-    write_fleet(tmp_path, machine.port)
-    monkeypatch.chdir(tmp_path)
-    assert sf.main(["wake", "--via", machine.via]) == 0
-    assert re.fullmatch(r"mini answered after \d s\n", capsys.readouterr().out)
-    assert machine.packets == [sf.plan_magic_packet(MAC)]
-    assert sf.main(["wake", "mini", "--via", machine.via]) == 0
-    assert capsys.readouterr().out == "mini answers already\n" and len(machine.packets) == 1
+@pytest.fixture
+def towards(monkeypatch):
+    """Send what is broadcast to a machine of the test."""
+    send = sf.World.send_datagram
+
+    def lead(machine):
+        host, port = machine.via.split(":")
+        monkeypatch.setattr(sf.World, "broadcast_addresses", lambda self: [host])
+        monkeypatch.setattr(sf.World, "send_datagram",
+                            lambda self, host, _, content: send(self, host, int(port), content))
+    return lead
 
 
-def test_wake_says_who_did_not_wake(sleeper, quick, tmp_path, monkeypatch, limits, capsys):
-    limits(sleep_test=0.1, wake_again=0.1)
+def test_who_did_not_wake_is_named(sleeper, quick, tmp_path, towards, run_cli, limits):
+    limits(sleep_test=0.1, wake_again=0.1, wake=0.4)
     machine = sleeper(wakes=False)
+    towards(machine)
     write_fleet(tmp_path, machine.port)
-    monkeypatch.chdir(tmp_path)
-    assert sf.main(["wake", "--via", machine.via, "--timeout", "0.4", "--json"]) == 1
-    (result,) = json.loads(capsys.readouterr().out)["results"]
-    assert (result["node"], result["state"]) == ("mini", "silent") and result["seconds"] >= 0.4
+    done = run_cli("warmup", "--timeout", "0.2")
+    assert done.returncode == 1 and done.stdout.startswith(
+        "mini did not answer within 0 s. Check its `mac:`, and that its network card may wake it\n")
     assert set(machine.packets) == {sf.plan_magic_packet(MAC)} and len(machine.packets) >= 2
 
 
-def test_a_machine_on_which_nothing_listens_is_awake(quick, tmp_path, monkeypatch, capsys):
+def test_a_machine_on_which_nothing_listens_is_awake(quick, tmp_path, run_cli, monkeypatch):
     write_fleet(tmp_path, free_port())
-    monkeypatch.chdir(tmp_path)
     sent = []
     monkeypatch.setattr(sf.World, "send_datagram", lambda *words: sent.append(words))
-    assert sf.main(["wake"]) == 1 and sent == []
-    assert capsys.readouterr().out == "mini is awake, but nothing listens there: start Ollama\n"
+    done = run_cli("warmup")
+    assert done.returncode == 1 and sent == []
+    assert done.stdout.startswith("mini is awake, but nothing listens there: start Ollama\n")
 
 
 @pytest.mark.slow
-def test_on_a_terminal_it_says_for_whom_it_waits(sleeper, quick, tmp_path, monkeypatch, capsys):
+def test_on_a_terminal_it_says_for_whom_it_waits(sleeper, quick, tmp_path, towards, monkeypatch, capsys, limits):
+    limits(wake=1.6)
     machine = sleeper(wakes=False)
+    towards(machine)
     write_fleet(tmp_path, machine.port)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sf.World, "is_terminal", lambda self, stream="stdout": stream == "stderr")
     monkeypatch.setenv("TERM", "xterm")
-    assert sf.main(["wake", "--via", machine.via, "--timeout", "1.6"]) == 1
-    talk = capsys.readouterr().err
-    assert re.search(r"\r\x1b\[K  Waiting for mini: 1(\.\d)? s", talk) and talk.endswith("\r\x1b[K")
+    assert sf.main(["warmup", "--timeout", "0.2"]) == 1
+    assert re.search(r"\r\x1b\[K  Waiting for mini: 1(\.\d)? s", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("words", [["wake"], ["wake", "mini"]])
-def test_a_node_without_a_mac_says_how_to_find_it(run_cli, sleeper, quick, tmp_path, words):
-    write_fleet(tmp_path, sleeper(wakes=False).port, mac="")
-    done = run_cli(*words)
-    assert done.returncode == 1 and done.stderr == (
-        "error: nodes.mini has no `mac:`, so it can't be woken\n"
-        "  fix: while it is awake, `arp -n 127.0.0.1` here, or there `ifconfig en0` (a Mac) or "
-        "`ip link` (Linux); then write it as `mac: \"…\"` under nodes.mini\n")
-    with pytest.raises(sf.FleetError) as caught:
-        sf.choose_sleepers(sf.World(), sf.load_fleet(str(tmp_path / "fleet.yaml")), ["mini"])
-    assert caught.value.slug == "no-mac"
-
-
-@pytest.mark.parametrize("words", [["wake"], ["wake", "mini", "gpu"]])
-def test_a_mac_is_asked_for_only_of_who_is_off(run_cli, sleeper, quick, fake_node, tmp_path, words):
-    write_fleet(tmp_path, fake_node({"qwen3:8b": {}}).port, mac="")
-    config = tmp_path / "fleet.yaml"
-    text, gpu = config.read_text(), f"  gpu: {{endpoint: \"http://127.0.0.1:{sleeper(wakes=False).port}\"}}\n"
-    assert (run_cli("wake").returncode, run_cli("wake", "mini").stdout) == (0, "mini answers already\n")
-    config.write_text(text.replace("models:", gpu + "models:", 1), encoding="utf-8")
-    done = run_cli(*words)
-    assert done.returncode == 1 and done.stderr.startswith("error: nodes.gpu has no `mac:`")
-
-
-def test_the_packet_goes_to_every_network_of_this_machine(monkeypatch, sleeper, quick, tmp_path):
-    machine = sleeper(wakes=False)
-    write_fleet(tmp_path, machine.port)
-    monkeypatch.chdir(tmp_path)
+def test_the_packet_goes_to_every_network_of_this_machine(monkeypatch, sleeper, quick, tmp_path, limits, run_cli):
+    limits(wake=0.1)
+    write_fleet(tmp_path, sleeper(wakes=False).port)
     sent = []
 
     def send(self, host, port, content):
@@ -161,10 +138,10 @@ def test_the_packet_goes_to_every_network_of_this_machine(monkeypatch, sleeper, 
             raise sf.NodeFailure("unreachable", "no way")
     monkeypatch.setattr(sf.World, "broadcast_addresses", lambda self: ["192.168.1.255", "10.0.0.255"])
     monkeypatch.setattr(sf.World, "send_datagram", send)
-    assert sf.main(["wake", "--timeout", "0.1"]) == 1
+    assert run_cli("warmup", "--timeout", "0.1").returncode == 1
     assert sent == [("192.168.1.255", 9, 102), ("10.0.0.255", 9, 102)]
     monkeypatch.setattr(sf.World, "broadcast_addresses", lambda self: ["10.0.0.255"])
-    assert sf.main(["wake", "--timeout", "0.5"]) == 1  # nobody took it: that is said at once
+    assert run_cli("warmup", "--timeout", "0.1").returncode == 1  # nobody took it: that is said at once
 
 
 def test_broadcast_addresses_are_this_machines(monkeypatch):
@@ -172,35 +149,11 @@ def test_broadcast_addresses_are_this_machines(monkeypatch):
     assert sf.World().broadcast_addresses() == ["192.168.1.255", "10.0.3.255", "255.255.255.255"]
 
 
-@pytest.mark.parametrize("via", ["8.8.8.8", "mini", "192.168.1.255:99999", "192.168.1.255:x", "::1", "127.0.0.1:0",
-                                 "192.168.1", "1.2.3.4:9"])
-def test_via_is_an_address_at_home(run_cli, tmp_path, via):
-    write_fleet(tmp_path, 11434)
-    done = run_cli("wake", "--via", via)
-    assert done.returncode == 2 and f"wake: --via: `{via}` is not an address of a private" in done.stderr
-
-
-@pytest.mark.parametrize("text, places", [
-    ("192.168.1.255", [("192.168.1.255", 9)]), ("255.255.255.255:7", [("255.255.255.255", 7)])])
-def test_via_has_a_port_or_the_usual(text, places):
-    assert sf.parse_via(sf.World(), text) == places
-
-
-def test_a_public_node_is_asked_for_before_it_is_woken(run_cli, tmp_path):
-    text = FLEET.format(port=1, mac=f', mac: "{MAC}"').replace("127.0.0.1", "8.8.8.8")
-    (tmp_path / "fleet.yaml").write_text(text, encoding="utf-8")
-    assert run_cli("wake").returncode == 3
-
-
-def test_warmup_wakes_who_sleeps_before_it_loads(sleeper, quick, tmp_path, monkeypatch, capsys):
+def test_warmup_wakes_who_sleeps_before_it_loads(sleeper, quick, tmp_path, monkeypatch, capsys, towards):
     machine = sleeper()
     write_fleet(tmp_path, machine.port)
     monkeypatch.chdir(tmp_path)
-    host, port = machine.via.split(":")
-    send = sf.World.send_datagram
-    monkeypatch.setattr(sf.World, "broadcast_addresses", lambda self: [host])
-    monkeypatch.setattr(sf.World, "send_datagram",
-                        lambda self, host, _, content: send(self, host, int(port), content))
+    towards(machine)
     assert sf.main(["warmup", "--unload", "--timeout", "0.2"]) == 1 and machine.packets == []
     capsys.readouterr()
     assert sf.main(["warmup"]) == 0

@@ -304,10 +304,14 @@ def test_a_model_without_tools_is_nobodys_fallback(house, tmp_path, capsys, fake
     assert "write `fallback" not in capsys.readouterr().err
 
 
-def test_a_machine_that_is_left_out_is_told_why(fake_node, run_cli):
+def test_a_machine_that_is_left_out_is_told_why(fake_node, run_cli, tmp_path):
     big, small = fake_node({"qwen3-coder:30b": {}}), fake_node({"qwen3:14b": {"size": 9 * 10**9}})
     env = {"OLLAMA_HOST": f"127.0.0.1:{small.port}"}
-    run_cli("init", "--node", f"mini={big.endpoint}", "--memory", "local=4", env=env)
+    run_cli("init", "--node", f"mini={big.endpoint}", env=env)
+    path = tmp_path / "fleet.yaml"
+    path.write_text(re.sub("(?m)^  local:$", "  local:\n    memory_gb: 4", re.sub(
+        "(?m)^    memory_gb: .*\n", "", path.read_text())))
+    run_cli("recommend", "--write", "--yes", env=env)
     said = run_cli("validate").stderr
     assert "nodes.local: no model runs on it" in said and "subagent-fleet add" not in said
     assert "fix: `subagent-fleet recommend` shows what it could do; or remove it\n" in said
@@ -503,5 +507,5 @@ def test_who_holds_the_gateways_port_comes_before_the_models(house, tmp_path, ca
     capsys.readouterr()
     sf.main(["status"])
     said = " ".join(capsys.readouterr().out.split())
-    assert f"nother program answers at http://127.0.0.1:{port}. Next: write another `port:`" in said
+    assert f"ort {port} is in use by something else (`lsof -i :{port}` shows what). Next: write another `port:`" in said
     assert "warmup" not in said

@@ -275,7 +275,7 @@ LIMITS = {
     "events_pause": "EVENTS_PAUSE_SECONDS", "progress": "PROGRESS_SECONDS",
     "load_look": "LOAD_LOOK_SECONDS", "busy": "BUSY_SECONDS", "hung": "HUNG_SECONDS",
     "pull_stall": "PULL_STALL_SECONDS", "sleep_test": "SLEEP_TEST_SECONDS",
-    "wake_pause": "WAKE_PAUSE_SECONDS", "wake_again": "WAKE_AGAIN_SECONDS",
+    "wake": "WAKE_SECONDS", "wake_pause": "WAKE_PAUSE_SECONDS", "wake_again": "WAKE_AGAIN_SECONDS",
     "try_wait": "TRY_WAIT_SECONDS", "ask": "ASK_SECONDS", "api_wait": "API_WAIT_SECONDS",
     "init": "INIT_TIMEOUT_SECONDS", "connections": "CONNECTION_LIMIT", "idle": "IDLE_LIMIT",
     "bodies": "BODIES_LIMIT_BYTES", "answer": "ANSWER_LIMIT_BYTES",

@@ -241,8 +241,6 @@ TYPED = {  # a command of which nothing stands here is run by its name alone
     "trust": [["trust", "--show"], ["trust"], ["trust", "--yes"]],
     "bench": [["bench"], ["bench", "--quick", "--trust"]],
     "trace": [["trace"], ["trace", "last"], ["trace", "--audit"]],
-    "wake": [["wake", "--timeout", "1"],
-             ["wake", "near", "--via", "127.0.0.1:9", "--timeout", "1", "--trust"]],
     "recommend": [["recommend", "--timeout", "1"], ["recommend", "--write", "--timeout", "1"]],
     "run": [["run"], ["run", "--dry-run"], ["run", "--prompt", "say hi"],
             ["run", "--prompt", "say hi", "--trust"]],
@@ -260,7 +258,7 @@ TYPED = {  # a command of which nothing stands here is run by its name alone
 }
 TRUSTED = [["up"], ["launch", "claude"],
            ["status", "--timeout", "1"], ["doctor", "--timeout", "1"],
-           ["wake", "near", "--timeout", "1"], ["trace", "--audit"], ["logs"],
+           ["trace", "--audit"], ["logs"],
            ["bench", "--quick"], ["recommend", "--write", "--timeout", "1"],
            ["run", "--dry-run"], ["task", "add", "x:do"], ["task", "stop", "*"]]
 VARIANTS = ("builtin", "builtin, mapped", "builtin, another secret", "litellm", "litellm, port free")

@@ -53,7 +53,7 @@ def run(place):
     (["status"], b"qwen3:8b"), (["doctor", "--verbose"], b"box"), (["help"], b"validate"),
     (["schema"], b"ollama_model"), (["init", "--offline", "--output", "new.yaml"], b"new.yaml"),
     (["env", "--shell", "json"], b"ANTHROPIC_BASE_URL"),
-    (["recommend"], b"planner"), (["trace"], b"No session"), (["wake"], b"box answers already"),
+    (["recommend"], b"planner"), (["trace"], b"No session"),
     (["skills", "list"], b"subagent-fleet-setup"), (["help", "config"], b"fleet.yaml"),
     (["worker"], b"Ollama"), (["trust", "--show"], b"nothing outside"), (["warmup"], b"qwen3:8b")])
 def test_a_command_works_without_unix(run, words, told):

@@ -51,7 +51,7 @@ class Command(Record):
 
 
 COMMANDS: list[Command] = []  # filled in one place, in the order of help
-NAME_KINDS = ("models", "agents", "nodes")
+NAME_KINDS = ("models", "agents")
 TASK_NAMES = ("tasks",)  # the names of the tasks
 EXAMPLE_NAMES = ("examples",)
 START, SET_UP, LOOK, SERVE, FILES, MORE = "Start", "Set up", "Look", "Serve", "Files", "More"
@@ -99,6 +99,7 @@ OTHER_WORDS = {
               "subagent-fleet task forget NAME",
     "show": "subagent-fleet tasks NAME",
     "uninstall": "subagent-fleet install --remove",
+    "wake": "subagent-fleet warmup",  # it wakes machines that have a `mac:`
     "update": "download subagent_fleet.py again, then: python3 subagent_fleet.py install"}
 
 
@@ -199,8 +200,6 @@ JSON = Flag("--json", "print one JSON object")
 FORCE = Flag("--force", "overwrite what is there")
 TRUST = Flag("--trust", "agree to what would otherwise be asked")
 YES = Flag("--yes", "answer yes without being asked")
-SCAN = Flag("--scan", "look for machines in NET, else in this machine's own networks",
-            "[NET]", {"nargs": "?", "const": "", "default": None})
 TIMEOUT = Flag("--timeout", "seconds to wait", "S",
                {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet.cli.agree import has_config
-from fleet.cli.rows import CONFIG, JSON, LOOK, SCAN, TIMEOUT, Flag, command
+from fleet.cli.rows import CONFIG, JSON, LOOK, TIMEOUT, Flag, command
 from fleet.cli.say import open_workspace, print_report, render_report
 from fleet.findings.checks import mend_missing
 from fleet.nodes.probe import probe_nodes
+from fleet.nodes.scan import scan_machines
 from fleet.plan.routes import plan_route_state
 from fleet.start.constants import EXIT_OK, STATE_DIRECTORY
-from fleet.steps.machines import format_scan, look_around
 from fleet.steps.words import format_nodes
+from fleet.text.phrases import count_of, some_of
 from fleet.text.tables import format_fix, format_table, format_words
 from fleet.text.terminal import PLAIN, Cell, mark
 from fleet.workspace.config import load_config, look_of
@@ -68,13 +69,15 @@ def _describe_model(model: NodeModel) -> str:
 
 
 @command("discover", "show which models every machine has", CONFIG,
-         Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"), SCAN, TIMEOUT,
+         Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
+         Flag("--scan", "find machines: whom this one knows, on its network and by Tailscale"),
+         TIMEOUT,
          Flag("--verbose", "show details of each machine and model", short="-v"), JSON,
          group=LOOK, examples=("discover", "discover --verbose --timeout 2",
                                "discover --scan"),
          excludes=("scan write",))
 def cmd_discover(options: Namespace, world: World) -> int:
-    if options.scan is not None:
+    if options.scan:
         return discover_machines(options, world)
     fleet = load_config(world, options.config).fleet
     states = probe_nodes(world, fleet.nodes, options.timeout, fleet.models)
@@ -102,6 +105,25 @@ def cmd_discover(options: Namespace, world: World) -> int:
     return EXIT_OK
 
 
+def format_scan(scan: Scan, look: Look = PLAIN) -> str:
+    """Return who was asked, and what was skipped."""
+    sentences: list[Cell | str] = [
+        Cell(f"Asked {count_of(scan.addresses, 'address')} that this machine has "
+             "lately spoken with, or that Tailscale names.")]
+    if scan.peers:
+        sentences.append(Cell(f"Tailscale: {some_of([peer.name for peer in scan.peers])}."))
+    sentences += scan.notes
+    skipped: dict[str, list[str]] = {}
+    for address, why in scan.others:
+        skipped.setdefault(why, []).append(address)
+    if skipped:
+        groups = [f"as {why} {some_of(places, 4)}" for why, places in skipped.items()]
+        sentences.append(Cell(f"Skipped {'; '.join(groups)}."))
+    if not scan.found:
+        sentences.append("No machine was found. Name one: `subagent-fleet add mini=ADDRESS`")
+    return "".join(format_words([sentence], look) for sentence in sentences)
+
+
 def format_found(scan: Scan, known: Mapping[str, str], look: Look = PLAIN) -> str:
     """Return a table of the machines that a scan found, and how to add each to the fleet."""
     rows = []
@@ -122,8 +144,7 @@ def discover_machines(options: Namespace, world: World) -> int:
         fleet = load_config(world, options.config).fleet
         fleet_name = fleet.name
         known = {node.endpoint: name for name, node in fleet.nodes.items()}
-    # A machine of the fleet shall be found like any other, and said to be known.
-    scan = look_around(options, world, "discover", {})
+    scan = scan_machines(world)
 
     if options.json:
         print_report(world, "discover", {
@@ -146,9 +167,9 @@ def report_scan(scan: Scan, known: Mapping[str, str]) -> dict[str, Any]:
     found = [{"node": one.state, "provider": one.node.provider,
               "known": known.get(one.node.endpoint)} for one in scan.found]
     others = [{"address": address, "why": why} for address, why in scan.others]
-    return {"networks": scan.networks, "peers": [{"name": peer.name, "address": peer.address}
-                                                 for peer in scan.peers],
-            "addresses": scan.counts, "found": found, "others": others, "notes": scan.notes}
+    peers = [{"name": peer.name, "address": peer.address} for peer in scan.peers]
+    return {"addresses": scan.addresses, "peers": peers, "found": found, "others": others,
+            "notes": scan.notes}
 
 
 def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet.cli.agree import agree
-from fleet.cli.rows import EXAMPLE_NAMES, FORCE, REPEAT, SCAN, SET_UP, Flag, command
+from fleet.cli.rows import EXAMPLE_NAMES, FORCE, REPEAT, SET_UP, Flag, command
 from fleet.cli.say import check_names
 from fleet.config.address import split_endpoint
 from fleet.config.node import NodeState
@@ -20,13 +20,9 @@ from fleet.start.constants import (
 )
 from fleet.start.errors import FleetError
 from fleet.start.gate import asset
-from fleet.start.record import replace
 from fleet.steps.fleet_file import write_fleet
 from fleet.steps.machines import (
     ask_machines,
-    format_scan,
-    look_around,
-    parse_memory,
     parse_nodes,
     plan_first_fleet,
     refuse_worse,
@@ -46,7 +42,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
-    from fleet.nodes.scan import Scan
     from fleet.plan.starter import Starter
     from fleet.text.terminal import Look
     from fleet.world.world import World
@@ -79,52 +74,38 @@ def format_after_init(starter: Starter, states: Sequence[NodeState],
          Flag("--output", "where to write; default: fleet.yaml (a .json name writes JSON)",
               "FILE"),
          Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
-         Flag("--memory", "GB that models may take there; may be repeated", "NAME=GB",
-              REPEAT),
-         SCAN, Flag("--offline", "contact no machine, write placeholders"),
+         Flag("--offline", "contact no machine, write placeholders"),
          Flag("--hybrid", "your own Claude login for the main session, subagents at home"),
          Flag("--example", "write this example instead; `list`, or no name, names them",
               "[NAME]", {"nargs": "?", "const": "list", "default": ""},
               offers=EXAMPLE_NAMES), FORCE,
          group=SET_UP, examples=("init", "init --node mini=http://192.168.1.50:11434",
-                                 "init --scan", "init --hybrid", "init --example list"),
-         excludes=("example node", "example scan", "example hybrid", "example offline",
-                   "example memory", "scan offline"))
+                                 "init --hybrid", "init --example list"),
+         excludes=("example node", "example hybrid", "example offline"))
 def cmd_init(options: Namespace, world: World) -> int:
     if options.example:
         return write_example(options, world)
     nodes = parse_nodes(options.node, "init")
     output = check_output(options, world)
-    scan = None
-    if options.scan is not None:
-        scan = look_around(options, world, "init", nodes)
     nodes = with_this_machine(world, nodes)
     if options.offline:
         states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
     else:
         states = ask_machines(world, nodes)
-    if scan:
-        states += [found.state for found in scan.found]
-        nodes.update({found.node.name: found.node for found in scan.found})
 
     directory = world.split(output)[0]
-    memory = parse_memory(options, nodes)
     measured = read_measurements(Workspace(world, directory))
-    starter = plan_first_fleet(world, states, measured, memory)
+    starter = plan_first_fleet(world, states, measured)
     if options.force and not options.offline:
         refuse_worse(world, output, starter, [state for state in states
                                               if not state.online and state.name != "local"])
-    if scan:
-        starter = drop_idle(starter, scan)
     if options.hybrid:
         starter = plan_hybrid(starter)
         nodes["anthropic"] = Node("anthropic", split_endpoint(CLAUDE_ENDPOINT).url,
                                   provider="anthropic", auth="client")
     said = wrap_text(write_starter(world, output, nodes, starter, offline=options.offline),
                      look_of(world))
-    if scan:
-        said += format_scan(scan, look_of(world))
-    memory = with_own_memory(world, memory)
+    memory = with_own_memory(world, {})
     said += format_starter(starter, states, look_of(world), memory)
     said += format_flaw(starter.flaw, states, "subagent-fleet init --force",
                         look_of(world), memory)
@@ -136,15 +117,6 @@ def cmd_init(options: Namespace, world: World) -> int:
     said += format_after_init(starter, states, look_of(world))
     world.out(said)
     return EXIT_OK
-
-
-def drop_idle(starter: Starter, scan: Scan) -> Starter:
-    """Return a starter without machines that were found by themselves and have no work."""
-    busy = {model["node"] for model in starter.tree["models"].values()}
-    idle = {found.node.name for found in scan.found} - busy
-    nodes = {name: values for name, values in starter.tree["nodes"].items()
-             if name not in idle}
-    return replace(starter, tree={**starter.tree, "nodes": nodes})
 
 
 def check_output(options: Namespace, world: World) -> str:

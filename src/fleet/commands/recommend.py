@@ -196,7 +196,7 @@ def find_objection(path: str, advised: Recommendation) -> FleetError | None:
     for state in advised.silent:
         fix = state.mend_from_afar
         if advised.fleet.nodes[state.name].mac:
-            fix = f"subagent-fleet wake {state.name}"
+            fix = "subagent-fleet warmup"
         return FleetError("node-silent", f"{state.name} does not answer ({state.reason}), so "
                           "nothing was written", status=EXIT_REFUSED, fix=fix)
     return None

@@ -5,13 +5,12 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from fleet.cli.agree import ask_trust, refuse_home
-from fleet.cli.rows import CONFIG_FILE, OUT, REPEAT, START, TRUST, Flag, command
+from fleet.cli.rows import CONFIG_FILE, OUT, START, TRUST, Flag, command
 from fleet.cli.say import open_workspace, paths_that, tell, tell_findings, tell_warnings
 from fleet.config.address import is_loopback
 from fleet.config.names import find_models
 from fleet.config.node import NodeState
 from fleet.config.rules import CLAUDE
-from fleet.files.starter import insert_sections
 from fleet.findings.checks import CLAUDE_INSTALL
 from fleet.findings.config import lint_key
 from fleet.nodes.probe import probe_nodes
@@ -33,13 +32,11 @@ from fleet.start.constants import (
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.steps.claude_start import launch_claude, tell_session
-from fleet.steps.fleet_file import insert_node, plan_insertion
 from fleet.steps.gateway_seen import ask_gateway
 from fleet.steps.gateway_start import check_key, start_gateway
 from fleet.steps.machines import (
     ask_machines,
     format_answers,
-    parse_nodes,
     plan_first_fleet,
     with_own_memory,
     with_this_machine,
@@ -61,14 +58,13 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping
 
-    from fleet.config.sections import Fleet, Model, Node
+    from fleet.config.sections import Fleet, Model
     from fleet.nodes.warmup import Warmth
     from fleet.world.world import World
 
 
 @command("up", "do everything: find models, load and serve them, run Claude Code", CONFIG_FILE,
          OUT, TRUST,
-         Flag("--node", "also take this machine; may be repeated", "NAME=URL", REPEAT),
          Flag("--ui", "show the dashboard, too"),
          group=START, examples=("up", "up --ui", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Namespace, world: World) -> int:
@@ -131,39 +127,30 @@ def tell_tasks_left(world: World) -> None:
 
 
 def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
-    """Return the fleet of the nearest file, with the typed machines; else write one."""
-    nodes = parse_nodes(options.node, "up")
+    """Return the fleet of the nearest file; where there is none, write one."""
     try:
         path = find_config(world, options.config)
     except FleetError:
         path = CONFIG_NAMES[0]
-        write_first_fleet(world, path, nodes)
-        nodes = {}
+        write_first_fleet(world, path)
     if path == "-":
         raise FleetError("usage", "up: standard input is Claude Code's, so the config must "
                          "be in a file", status=EXIT_USAGE,
                          fix="subagent-fleet up --config fleet.yaml")
 
     config = load_config(world, options.config)
-    for node in nodes.values():
-        known = config.fleet.nodes.get(node.name)
-        if not known or known.endpoint != node.endpoint:
-            added = plan_insertion(config, node, (), world)
-            insert_node(world, path, node, insert_sections(config.fleet.document, added))
-            tell(world, f"{clean_line(node.name)}: put into {clean_line(path)}\n")
-            config = load_config(world, options.config)
     tell_warnings(config.warnings, world)
     if is_loopback(config.fleet.gateway.host):  # else `check_key` tells it
         tell_findings(lint_key(config.fleet, world.environ), world)
     return config.fleet
 
 
-def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node]) -> None:
-    """Write a fleet file of what this machine and typed ones have; refuse placeholders."""
-    nodes = with_this_machine(world, nodes)
+def write_first_fleet(world: World, path: str) -> None:
+    """Write a fleet file of what this machine has; refuse placeholders."""
+    nodes = with_this_machine(world, {})
     states = ask_machines(world, nodes)
     measured = read_measurements(Workspace(world, world.parent(path)))
-    starter = plan_first_fleet(world, states, measured, {})
+    starter = plan_first_fleet(world, states, measured)
     memory = with_own_memory(world, {})
     if not starter.has_models:
         answers = [line.strip() for line in format_answers(states).splitlines()]
@@ -173,7 +160,7 @@ def write_first_fleet(world: World, path: str, nodes: Mapping[str, Node]) -> Non
         fix = f"{start}{tell_pull(room)}, then `subagent-fleet up`"
         if not plan_pull(room):
             what += f"; this machine has about {room:.0f} GB for models: {tell_pull(room)}"
-            fix = "with a larger machine: `subagent-fleet up --node mini=192.168.1.50`"
+            fix = "with a larger machine: `subagent-fleet init --node mini=192.168.1.50`"
         raise FleetError("no-model", f"no fleet.yaml, and no model to write one with: {what}",
                          fix=fix)
     look = look_of(world, "stderr")

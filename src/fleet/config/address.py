@@ -11,7 +11,7 @@ from fleet.start.gate import LatePattern
 from fleet.start.record import Record
 
 if TYPE_CHECKING:
-    from fleet.config.sections import Gateway, Node
+    from fleet.config.sections import Gateway
 
 
 _OCTET = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])"  # a number of an IPv4 address
@@ -171,17 +171,6 @@ def is_gateway_address(gateway: Gateway, endpoint: str) -> bool:
 
 # -- machines that sleep --
 
-WAKE_SECONDS = 120.0  # a Mac takes 5 to 15, a PC that was off a minute
-WAKE_PORT = 9  # discard: nobody needs to listen
-
-
 def plan_magic_packet(mac: str) -> bytes:
     """Return the 102 bytes on which a network card starts its machine."""
     return b"\xff" * 6 + bytes.fromhex(mac.replace(":", "")) * 16
-
-
-def plan_mac_hint(node: Node) -> str:
-    """Return how a person finds the hardware address of a node."""
-    host = host_of(node.endpoint)
-    return (f"while it is awake, `arp -n {host}` here, or there `ifconfig en0` (a Mac) or "
-            f"`ip link` (Linux); then write it as `mac: \"…\"` under nodes.{node.name}")

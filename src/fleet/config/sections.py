@@ -81,7 +81,7 @@ class Node(Record):
     tags: tuple[str, ...] = key("tags", "your own words for it", ())
     memory_gb: float | None = key(
         "gigabytes", "GB of memory for models; absent: it gets only one", None)
-    mac: str | None = key("mac", "its hardware address, for `wake`", None)
+    mac: str | None = key("mac", "its hardware address: `up` and `warmup` wake it", None)
     provider: str = key("node provider", "what it runs", "ollama")
     api_key_env: str | None = key(
         "key variable", "variable with its key; ends in _API_KEY or _API_TOKEN", None)

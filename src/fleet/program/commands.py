@@ -38,7 +38,6 @@ from fleet.commands.trust import cmd_trust
 from fleet.commands.ui import cmd_ui
 from fleet.commands.up import cmd_up
 from fleet.commands.validate import cmd_validate
-from fleet.commands.wake import cmd_wake
 from fleet.commands.warmup import cmd_warmup
 from fleet.commands.worker import cmd_worker
 from fleet.program.completion import cmd_completion
@@ -61,7 +60,6 @@ COMMANDS.extend((
     cmd_doctor,
     cmd_logs,
     cmd_trace,
-    cmd_wake,
     cmd_warmup,
     cmd_bench,
     cmd_serve,

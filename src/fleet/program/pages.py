@@ -99,7 +99,7 @@ TOPICS = {
     "commands": Topic("every command with its flags", lambda: render_commands_page()),
     "config": Topic("every key of fleet.yaml, and every warning",
                     lambda: CONFIG_PAGE.replace("@KEYS@", render_keys_table())),
-    "machines": Topic("more machines: worker, add, scan, wake; who does what where",
+    "machines": Topic("more machines: worker, add, scan; who does what where",
                       lambda: MACHINES_PAGE),
     "models": Topic("what bench measures, and how it is kept", lambda: MODELS_PAGE),
     "backends": Topic("other servers than Ollama; your own Claude login",

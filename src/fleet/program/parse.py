@@ -121,6 +121,9 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
 OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch"}
 FORMER_FLAGS = {  # what a command had once, and what is typed now
     "discover --check": "subagent-fleet doctor",
+    "init --memory": "write `memory_gb:` under the machine in fleet.yaml",
+    "init --scan": "subagent-fleet discover --scan",
+    "up --node": "subagent-fleet add NAME=URL",
     "ui --host": "on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST"}
 TASK_FLAG_WORDS = {
     "--batch": "a pattern, as in: subagent-fleet task stop 'jwt-*'",

@@ -108,7 +108,8 @@ def open_door(world: World, fleet: Fleet, key: str) -> Listener:
         taken = error.finding
 
     server = who_serves(world, fleet, key, world.clock() + 1.0)
-    what = f"port {gateway.port} is in use by {server}" if server else taken.what
+    is_known = server not in ("", "another program")
+    what = f"port {gateway.port} is in use by {server}" if is_known else taken.what
     if server == OUR_GATEWAY:
         raise FleetError("port-taken", what,
                          fix="it serves already: `subagent-fleet launch claude`")

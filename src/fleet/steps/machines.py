@@ -1,13 +1,11 @@
-"""Machines as typed, this machine, a scan, the first fleet file."""
+"""Machines as typed, this machine, the first fleet file."""
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import sys
 from typing import TYPE_CHECKING
 
-from fleet.cli.live import LiveLine
 from fleet.config.address import full_endpoint, show_host, split_endpoint
 from fleet.config.names import free_name_of, model_slot
 from fleet.config.node import NODE_KINDS
@@ -15,7 +13,6 @@ from fleet.config.rules import obeys
 from fleet.config.sections import Gateway, Node
 from fleet.files.starter import render_starter
 from fleet.nodes.probe import probe_nodes
-from fleet.nodes.scan import parse_network, plan_networks, scan_machines
 from fleet.plan.memory import USABLE_SHARE
 from fleet.plan.starter import PLACEHOLDERS_MARK, plan_starter
 from fleet.plan.trust import plan_node_stakes
@@ -24,22 +21,18 @@ from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.steps.fleet_file import find_usual_port, write_fleet
 from fleet.steps.gateway_seen import avoid_taken_port
-from fleet.text.phrases import clean_name, count_of, quote_shell, some_of
-from fleet.text.tables import format_words
-from fleet.text.terminal import PLAIN, Cell, clean_line
+from fleet.text.phrases import count_of, quote_shell
+from fleet.text.terminal import clean_line
 from fleet.workspace.config import load_config
 from fleet.workspace.trust import accept_stakes, is_here
 
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Iterable, Mapping, Sequence
 
     from fleet.config.address import Endpoint
     from fleet.config.node import NodeState
-    from fleet.nodes.scan import Scan
     from fleet.plan.measured import Measurement
     from fleet.plan.starter import Starter
-    from fleet.text.terminal import Look
     from fleet.world.world import World
 
 
@@ -50,47 +43,6 @@ def format_answers(states: Sequence[NodeState]) -> str:
         answer = state.reason or count_of(state.models, "model")
         text += f"  {clean_line(f'{state.name} ({state.endpoint}): {answer}')}\n"
     return text
-
-
-def format_scan(scan: Scan, look: Look = PLAIN) -> str:
-    """Return where a scan looked, what answered, and what was skipped."""
-    sentences: list[Cell | str] = []
-    if scan.networks:
-        counts = scan.counts
-        sentences.append(Cell(
-            f"Looked at {', '.join(scan.networks)}: {counts['open']} of "
-            f"{sum(counts.values())} addresses answer, {counts['refused']} "
-            f"refuse, {counts['silent'] + counts['unreachable']} are silent."))
-    if scan.peers:
-        sentences.append(Cell(f"Tailscale: {some_of([peer.name for peer in scan.peers])}."))
-    sentences += scan.notes
-    skipped: dict[str, list[str]] = {}
-    for address, why in scan.others:
-        skipped.setdefault(why, []).append(address)
-    if skipped:
-        groups = [f"as {why} {some_of(places, 4)}" for why, places in skipped.items()]
-        sentences.append(Cell(f"Skipped {'; '.join(groups)}."))
-    if not scan.found:
-        sentences.append("No machine was found.")
-    return "".join(format_words([sentence], look) for sentence in sentences)
-
-
-def look_around(options: Namespace, world: World, command: str, nodes: Mapping[str, Node],
-                ) -> Scan:
-    """Return what a scan found beyond these nodes and this machine."""
-    _, addresses = world.own_names()
-    networks = plan_networks(addresses)
-    if options.scan:
-        networks = [parse_network(options.scan, command)]
-
-    with LiveLine(world) as line:
-        scan = scan_machines(world, networks, nodes,
-                             lambda text: line.show(f"Scanning: {text}"))
-    known = {node.endpoint for node in nodes.values()}
-    own = {"127.0.0.1", *addresses}
-    found = [one for one in scan.found if one.node.endpoint not in known
-             and split_endpoint(one.node.endpoint).host not in own]
-    return replace(scan, found=tuple(found))
 
 
 def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
@@ -137,33 +89,20 @@ def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[N
                          fix="subagent-fleet status")
 
 
-def plan_first_fleet(world: World, states: Sequence[NodeState], measured: Sequence[Measurement],
-                     memory: Mapping[str, float]) -> Starter:
+def plan_first_fleet(world: World, states: Sequence[NodeState], measured: Sequence[Measurement]
+                     ) -> Starter:
     """Return the fleet of what was found, with what this machine can spare for models."""
-    unknown = plan_starter(states, measured, memory)
-    own = int(with_own_memory(world, memory)["local"])
-    if "local" in memory or not own:
+    unknown = plan_starter(states, measured, {})
+    own = int(with_own_memory(world, {})["local"])
+    if not own:
         return unknown
-    known = plan_starter(states, measured, {"local": own, **memory})
+    known = plan_starter(states, measured, {"local": own})
     if known.has_models and sys.platform == "darwin":
         return known
     # Elsewhere a graphics card may have more than the machine: no model is left out for it.
     placed = {model_slot(load.model) for load in known.assignment.placements}
     wanted = {model_slot(load.model) for load in unknown.assignment.placements}
     return unknown if wanted - placed else known
-
-
-def parse_memory(options: Namespace, nodes: Mapping[str, Node]) -> dict[str, float]:
-    """Return the GB of NAME=GB texts."""
-    memory = {}
-    for text in options.memory:
-        name, _, number = text.partition("=")
-        if name not in nodes or not re.fullmatch(r"[1-9]\d{0,4}(\.\d+)?", number):
-            raise FleetError("usage", f"init: `{clean_name(text)}` is not NAME=GB, with "
-                             f"one of {some_of(list(nodes))}", status=EXIT_USAGE,
-                             fix=f"subagent-fleet init --memory {next(iter(nodes))}=16")
-        memory[name] = json.loads(number)
-    return memory
 
 
 def with_own_memory(world: World, memory: Mapping[str, float]) -> dict[str, float]:

@@ -2,16 +2,14 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from typing import TYPE_CHECKING
 
 from fleet.cli.live import LiveLine
 from fleet.cli.say import open_workspace
-from fleet.config.address import WAKE_PORT, WAKE_SECONDS, is_private
 from fleet.config.names import full_model_name
 from fleet.nodes.wake import wake_nodes
 from fleet.nodes.warmup import Warmth, WarmUp, warm_nodes
-from fleet.start.constants import EXIT_USAGE, STATE_DIRECTORY
+from fleet.start.constants import STATE_DIRECTORY
 from fleet.start.errors import FleetError
 from fleet.start.record import Record, fields
 from fleet.text.json import read_page, render_json
@@ -27,69 +25,40 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fleet.config.node import LoadedModel
-    from fleet.config.sections import Fleet, Node
+    from fleet.config.sections import Fleet
     from fleet.nodes.wake import Waking
     from fleet.text.terminal import Look
     from fleet.workspace.directory import Workspace
     from fleet.world.world import World
 
 
-def format_waking(name: str, state: str, seconds: float, look: Look = PLAIN) -> str:
+def format_waking(waking: Waking, look: Look = PLAIN) -> str:
     """Return how a machine was woken."""
     role, words = {
-        "awake": ("ok", "answers already"),
         "stopped": ("bad", "is awake, but nothing listens there: start Ollama"),
-        "woken": ("ok", f"answered after {seconds:.0f} s"),
-        "silent": ("bad", f"did not answer within {seconds:.0f} s. Check its `mac:`, and "
-                          "that its network card may wake it")}[state]
-    return format_words([mark(name, role, look), Cell(words)], look, indent="  ")
+        "woken": ("ok", f"answered after {waking.seconds:.0f} s"),
+        "silent": ("bad", f"did not answer within {waking.seconds:.0f} s. Check its `mac:`, and "
+                          "that its network card may wake it")}[waking.state]
+    return format_words([mark(waking.node, role, look), Cell(words)], look, indent="  ")
 
 
-def wake_all(world: World, nodes: Sequence[Node], seconds: float,
-             via: Sequence[tuple[str, int]], say: Callable[[Waking], None]) -> list[Waking]:
-    """Wake nodes, say of each how it ended, and on a terminal for whom is waited how long."""
-    began = world.clock()
-    wakings = []
-    with LiveLine(world) as line:
-        for waking in wake_nodes(world, nodes, seconds, via):
-            if waking:
-                line.clear()
-                wakings.append(waking)
-                say(waking)
-            ended = {done.node for done in wakings}
-            names = [node.name for node in nodes if node.name not in ended]
-            if names and world.clock() > began + 1:
-                line.show(f"Waiting for {some_of(names, 4)}: "
-                          f"{show_span(world.clock() - began)}")
-    return wakings
-
-
-def parse_via(world: World, text: str = "") -> list[tuple[str, int]]:
-    """Return where to send: an IPv4 address and perhaps a port, else to all around."""
-    if not text:
-        return [(host, WAKE_PORT) for host in world.broadcast_addresses()]
-    host, _, port = text.partition(":")
-    is_address = re.fullmatch(r"\d{1,3}([.]\d{1,3}){3}", host) and is_private(host)
-    is_everybody = host == "255.255.255.255"
-    if (is_address or is_everybody) and re.fullmatch(r"[0-9]{0,5}", port) \
-            and 0 < int(port or WAKE_PORT) < 65536:
-        return [(host, int(port or WAKE_PORT))]
-    raise FleetError("usage", f"wake: --via: `{text}` is not an address of a private network",
-                     status=EXIT_USAGE, fix="subagent-fleet wake --via 192.168.1.255")
-
-
-def wake_sleepers(fleet: Fleet, names: Collection[str], look: Look, world: World,
-                  say: Callable[[str], None]) -> None:
+def wake_sleepers(fleet: Fleet, names: Collection[str], teller: Teller, world: World) -> None:
     """Wake those of these nodes that have a hardware address and do not answer; say so."""
     nodes = [node for name, node in fleet.nodes.items() if node.mac and name in names]
     if not nodes or find_untrusted(world, fleet):
         return
-
-    def tell(waking: Waking) -> None:
-        if waking.state != "awake":
-            say(format_waking(waking.node, waking.state, waking.seconds, look))
-
-    wake_all(world, nodes, WAKE_SECONDS, parse_via(world), tell)
+    began = world.clock()
+    ended = []
+    with LiveLine(world) as line:
+        for waking in wake_nodes(world, nodes):
+            if waking:
+                ended.append(waking.node)
+                if waking.state != "awake":
+                    line.clear()
+                    teller.say(format_waking(waking, teller.look))
+            left = [node.name for node in nodes if node.name not in ended]
+            if left and world.clock() > began + 1:
+                line.show(f"Waiting for {some_of(left, 4)}: {show_span(world.clock() - began)}")
 
 
 def format_share(loaded: LoadedModel) -> str:
@@ -160,7 +129,7 @@ def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, teller: Teller
 
     heading = "Unloading models:"
     if not options.unload:
-        wake_sleepers(fleet, groups, look, world, say)
+        wake_sleepers(fleet, groups, teller, world)
         heading = "Warming models:"
     say(paint(heading, "bold", look) + "\n")
 

@@ -20,8 +20,6 @@ from fleet.start.gate import VERSION
 from fleet.world.child import run_together
 from fleet.world.exchange import Exchange
 from fleet.world.network import (
-    KNOCK_OUTCOMES,
-    KNOCKS_AT_ONCE,
     keep_alive_socket,
     look_up_host,
     plan_destination,
@@ -31,7 +29,7 @@ from fleet.world.visitor import Listener
 from fleet.world.wire import IdleConnections, name_connection_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
     from fleet.speech.talk import Ask
@@ -195,30 +193,6 @@ class Network(Processes):
             raise kept
         self._addresses[host, port] = kept
         return list(kept)
-
-    def knock(self, places: Sequence[tuple[str, int]], seconds: float
-              ) -> Iterator[tuple[tuple[str, int], str]]:
-        """Connect to each (IPv4 address, port); yield it with what came of that.
-
-        That is open, refused, silent or unreachable. So many at once that silence costs its
-        time once for all of them; nothing is sent.
-        """
-        self.allow_files(KNOCKS_AT_ONCE + 256)
-        share = seconds / -(-max(1, len(places)) // KNOCKS_AT_ONCE)
-
-        def connect(place: tuple[str, int]) -> str:
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
-                connection.settimeout(share)
-                try:
-                    connection.connect(place)
-                except OSError as error:
-                    return KNOCK_OUTCOMES.get(name_connection_failure(error).reason, "unreachable")
-            return "open"
-
-        jobs = {place: functools.partial(connect, place) for place in places}
-        for place, outcome in run_together(self, jobs, threads=KNOCKS_AT_ONCE):
-            if place:
-                yield place, outcome
 
     def broadcast_addresses(self) -> list[str]:
         """Return the IPv4 broadcast addresses of this machine's networks.

@@ -70,7 +70,3 @@ def look_up_host(host: str, port: int, flags: int = 0) -> list[Any]:
 def seal_bytecode(name: str, code: bytes) -> bytes:
     """Return what stands before bytecode in its file: a digest of it and of its name."""
     return hashlib.sha256(name.encode() + b"\n" + code).digest()
-
-
-KNOCKS_AT_ONCE = 500
-KNOCK_OUTCOMES = {"refused": "refused", "timeout": "silent"}
