@@ -2252,6 +2252,8 @@ CODERS = {
               "--no-stream", "--map-tokens", "0", "--chat-history-file", "/dev/null",
               "--input-history-file", "/dev/null", "--message-file", "/dev/stdin"),
     "qwen": ("--approval-mode", "yolo")}
+_WRITABLE = "^(/|~/)?(?![/~-]|([^\\u0000]*/)?[.][.]?(/|$))[^\\u000a" + CONTROLS \
+    + "\\u0009]{1,1024}$"  # neither all of a disk nor of a home
 TASK_NAME = "^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"  # a part of a branch and of a path
 _SPAN = "^([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
 _GLOB = "^(?![/~!]|([^\\u0000]*/)?[.][.](/|$))[^\\u000a" + CONTROLS + "\\u0009]{1,256}$"
@@ -2350,7 +2352,9 @@ RULES = {
     "changes": choice_rule("required", "none"),
     "check place": choice_rule("own", "same"),
     "permission": choice_rule("default", "bypass"),
-    "sandbox": choice_rule("off", "required"),
+    "sandbox": choice_rule("auto", "required", "off"),
+    "writable": text_rule(_WRITABLE, "a path from `/`, from `~/`, or from the checkout",
+                          "~/.gradle"),
     "tries": number_rule(1, 20, "a whole number, 1 to 20", 3),
     "rounds": number_rule(0, 20, "a whole number, 0 to 20", 3),
     "priority": number_rule(-1000, 1000, "a whole number, -1000 to 1000", 10),
@@ -2368,6 +2372,7 @@ _TIMES = number_rule(1, 26, "", 2)
 RULES["times"] = replace(
     _TIMES, schema={"anyOf": [_TIMES.schema, {**RULES["rungs"].schema, "maxItems": 26}]},
     words="a whole number, 1 to 26, or a list of models", normal=_normal_list)
+RULES["writables"] = list_rule("writable")
 
 _SCHEMA_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
@@ -2618,8 +2623,12 @@ class TaskSpec(Record):
         "model of a list", 1)
     allow: tuple[str, ...] = key("tools", "Claude Code permission rules to grant", ("Bash",))
     permission: str = key("permission", "`bypass`: Claude Code asks for nothing", "default")
-    sandbox: str = key("sandbox", "`required`: do not start without Claude Code's sandbox",
-                       "off")
+    sandbox: str = key("sandbox", "what keeps its commands from writing elsewhere: `auto`, "
+                       "if this system has it; `required`, or it does not start; `off`",
+                       "auto")
+    sandbox_write: tuple[str, ...] = key(
+        "writables", "what else its commands may write, such as a cache: files, directories",
+        ())
 
     @property
     def group(self) -> str:
@@ -6444,7 +6453,7 @@ class Facts(Record):
     # The environment file, and the ids of what is wrong with it.
     env_path: str = ""
     leaks: Sequence[str] = ()
-    # The task file, where there is one, and whether each of its tasks asks for the sandbox.
+    # The task file, where there is one, and whether this machine confines what it says to.
     task_file: str = ""
     is_confined: bool = False
 
@@ -6988,10 +6997,9 @@ def check_confinement(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     """Say what agents of tasks can do beyond what their task may touch."""
     if facts.task_file and not facts.is_confined:
         yield Finding("tasks-unconfined", "info",
-                      f"agents that work on {facts.task_file} can run any command: `touch` "
-                      "blocks edits, but sees what commands change only afterwards",
-                      fix="write `sandbox: required` under its `defaults:` (Claude Code's "
-                          "sandbox: on macOS built in, on Linux with bubblewrap and socat)")
+                      f"agents that work on {facts.task_file} can write anywhere by their "
+                      "commands: bubblewrap (`bwrap`) is not installed",
+                      fix="install it, such as `sudo apt install bubblewrap`")
 
 
 def overridden_names(fleet: Fleet, environment: Mapping[str, object]) -> list[str]:
@@ -12457,6 +12465,14 @@ class Network(Processes):
                     return True
         return False
 
+    def is_port_free(self, port: int) -> bool:
+        """Tell whether a program of this user could listen on a port."""
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, \
+                contextlib.suppress(OSError):
+            probe.bind(("0.0.0.0", port))
+            return True
+        return False
+
     def find_free_port(self, host: str, above: int) -> int:
         """Return the next port on which nobody listens; 0 where a hundred are taken."""
         for port in range(above + 1, min(above + 101, 65536)):
@@ -17355,10 +17371,7 @@ def plan_permissions(task: TaskSpec) -> dict[str, Any]:
     denied = [f"Edit({glob})" for glob in task.deny]
     denied += [f"Edit(**/{name}{rest})" for name in PROTECTED_NAMES for rest in ("", "/**")]
     rules = {"allow": [*edits, *task.allow], "deny": denied, "disableAutoMode": "disable"}
-    settings: dict[str, Any] = {"permissions": rules}
-    if task.sandbox == "required":
-        settings["sandbox"] = {"enabled": True, "failIfUnavailable": True}
-    return settings
+    return {"permissions": rules}
 
 
 def decide_request(task: TaskSpec, worktree: str, request: Mapping[str, Any],
@@ -17397,6 +17410,212 @@ def _may_edit(task: TaskSpec, worktree: str, path: str,
     names = inner.casefold().split("/")
     return whole.startswith(root) and not any(name in PROTECTED_NAMES for name in names) \
         and is_in_scope(task, inner)
+
+
+# == tasks/box.py, from line 14 ===============================================
+#
+# What a task's commands may write, in the words of the program that keeps them to it.
+
+# A command of a task reads everything and reaches the network; it writes where a Box says. The
+# same rules become mounts for bubblewrap (Linux) or lines of a profile for sandbox-exec
+# (macOS): in both the last rule for a path counts. For example, of a task `docs`:
+#   ~/.cache may be written, ~/.claude may be, ~/.claude/settings.json may not, the task's own
+#   directory may be; all that no rule names may not.
+
+
+class Grant(Record):
+    """Whether a path, and what is below it, may be written."""
+
+    path: str
+    may_write: bool
+
+
+class Box(Record):
+    """What a command has: the directory it works in, what it may write, a temporary one."""
+
+    tree: str
+    grants: tuple[Grant, ...]  # the last one for a path counts
+    temporary: str = ""
+    shown: tuple[str, ...] = ()  # what it needs to see below the system's /tmp
+
+
+class Kept(Record):
+    """A directory in which programs keep what they need, and what in it are settings.
+
+    Settings may name programs that a person's next session runs, so they stay as they are.
+    """
+
+    variable: str  # that leads elsewhere, or ""
+    usual: str  # below home, or ""
+    settings: tuple[str, ...] = ()
+    inner: str = ""  # the program's own part of it
+
+
+USUAL_CACHES = (
+    Kept("XDG_CACHE_HOME", ".cache"), Kept("", "Library/Caches"),
+    Kept("UV_CACHE_DIR", ""), Kept("PIP_CACHE_DIR", ""), Kept("npm_config_cache", ".npm"),
+    Kept("CARGO_HOME", ".cargo",
+         ("bin", "config", "config.toml", "credentials", "credentials.toml", "env")),
+    Kept("GOMODCACHE", "go/pkg"), Kept("", ".m2/repository"), Kept("", ".yarn/berry"),
+    Kept("GRADLE_USER_HOME", ".gradle", ("init.d", "init.gradle", "gradle.properties")),
+    Kept("NUGET_PACKAGES", ".nuget/packages"), Kept("", ".bun/install/cache"),
+    Kept("", ".local/share/pnpm/store"), Kept("", ".composer/cache"), Kept("", ".bundle/cache"))
+CODER_STATE = {
+    # Not ~/.claude.json: without its lock beside it, agents would write over each other; and
+    # it names servers to start. Claude Code does without (2.1.328).
+    "claude": (Kept("CLAUDE_CONFIG_DIR", ".claude",
+                    (".claude.json", "settings.json", "settings.local.json", "CLAUDE.md",
+                     "agents", "commands", "hooks", "output-styles", "plugins", "rules",
+                     "skills")),),
+    "codex": (Kept("CODEX_HOME", ".codex",
+                   ("config.toml", "AGENTS.md", "agents", "hooks.json", "models.json",
+                    "prompts", "rules")),),
+    "opencode": (Kept("XDG_DATA_HOME", ".local/share", inner="opencode"),
+                 Kept("XDG_STATE_HOME", ".local/state", inner="opencode")),
+    "aider": (Kept("", ".aider"),),
+    "qwen": (Kept("QWEN_HOME", ".qwen",
+                  ("settings.json", "QWEN.md", "agents", "commands", "extensions",
+                   "skills")),)}
+
+
+def places_of(rows: Iterable[Kept], home: str, environ: Mapping[str, str]
+               ) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield (directory, names of settings in it) as rows and an environment say."""
+    for row in rows:
+        base = environ.get(row.variable, "")
+        if not base.startswith("/"):
+            base = f"{home}/{row.usual}" if row.usual else ""
+        if base:
+            yield (f"{base}/{row.inner}" if row.inner else base), row.settings
+
+
+def is_below(path: str, directory: str) -> bool:
+    """Tell whether a path is a directory or lies in it."""
+    return f"{path}/".startswith(f"{directory.rstrip('/')}/")
+
+
+def may_write(grants: Sequence[Grant], path: str) -> bool:
+    """Tell whether a path may be written."""
+    return next((grant.may_write for grant in reversed(grants)
+                 if is_below(path, grant.path)), False)
+
+
+def find_shown(values: Iterable[str]) -> tuple[str, ...]:
+    """Return what is named below the system's /tmp, which a command does not see else."""
+    parts = {part.rstrip("/") for value in values for part in value.split(":")
+             if re.match(r"/tmp/[^/]", part) and "/../" not in f"{part}/"}
+    return tuple(sorted(path for path in parts if not any(
+        path != other and is_below(path, other) for other in parts)))
+
+
+# -- bubblewrap --
+
+# It ends when its parent does: that is this shell, which lives as long as the command. On TERM
+# it waits for the command, which has got it, too. Whoever supervises may come and go.
+BWRAP_PARENT = 'trap "exit 143" TERM; "$@"; exit $?'
+BWRAP = "bwrap"
+# What root keeps: with all of it, a command could mount its way out.
+ROOT_CAPABILITIES = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
+                     "CAP_SETGID", "CAP_SETUID", "CAP_NET_BIND_SERVICE")
+
+
+def plan_bwrap(program: str, box: Box, *, is_root: bool = False) -> list[str]:
+    """Return the words that run a command with bubblewrap in a box."""
+    words = [program, "--die-with-parent", "--unshare-pid", "--ro-bind", "/", "/",
+             "--dev", "/dev", "--proc", "/proc", "--ro-bind-try", "/proc/sys", "/proc/sys",
+             "--bind", box.temporary, "/tmp"]
+    for path in box.shown:
+        words += ["--ro-bind-try", path, path]
+    for grant in box.grants:
+        bind = "--bind-try" if grant.may_write else "--ro-bind-try"
+        if is_below(grant.path, "/dev"):
+            bind = "--dev-bind-try"
+        words += [bind, grant.path, grant.path]
+    if is_root:
+        words += ["--cap-drop", "ALL"]
+        for name in ROOT_CAPABILITIES:
+            words += ["--cap-add", name]
+    return [*words, "--chdir", box.tree, "--"]
+
+
+# -- sandbox-exec --
+
+SEATBELT = "sandbox-exec"
+_SEATBELT_HEAD = """\
+(version 1)
+(allow default)
+(deny file-write*)
+(allow file-write* (subpath "/dev/fd") (regex #"^/dev/(null|zero|ptmx|tty.*|dtracehelper)$"))
+"""
+
+
+def find_mac_temporary(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what programs of macOS use for temporary files, whatever TMPDIR says."""
+    own = re.match(r"(?:/private)?(/var/folders/[^/]+/[^/]+)/", environ.get("TMPDIR", ""))
+    return ("/private/tmp", "/private/var/tmp", *([f"/private{own[1]}"] if own else ()))
+
+
+def plan_seatbelt(program: str, box: Box) -> list[str]:
+    """Return the words that run a command with sandbox-exec in a box.
+
+    Paths are parameters: none has to be quoted for the profile.
+    """
+    profile = _SEATBELT_HEAD
+    words = []
+    for number, grant in enumerate((*box.grants, Grant(box.temporary, True))):
+        verb = "allow" if grant.may_write else "deny"
+        profile += f'({verb} file-write* (subpath (param "P{number}")))\n'
+        words += ["-D", f"P{number}={grant.path}"]
+    return [program, "-p", profile, *words, "--"]
+
+
+# -- what a command was refused --
+
+_PATH_WORDS = r"(?:~|[.][.])?/"
+# As C, Go and shells say it (PATH: WHY), and as Python and Node do (WHY: 'PATH').
+_REFUSAL = (r"""(?im)(?:['"`\u2018](%(path)s[^'"`\u2019\n]+)['"`\u2019]"""
+            r"""|(?:^|[\s(])(%(path)s[^\s'"`:]+)):\s(?:%(why)s)"""
+            r"""|(?:%(why)s)[:,]\s(?:\w+\s)?"""
+            r"""['"](%(path)s[^'"\n]+)['"]""")
+_REFUSALS = {
+    BWRAP: LatePattern(_REFUSAL % {"path": _PATH_WORDS,
+                                   "why": "read-only file ?system|EROFS"}),
+    SEATBELT: LatePattern(_REFUSAL % {"path": _PATH_WORDS,
+                                      "why": "operation not permitted|EPERM"})}
+REFUSED_LIMIT = 10  # paths; of one cause there are soon thousands
+
+
+def find_refused(confiner: str, text: str, box: Box, home: str,
+                 real_path: Callable[[str], str]) -> list[str]:
+    """Return the paths that a command could not write because of its box, as it says.
+
+    The text may be JSON.
+    """
+    found: dict[str, None] = {}
+    text = text.replace("\\n", "\n").replace('\\"', '"')
+    for match in _REFUSALS[confiner].finditer(text):
+        path = next(filter(None, match.groups()))
+        if path.startswith("~"):
+            path = home + path[1:]
+        elif path.startswith(".."):
+            path = f"{box.tree}/{path}"
+        path = real_path(path)
+        if not may_write(box.grants, path) and not re.match("/(proc|sys|dev)/", path):
+            found[path] = None
+        if len(found) >= REFUSED_LIMIT:
+            break
+    return list(found)
+
+
+def suggest_writable(path: str, home: str) -> str:
+    """Return the line of a task that lets its commands write a path that was refused."""
+    above = path.rpartition("/")[0]
+    # Of what is new there, such as a lock, each has another name.
+    if above not in ("", home) and not is_below(home, above):
+        path = above
+    if is_below(path, home):
+        path = "~" + path[len(home):]
+    return f"sandbox_write: [{path}]"
 
 
 # == tasks/state.py, from line 18 =============================================
@@ -17440,6 +17659,8 @@ class TaskState(Record):
     git: str = ""  # the worktree's own git directory; "": not made, or tidied away
     check_git: str = ""  # of the check's worktree
     copies: tuple[str, ...] = ()
+    confined: str = ""  # the program that confines its commands, or no
+    port: int = 0  # the first of ten that are its own
     prepared: bool = False  # setup has ended well
     fresh: int = 0  # how often a person has begun it anew
     old: tuple[str, ...] = ()  # "branch\nworktree\ngit\ncheck_git\nid" of what was before
@@ -17756,6 +17977,7 @@ def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
         "session": state.session, "agent": state.task.agent or "", "alias": alias,
         "rung": state.rung, "climbed": list(state.climbed),
         "base": state.base, "head": work.head, "snapshot": work.ref, "ended": ended,
+        "confined": state.confined or "no",
         **{name: getattr(heard, name) for name in (
             "turns", "tools", "tool_errors", "denied", "questions", "subagents")},
         "commits": work.commits, "files": [list(one) for one in work.files],
@@ -18103,6 +18325,8 @@ class TaskRow(Record):
     alias: str
     reason: str
     cause: str
+    confined: str  # bwrap, sandbox-exec, no; "" before its first try
+    port: int  # the first of its own; 0 before its first try
 
 
 class TaskSight(Record):
@@ -18159,7 +18383,7 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
         context, files, plus, minus, place, state.rung, state.climbed,
         int(memory), round(cpu, 1), len(loads), suggest_task_step(state), state.session,
         state.branch, state.worktree if state.git else "", state.task.agent or "", alias,
-        state.reason, state.cause)
+        state.reason, state.cause, state.confined, state.port)
 
 
 def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
@@ -19215,7 +19439,7 @@ def droppable_tip(main: Git, state: TaskState) -> str:
     return tip if homes and main.out("for-each-ref", "--contains", tip, *homes) else ""
 
 
-# == runs/agent.py, from line 41 ==============================================
+# == runs/agent.py, from line 42 ==============================================
 #
 # What an agent is started with, and the agent at work.
 
@@ -19262,6 +19486,7 @@ class Backing(Record):
     most: int = 0  # agents at the same time; 0: as the fleet and the memory allow
     worktrees: str = ""
     notify: tuple[str, ...] | str | None = None
+    confinement: Confinement | None = None  # where it was asked for already
 
 
 def plan_agents(fleet: Fleet, first: str | None) -> str:
@@ -19510,7 +19735,196 @@ def last_line_of(world: World, log: str) -> str:
     return clean_line(lines[-1])[:200] if lines else "it printed nothing"
 
 
-# == runs/process_tree.py, from line 24 =======================================
+# == runs/confine.py, from line 37 ============================================
+#
+# Whether this system confines commands, and the box of each.
+
+class Confiner(Record):
+    """The program of this system that confines commands."""
+
+    name: str
+    program: str
+
+    def confine(self, world: World, box: Box, argv: Sequence[str]) -> list[str]:
+        """Return how a command is run in a box."""
+        if self.name == SEATBELT:
+            return [*plan_seatbelt(self.program, box), *argv]
+        words = plan_bwrap(self.program, box, is_root=world.is_root)
+        return shell_words(world, BWRAP_PARENT, "sh", *words, *argv)
+
+
+def find_confiner(world: World) -> Confiner | None:
+    """Return the program of this system that could confine commands."""
+    for name in (SEATBELT, BWRAP):
+        program = world.which(name)
+        if program:
+            return Confiner(name, program)
+    return None
+
+
+NO_CONFINER = "bubblewrap (`bwrap`) is not installed"
+
+
+class Confinement:
+    """Whether commands are confined on this machine: tried once, then known."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._is_known = False
+        self._confiner: Confiner | None = None
+        self._reason = ""
+
+    def find(self) -> Confiner | None:
+        """Return the program that confines commands, once it was seen to."""
+        with self._lock:
+            if not self._is_known:
+                self._confiner = find_confiner(self._folder.world)
+                self._reason = NO_CONFINER
+                if self._confiner:
+                    self._reason = self._try(self._confiner)
+                self._is_known = True
+            return None if self._reason else self._confiner
+
+    @property
+    def reason(self) -> str:
+        """Why commands are not confined; nothing if they are."""
+        self.find()
+        return self._reason
+
+    def _try(self, confiner: Confiner) -> str:
+        """Run a shell that must write one directory and fail beside it; say what is wrong."""
+        world = self._folder.world
+        place = self._folder.place(f"probe-{world.token(4)}")
+        inside, own, beside = (world.path(place, name) for name in ("in", "tmp", "beside"))
+        written = world.path(inside, "written")
+        try:
+            for directory in (inside, own):
+                world.make_directory(directory)
+            place, inside, own = map(world.real_path, (place, inside, own))
+            box = Box(inside, (Grant(inside, True),), own, find_shown([place]))
+            script = 'echo >"$0"; echo >"$1"'
+            ran = world.run_program(confiner.confine(world, box, [
+                *shell_words(world, script), written, beside]), seconds=10.0)
+            if world.kind_of(written) != "file":
+                talk = [line for line in ran.talk.splitlines() if "/probe-" not in line]
+                return f"`{confiner.name}` does not work here: " \
+                       f"{talk[-1] if talk else f'exit {ran.code}'}"
+            if world.kind_of(beside) != "absent":
+                return f"`{confiner.name}` lets a command write everywhere"
+            return ""
+        finally:
+            clear_directory(world, place)
+
+    def demand(self, names: str) -> FleetError:
+        """Return the refusal of tasks that want to be confined."""
+        return FleetError("not-confined", f"{names}: `sandbox: required`, but commands are not "
+                          f"confined on this machine: {self.reason}", status=EXIT_REFUSED,
+                          fix="install bubblewrap, or write `sandbox: auto`")
+
+
+def clear_directory(world: World, path: str) -> None:
+    """Remove a directory of ours with all that is in it."""
+    world.run_program(["rm", "-rf", "--", path])
+
+
+def is_there(world: World, path: str) -> bool:
+    """Tell whether there is anything at a path that this user can reach."""
+    with contextlib.suppress(FleetError):
+        return world.kind_of(path) != "absent"
+    return False
+
+
+def find_named(folder: Folder, path: str) -> str:
+    """Return a path that a person has named: from home, the root, or the main checkout."""
+    world = folder.world
+    if path.startswith("~/"):
+        return world.path(world.home, path[2:])
+    return world.path(folder.repository.main, path)
+
+
+class BoxPlan(Record):
+    """What the box of a command is made of."""
+
+    task: TaskSpec
+    tree: str
+    temporary: str
+    own: tuple[str, ...] = ()  # what else is the task's alone, such as the tree's git directory
+
+
+def plan_grants(folder: Folder, confiner: Confiner, plan: BoxPlan,
+                environ: Mapping[str, str]) -> tuple[Grant, ...]:
+    """Return what a command may write; make what is not there yet and has to be."""
+    world, home = folder.world, folder.world.home
+    own_states = CODER_STATE.get(plan.task.program, ())
+    named = [find_named(folder, path) for path in plan.task.sandbox_write]
+    for path in (*(path for path, _ in places_of(own_states, home, environ)), *named):
+        if not is_there(world, path):
+            world.make_directory(path)
+    # A program of the person's own may start any of them.
+    states = own_states or [row for rows in CODER_STATE.values() for row in rows]
+
+    grants: list[Grant] = []
+    if confiner.name == SEATBELT:
+        grants += [Grant(path, True) for path in find_mac_temporary(environ)]
+    for path, settings in places_of((*USUAL_CACHES, *states), home, environ):
+        grants.append(Grant(path, True))
+        grants += [Grant(world.path(path, name), False) for name in settings]
+    grants = [Grant(world.real_path(grant.path), grant.may_write) for grant in grants]
+    # A checkout may lie in one of these, such as ~/.cache.
+    repository = folder.repository
+    grants += [Grant(path, False) for path in (repository.main, repository.common)
+               if may_write(grants, path)]
+    grants += [Grant(world.real_path(path), True) for path in (*named, plan.tree, *plan.own)]
+    return tuple(grant for grant in grants
+                 if not grant.may_write or is_there(world, grant.path))
+
+
+def plan_box(folder: Folder, confiner: Confiner, plan: BoxPlan, environ: Mapping[str, str],
+             argv: Sequence[str]) -> Box:
+    """Return the box of a command that works in a tree."""
+    world, repository = folder.world, folder.repository
+    grants = plan_grants(folder, confiner, plan, environ)
+    world.make_directory(plan.temporary, is_private=True)
+    shown = find_shown([*environ.values(), *argv, world.home, plan.tree, repository.main,
+                        repository.common])
+    return Box(world.real_path(plan.tree), grants, world.real_path(plan.temporary), shown)
+
+
+# == runs/ports.py, from line 14 ==============================================
+#
+# Ten ports of a task's own.
+
+# Below those that systems give away by themselves.
+PORTS = range(20000, 32760, 10)
+PORTS_SECONDS = 5.0  # for another program of ours that just looks for its own
+
+
+def claim_ports(world: World, owner: str) -> int:
+    """Return the first of ten ports that nobody listens on, and no other task of this user has.
+
+    The owner is the file of a task's state: while that is there, these are its own.
+    """
+    place = world.user_place("state", "ports.json")
+    world.make_directory(world.parent(place), is_private=True)
+    with world.hold_soon(world.user_place("state", "ports.lock"), PORTS_SECONDS):
+        page = parse_object(world.read_part(place, 0, STATE_LIMIT_BYTES)) or {}
+        owners = {int(port): other for port, other in page.items()
+                  if port.isdigit() and isinstance(other, str)
+                  and world.kind_of(other) == "file"}
+        for port, other in owners.items():
+            if other == owner:
+                return port
+        free = (port for port in PORTS if port not in owners
+                and all(world.is_port_free(one) for one in range(port, port + 10)))
+        port = next(free, None) or next(iter(owners))  # of a thousand tasks, the oldest one's
+        owners.pop(port, None)
+        owners[port] = owner
+        world.replace_files([(place, json.dumps(owners).encode("ascii"), 0o600)])
+    return port
+
+
+# == runs/process_tree.py, from line 25 =======================================
 #
 # What an agent has started, however it was left.
 
@@ -19623,9 +20037,29 @@ def end_trees(world: World, trees: Sequence[ProcessTree], patience: float,
             return Ended(len(ended.difference(left)),
                          some_of(names, 3) or "a process that this system does not show")
         is_late = now >= until
-        world.end_processes(left if is_late else left.keys() - ended, at_once=is_late)
-        ended.update(left)
+        # What bubblewrap runs would end with it at once, without a TERM of its own.
+        asked = {number for number, process in left.items() if process.name != BWRAP}
+        world.end_processes(left if is_late else asked - ended, at_once=is_late)
+        ended.update(asked)
         world.sleep(0.02)
+
+
+def find_helpers(processes: Mapping[int, Process], client: int) -> set[int]:
+    """Return a client and its helpers: its children in its session.
+
+    What is left behind below bubblewrap becomes a child of that. Its first one is the client.
+    """
+    inside = {number for number, process in processes.items() if process.name == BWRAP}
+    first: dict[int, int] = {}
+    for number in sorted(processes, key=lambda one: (processes[one].start.zfill(20), one)):
+        first.setdefault(processes[number].parent, number)
+    helpers = {client}
+    for _ in processes:
+        helpers.update(
+            number for number, process in processes.items()
+            if process.parent in helpers and process.session == client
+            and (process.parent not in inside or first[process.parent] == number))
+    return helpers
 
 
 def tree_of(folder: Folder, name: str, variable: str) -> ProcessTree:
@@ -19637,7 +20071,7 @@ def tree_of(folder: Folder, name: str, variable: str) -> ProcessTree:
                        inherited=folder.of_task(name, inherited))
 
 
-# == runs/keeper.py, from line 31 =============================================
+# == runs/keeper.py, from line 32 =============================================
 #
 # The tasks of a repository: their states, and who is told.
 
@@ -19655,6 +20089,7 @@ class TaskKeeper:
         self.passes: dict[tuple[str, ...], bool] = {}  # a check, before any work
         self.asking: dict[tuple[str, ...], threading.Lock] = {}  # who just asks that
         self.starts: dict[str, str] = {}  # by base: what a worktree begins with
+        self.confinement = backing.confinement or Confinement(folder)
         self.changed = changed or threading.Condition()
         self._world, self._lock = folder.world, lock
         self._only = only  # the tasks that are meant, and those handed over since; None: all
@@ -19916,20 +20351,100 @@ class TaskDesk:
         trees = [tree for name, tree in self._trees.items() if variable in ("", name)]
         spared: set[int] = set()
         if spares_client:
-            client = self.state.client
             processes = self._trees[TASK_MARK].find(self._world.clock())
-            spared = {client}
-            for _ in processes:
-                spared.update(number for number, process in processes.items()
-                              if process.parent in spared and process.session == client)
+            spared = find_helpers(processes, self.state.client)
         return end_trees(self._world, trees, patience, spared)
+
+
+# == runs/task_box.py, from line 23 ===========================================
+#
+# A task on its way: the box that its commands run in.
+
+class TaskBox(TaskDesk):
+    """What confines a task's commands, and what is theirs alone: files, ports."""
+
+    def _find_confiner(self) -> Confiner | None:
+        """Return what confines the commands of this task; refuse where it must be something."""
+        if self.state.task.sandbox == "off":
+            return None
+        confinement = self._supervisor.confinement
+        confiner = confinement.find()
+        if not confiner and self.state.task.sandbox == "required":
+            raise confinement.demand(self.name)
+        return confiner
+
+    def _plan_own(self) -> dict[str, Any]:
+        """Return what a try has of its own, as a change of its state."""
+        confiner = self._find_confiner()
+        return {"confined": confiner.name if confiner else "no",
+                "port": claim_ports(self._world, self._folder.of_task(self.name, "state.json"))}
+
+    def _plan_box(self, tree: str, use: str) -> BoxPlan:
+        """Return what the box of a command is made of; each use has its temporary directory."""
+        state, common = self.state, self._folder.repository.common
+        temporary = f"{tree}.{use}"
+        confiner = self._find_confiner()
+        if confiner and confiner.name == SEATBELT:  # a socket's path may have 104 characters
+            name = hashlib.sha256(temporary.encode("utf-8")).hexdigest()[:8]
+            temporary = self._world.path(self._world.environ.get("TMPDIR") or "/tmp",
+                                         f"sf-{name}")
+        git = state.git if tree == state.worktree else state.check_git
+        own: tuple[str, ...] = ()
+        if git.startswith(f"{common}/"):  # a linked worktree: git writes there, too
+            own = (git, *(self._world.path(common, name) for name in (
+                "objects", "refs", "logs")))
+        return BoxPlan(state.task, tree, temporary, own)
+
+    def _confine(self, argv: Sequence[str], environ: Mapping[str, str], tree: str,
+                 use: str) -> tuple[list[str], dict[str, str]]:
+        """Return how a command is run in its box, and its environment."""
+        environ = {**environ, **({"PORT": str(self.state.port)} if self.state.port else {})}
+        confiner = self._find_confiner()
+        if not confiner:
+            return list(argv), environ
+        plan = self._plan_box(tree, use)
+        environ["TMPDIR"] = plan.temporary if confiner.name == SEATBELT else "/tmp"
+        box = plan_box(self._folder, confiner, plan, environ, argv)
+        return confiner.confine(self._world, box, argv), environ
+
+    def _clear_box(self, tree: str, use: str) -> None:
+        """Remove the temporary directory of a command."""
+        path = self._plan_box(tree, use).temporary
+        if self._world.kind_of(path, follow=False) == "directory":
+            clear_directory(self._world, path)
+
+    def _find_refused(self, text: str, tree: str) -> list[str]:
+        """Return the paths that a command could not write because it is confined, as it says."""
+        confiner = self._find_confiner()
+        if not confiner:
+            return []
+        world = self._world
+        grants = plan_grants(self._folder, confiner, self._plan_box(tree, ""), world.environ)
+        return find_refused(confiner.name, text, Box(tree, grants), world.home,
+                            world.real_path)
+
+    def _find_refused_agent(self) -> list[str]:
+        """Return what the agent of this try could not write, by its output."""
+        files = (("out.jsonl", self.state.start_at), ("err", 0))
+        parts = [self._world.read_part(self._file(name), start, OUTPUT_PART_BYTES)
+                 for name, start in files]
+        return self._find_refused(b"\n".join(parts).decode("utf-8", "replace"),
+                                  self.state.worktree)
+
+    def _explain_refused(self, log: str, tree: str) -> str:
+        """Return what a command of the person's may not write, and how to let it; or nothing."""
+        paths = self._find_refused(read_tail(self._world, log, TAIL_BYTES), tree)
+        if not paths:
+            return ""
+        line = suggest_writable(paths[0], self._world.home)
+        return f"it may not write {clean_line(some_of(paths, 3))}; to allow it: `{line}`"
 
 
 # == runs/task_place.py, from line 53 =========================================
 #
 # A task on its way: its worktrees.
 
-class TaskPlace(TaskDesk):
+class TaskPlace(TaskBox):
     """A task's worktrees: made, filled, checked in."""
 
     # -- making ready --
@@ -19952,6 +20467,7 @@ class TaskPlace(TaskDesk):
         state = self.state
         place = find_worktrees_place(self._folder, self._backing.worktrees)
         changes: dict[str, Any] = {
+            **self._plan_own(),
             "branch": plan_branch(state),
             "id": state.id or ("" if state.git else self._world.token(8)),
             "worktree": state.worktree or self._world.path(place,
@@ -20039,8 +20555,9 @@ class TaskPlace(TaskDesk):
             code = self._run_command(command, tree, log, SETUP_SECONDS, variable)
             if code:
                 last = last_line_of(self._world, log)
-                raise FleetError("setup-failed",
-                                 f"setup failed (exit {code}): {command}: {last}",
+                refused = self._explain_refused(log, tree)
+                raise FleetError("setup-failed", "; ".join(filter(None, [
+                                 f"setup failed (exit {code}): {command}: {last}", refused])),
                                  fix=f"subagent-fleet task log {self.name} setup")
         return copies
 
@@ -20104,11 +20621,13 @@ class TaskPlace(TaskDesk):
         """Run a shell command of the person's in a worktree; return its exit code."""
         hold = self._world.hold(self._folder.of_task(self.name, "checking")) \
             if variable == CHECK_MARK else None
+        environ = {**plain_environment(self._world.environ), variable: self._mark,
+                   "FLEET_TASK_ID": self.name}
         try:
+            words, environ = self._confine(shell_words(self._world, command), environ, tree,
+                                           "command.tmp")
             child = self._supervisor.spawn(Launch(
-                shell_words(self._world, command), tree,
-                {**plain_environment(self._world.environ), variable: self._mark,
-                 "FLEET_TASK_ID": self.name}, stdout=log, stderr=log, hold=hold,
+                words, tree, environ, stdout=log, stderr=log, hold=hold,
                 seconds=seconds + 60))
         finally:
             if hold:
@@ -20125,6 +20644,7 @@ class TaskPlace(TaskDesk):
             return child.exit_code() or 0
         finally:
             self._end(0.0, variable)
+            self._clear_box(tree, "command.tmp")
 
     def _put_check(self, commit: str) -> str:
         """Put the check's worktree to a commit; return where it is."""
@@ -20233,19 +20753,22 @@ class TaskAgent(TaskPlace):
             # The key is in it, which an argument would show to everybody.
             self._world.replace_files(
                 [(path("settings.json"), json.dumps(settings).encode("ascii"), 0o600)])
-            argv = [program, "-p", "--input-format", "stream-json", "--output-format",
-                    "stream-json", "--verbose", "--include-partial-messages",
-                    "--permission-prompt-tool", "stdio", "--permission-mode",
-                    "bypassPermissions" if task.permission == "bypass" else "default",
-                    "--resume" if state.spoken else "--session-id", state.session,
-                    *plan_claude(task, fleet),
-                    "--settings", path("settings.json")]
+            words = [program, "-p", "--input-format", "stream-json", "--output-format",
+                     "stream-json", "--verbose", "--include-partial-messages",
+                     "--permission-prompt-tool", "stdio", "--permission-mode",
+                     "bypassPermissions" if task.permission == "bypass" else "default",
+                     "--resume" if state.spoken else "--session-id", state.session,
+                     *plan_claude(task, fleet),
+                     "--settings", path("settings.json")]
         else:
-            words, environ = self._plan_coder(task)
-            argv = shell_words(self._world, CODER_SCRIPT, path("code"), program, *words)
+            more, environ = self._plan_coder(task)
+            words = [program, *more]
         own = {TASK_MARK: self._mark, "FLEET_TASK_ID": state.name,
                "FLEET_TASK_DIR": path(".")}
-        return Launch(argv, state.worktree, {**environ, **own}, path("out.jsonl"),
+        argv, environ = self._confine(words, {**environ, **own}, state.worktree, "tmp")
+        if not task.talks:
+            argv = shell_words(self._world, CODER_SCRIPT, path("code"), *argv)
+        return Launch(argv, state.worktree, environ, path("out.jsonl"),
                       path("err"), stdin=path("in"), hold=hold, seconds=task.deadline + 60)
 
     def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:
@@ -20610,6 +21133,9 @@ class TaskWork(TaskAgent):
         code = self._run_check(tree, name)
         self._remember(checks=(*state.checks, code),
                        check_seconds=round(self._world.clock() - began, 1))
+        refused = self._explain_refused(log, tree) if code else ""
+        if refused:
+            self._tell("note", f"the check: {refused}")
         # No agent helps against that, unless it is in a script of theirs.
         if code in (126, 127):
             refuse_missing_check(self._world, state, tree, r"[\w.+/-]+(?=\s|$)")
@@ -20665,6 +21191,7 @@ class TaskWork(TaskAgent):
         ended_now = self._end_agent(STOP_SECONDS if is_stop else TERM_SECONDS)
         if self._preparing:
             self._preparing.join(5.0)
+        self._clear_box(self.state.worktree, "tmp")
         seconds = self._world.clock() - began
         state = self.state
         if work is None or not work.ref:
@@ -20714,6 +21241,8 @@ class TaskWork(TaskAgent):
                    "served": sum_served(served, state.session), "verdict": ruling.to,
                    "reason": ruling.reason, "cause": ruling.cause,
                    "seconds": round(now - (state.began or now), 1)}
+        if agent:
+            receipt["not_writable"] = self._find_refused_agent()
         if agent and not state.task.talks:
             receipt["exit_code"] = agent.exit_code()
         if state.tried:
@@ -25092,6 +25621,10 @@ TASK_WORDS = (
     Flag("--priority", "tasks with a higher number start first; default: 0", "N",
          {"type": parse_priority}),
     Flag("--setup", "command that prepares the worktree; may be repeated", "COMMAND", REPEAT),
+    Flag("--sandbox", "`required`: only confined; `off`: not confined", "WORD",
+         {"choices": ("auto", "required", "off")}),
+    Flag("--sandbox-write", "what else its commands may write; may be repeated", "PATH",
+         REPEAT),
     Flag("--no-setup", "without the setup of the task file's defaults"))
 
 TASK_FILE = Flag("--file", "the task file, `-` for stdin; default: the nearest tasks.yaml",
@@ -25693,7 +26226,7 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
     return EXIT_OK if good else EXIT_PROBLEM
 
 
-# == work/run_job.py, from line 62 ============================================
+# == work/run_job.py, from line 63 ============================================
 #
 # One repository that `run` works on.
 
@@ -25749,6 +26282,7 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
         reload=watch_tasks(world, known.path, fleet, file.max, options))
     if options.dry_run:
         return backing
+    backing = replace(backing, confinement=confine_tasks(folder, tasks))
     if fleet and any(isinstance(task.coder, str) for task in tasks.values()):
         ask_trust(fleet, options, world)
         backing = replace(backing, key=need_key(workspace_of(fleet, options, world), fleet))
@@ -25758,6 +26292,20 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
     if any(task.talks for task in tasks.values()) and folder.is_news("no fleet"):
         tell(world, "No fleet.yaml here: agents use their own login and model.\n")
     return backing
+
+
+def confine_tasks(folder: Folder, tasks: Mapping[str, TaskSpec]) -> Confinement:
+    """Find out whether commands are confined here; say it once, or refuse who needs it."""
+    confinement = Confinement(folder)
+    if all(task.sandbox == "off" for task in tasks.values()) or confinement.find():
+        return confinement
+    names = [name for name, task in tasks.items() if task.sandbox == "required"]
+    if names:
+        raise confinement.demand(some_of(names, 3))
+    if folder.is_news(f"not confined: {confinement.reason}"):
+        tell(folder.world, "Commands are not confined on this machine: "
+             f"{clean_line(confinement.reason)}.\n")
+    return confinement
 
 
 AIDER_FILES = (".aider.conf.yml", ".env")  # in which aider looks for a model or a key
@@ -26230,7 +26778,7 @@ def keep_measurements(workspace: Workspace, measured: Sequence[Measurement]) -> 
     workspace.keep(BENCH_FILE, report.encode("ascii"))
 
 
-# == views/observe.py, from line 36 ===========================================
+# == views/observe.py, from line 37 ===========================================
 #
 # Looking at all that `doctor` judges.
 
@@ -26293,7 +26841,7 @@ def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
     except FleetError as error:
         return replace(facts,
                        problems=(*facts.problems, *(error.findings or (error.finding,))))
-    is_confined = all(task.sandbox == "required" for task in tasks if task.talks)
+    is_confined = bool(find_confiner(world)) or all(task.sandbox == "off" for task in tasks)
     return replace(facts, task_file=path, is_confined=is_confined)
 
 
@@ -29228,7 +29776,7 @@ def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
     """Return everything about one task: its state, its keys with their origin, its tries."""
     lines = [(name, clean_line(str(getattr(row, name)))) for name in (
         "state", "reason", "now", "agent", "alias", "where", "branch", "worktree", "session",
-        "fix") if getattr(row, name)]
+        "confined", "port", "fix") if getattr(row, name)]
     if row.state in TERMINAL_STATES:
         lines.insert(1, ("took", f"{show_span(row.total)}; over since {show_span(row.seconds)}"))
     else:
@@ -29263,6 +29811,9 @@ def describe_try(receipt: Mapping[str, Any]) -> str:
               f"{served.get('node')}" for served in receipt.get("served") or []]
     if receipt.get("stalls"):
         words.append("got stuck once and was resumed")
+    refused = receipt.get("not_writable") or []
+    if refused:
+        words.append(f"could not write {some_of(refused, 3)}")
     denied = [f"{call.get('tool')} {call.get('path')}" for call in receipt.get("denied") or []]
     if denied:
         words.append(f"{count_of(denied, 'call')} denied: {some_of(denied, 4)}")

@@ -103,14 +103,16 @@ class Runs:
         return {event["session_id"] for event in self.output(name) if event.get("session_id")}
 
     def processes(self, *, of=b""):
-        """What carries the mark of a task of this user; with a word in its command."""
+        """What carries the mark of a task of this user; with a word in a command of its own."""
         found = []
+        confines = ("sh\n", "bwrap\n") if of else ()  # which name all that they run
         home = f"HOME={self.project.home}\0".encode()
         for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
                 content = path.read_bytes()
                 if home in content and b"SUBAGENT_FLEET_TASK=" in content \
-                        and of in path.with_name("cmdline").read_bytes():
+                        and of in path.with_name("cmdline").read_bytes() \
+                        and path.with_name("comm").read_text() not in confines:
                     found.append(int(path.parent.name))
         return found
 
@@ -482,7 +484,7 @@ def test_another_coder_does_a_task_on_the_fleet(tmp_path, trap, name):
             cwd=made.project.folder, env=made.environment(), stdin=subprocess.DEVNULL,
             capture_output=True, timeout=180)
         said = (done.stdout + done.stderr).decode("utf-8", "replace")
-        assert done.returncode == 0, said[-3000:]
+        print(subprocess.run(made.project.argv("task", "log", "two"), cwd=made.project.folder, env=made.environment(), capture_output=True).stdout.decode()[-3000:], subprocess.run(made.project.argv("task", "log", "two", "stderr"), cwd=made.project.folder, env=made.environment(), capture_output=True).stdout.decode()[-3000:]); assert done.returncode == 0, said[-3000:]
         shown = subprocess.run(["git", "show", "run/two:note.txt"], cwd=made.project.folder,
                                capture_output=True, check=True).stdout
         assert shown == b"two\n" and made.note.read_text() == "one\n"

@@ -48,6 +48,10 @@ class Repository:
         self.environ = clean_environment(
             HOME=self.home, XDG_STATE_HOME=self.home / "state", STUB_HOME=self.home / "sessions",
             PATH=f"{self.bin}:{os.environ['PATH']}")
+        # The stub writes beside its place, and what it wrote is looked at: test_confined.py has
+        # the real ones.
+        for name in ("bwrap", "sandbox-exec"):
+            self.program(name, "exit 1")
         self.git("init", "-q", "-b", "main")
         (self.repo / "a.txt").write_text("one\n")
         self.git("add", ".")

@@ -219,14 +219,12 @@ def test_requests_are_decided_by_the_scope_and_questions_by_a_person(request_, b
 
 
 def test_permission_rules_are_the_globs_and_what_is_granted():
-    task = sf.TaskSpec("t", touch=("src/**",), deny=("src/x",), allow=("Bash(npm test *)",),
-                   sandbox="required")
+    task = sf.TaskSpec("t", touch=("src/**",), deny=("src/x",), allow=("Bash(npm test *)",))
     settings = sf.plan_permissions(task)
     permissions = settings["permissions"]
     assert permissions["allow"] == ["Edit(src/**)", "Bash(npm test *)"]
     assert permissions["disableAutoMode"] == "disable"
     assert {"Edit(src/x)", "Edit(**/.git/**)", "Edit(**/.claude/**)"} <= set(permissions["deny"])
-    assert settings["sandbox"]["failIfUnavailable"] is True
 
 
 # -- what agents say --

@@ -145,7 +145,7 @@ def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
     """Return everything about one task: its state, its keys with their origin, its tries."""
     lines = [(name, clean_line(str(getattr(row, name)))) for name in (
         "state", "reason", "now", "agent", "alias", "where", "branch", "worktree", "session",
-        "fix") if getattr(row, name)]
+        "confined", "port", "fix") if getattr(row, name)]
     if row.state in TERMINAL_STATES:
         lines.insert(1, ("took", f"{show_span(row.total)}; over since {show_span(row.seconds)}"))
     else:
@@ -180,6 +180,9 @@ def describe_try(receipt: Mapping[str, Any]) -> str:
               f"{served.get('node')}" for served in receipt.get("served") or []]
     if receipt.get("stalls"):
         words.append("got stuck once and was resumed")
+    refused = receipt.get("not_writable") or []
+    if refused:
+        words.append(f"could not write {some_of(refused, 3)}")
     denied = [f"{call.get('tool')} {call.get('path')}" for call in receipt.get("denied") or []]
     if denied:
         words.append(f"{count_of(denied, 'call')} denied: {some_of(denied, 4)}")

@@ -158,6 +158,8 @@ CODERS = {
               "--no-stream", "--map-tokens", "0", "--chat-history-file", "/dev/null",
               "--input-history-file", "/dev/null", "--message-file", "/dev/stdin"),
     "qwen": ("--approval-mode", "yolo")}
+_WRITABLE = "^(/|~/)?(?![/~-]|([^\\u0000]*/)?[.][.]?(/|$))[^\\u000a" + CONTROLS \
+    + "\\u0009]{1,1024}$"  # neither all of a disk nor of a home
 TASK_NAME = "^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"  # a part of a branch and of a path
 _SPAN = "^([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
 _GLOB = "^(?![/~!]|([^\\u0000]*/)?[.][.](/|$))[^\\u000a" + CONTROLS + "\\u0009]{1,256}$"
@@ -256,7 +258,9 @@ RULES = {
     "changes": choice_rule("required", "none"),
     "check place": choice_rule("own", "same"),
     "permission": choice_rule("default", "bypass"),
-    "sandbox": choice_rule("off", "required"),
+    "sandbox": choice_rule("auto", "required", "off"),
+    "writable": text_rule(_WRITABLE, "a path from `/`, from `~/`, or from the checkout",
+                          "~/.gradle"),
     "tries": number_rule(1, 20, "a whole number, 1 to 20", 3),
     "rounds": number_rule(0, 20, "a whole number, 0 to 20", 3),
     "priority": number_rule(-1000, 1000, "a whole number, -1000 to 1000", 10),
@@ -274,6 +278,7 @@ _TIMES = number_rule(1, 26, "", 2)
 RULES["times"] = replace(
     _TIMES, schema={"anyOf": [_TIMES.schema, {**RULES["rungs"].schema, "maxItems": 26}]},
     words="a whole number, 1 to 26, or a list of models", normal=_normal_list)
+RULES["writables"] = list_rule("writable")
 
 _SCHEMA_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),

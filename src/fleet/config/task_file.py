@@ -49,8 +49,12 @@ class TaskSpec(Record):
         "model of a list", 1)
     allow: tuple[str, ...] = key("tools", "Claude Code permission rules to grant", ("Bash",))
     permission: str = key("permission", "`bypass`: Claude Code asks for nothing", "default")
-    sandbox: str = key("sandbox", "`required`: do not start without Claude Code's sandbox",
-                       "off")
+    sandbox: str = key("sandbox", "what keeps its commands from writing elsewhere: `auto`, "
+                       "if this system has it; `required`, or it does not start; `off`",
+                       "auto")
+    sandbox_write: tuple[str, ...] = key(
+        "writables", "what else its commands may write, such as a cache: files, directories",
+        ())
 
     @property
     def group(self) -> str:

@@ -132,7 +132,7 @@ class Facts(Record):
     # The environment file, and the ids of what is wrong with it.
     env_path: str = ""
     leaks: Sequence[str] = ()
-    # The task file, where there is one, and whether each of its tasks asks for the sandbox.
+    # The task file, where there is one, and whether this machine confines what it says to.
     task_file: str = ""
     is_confined: bool = False
 

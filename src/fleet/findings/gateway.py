@@ -89,10 +89,9 @@ def check_confinement(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     """Say what agents of tasks can do beyond what their task may touch."""
     if facts.task_file and not facts.is_confined:
         yield Finding("tasks-unconfined", "info",
-                      f"agents that work on {facts.task_file} can run any command: `touch` "
-                      "blocks edits, but sees what commands change only afterwards",
-                      fix="write `sandbox: required` under its `defaults:` (Claude Code's "
-                          "sandbox: on macOS built in, on Linux with bubblewrap and socat)")
+                      f"agents that work on {facts.task_file} can write anywhere by their "
+                      "commands: bubblewrap (`bwrap`) is not installed",
+                      fix="install it, such as `sudo apt install bubblewrap`")
 
 
 def overridden_names(fleet: Fleet, environment: Mapping[str, object]) -> list[str]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fleet.config.sections import Fleet
     from fleet.config.task_file import TaskSpec
     from fleet.gateway.receipts import Receipt
+    from fleet.runs.confine import Confinement
     from fleet.runs.folder import Folder
     from fleet.runs.git import Git
     from fleet.tasks.spec import TaskPlan
@@ -81,6 +82,7 @@ class Backing(Record):
     most: int = 0  # agents at the same time; 0: as the fleet and the memory allow
     worktrees: str = ""
     notify: tuple[str, ...] | str | None = None
+    confinement: Confinement | None = None  # where it was asked for already
 
 
 def plan_agents(fleet: Fleet, first: str | None) -> str:

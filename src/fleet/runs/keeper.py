@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fleet.config.rules import UNIT_SECONDS
 from fleet.runs.agent import TOLD_CHARACTERS, shell_words
+from fleet.runs.confine import Confinement
 from fleet.runs.folder import Asleep
 from fleet.speech.claude_stream import tell_answers
 from fleet.start.errors import FleetError
@@ -42,6 +43,7 @@ class TaskKeeper:
         self.passes: dict[tuple[str, ...], bool] = {}  # a check, before any work
         self.asking: dict[tuple[str, ...], threading.Lock] = {}  # who just asks that
         self.starts: dict[str, str] = {}  # by base: what a worktree begins with
+        self.confinement = backing.confinement or Confinement(folder)
         self.changed = changed or threading.Condition()
         self._world, self._lock = folder.world, lock
         self._only = only  # the tasks that are meant, and those handed over since; None: all

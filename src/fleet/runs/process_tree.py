@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from fleet.runs.agent import KILL_SECONDS
 from fleet.runs.folder import STATE_LIMIT_BYTES
 from fleet.start.record import Record
+from fleet.tasks.box import BWRAP
 from fleet.text.json import parse_object
 from fleet.text.phrases import some_of
 from fleet.text.terminal import clean_line
 from fleet.world.process_list import CHECK_MARK, TASK_MARK, ProcessList
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from fleet.runs.folder import Folder
     from fleet.world.process_list import Process
@@ -130,9 +131,29 @@ def end_trees(world: World, trees: Sequence[ProcessTree], patience: float,
             return Ended(len(ended.difference(left)),
                          some_of(names, 3) or "a process that this system does not show")
         is_late = now >= until
-        world.end_processes(left if is_late else left.keys() - ended, at_once=is_late)
-        ended.update(left)
+        # What bubblewrap runs would end with it at once, without a TERM of its own.
+        asked = {number for number, process in left.items() if process.name != BWRAP}
+        world.end_processes(left if is_late else asked - ended, at_once=is_late)
+        ended.update(asked)
         world.sleep(0.02)
+
+
+def find_helpers(processes: Mapping[int, Process], client: int) -> set[int]:
+    """Return a client and its helpers: its children in its session.
+
+    What is left behind below bubblewrap becomes a child of that. Its first one is the client.
+    """
+    inside = {number for number, process in processes.items() if process.name == BWRAP}
+    first: dict[int, int] = {}
+    for number in sorted(processes, key=lambda one: (processes[one].start.zfill(20), one)):
+        first.setdefault(processes[number].parent, number)
+    helpers = {client}
+    for _ in processes:
+        helpers.update(
+            number for number, process in processes.items()
+            if process.parent in helpers and process.session == client
+            and (process.parent not in inside or first[process.parent] == number))
+    return helpers
 
 
 def tree_of(folder: Folder, name: str, variable: str) -> ProcessTree:

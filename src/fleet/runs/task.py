@@ -240,6 +240,9 @@ class TaskWork(TaskAgent):
         code = self._run_check(tree, name)
         self._remember(checks=(*state.checks, code),
                        check_seconds=round(self._world.clock() - began, 1))
+        refused = self._explain_refused(log, tree) if code else ""
+        if refused:
+            self._tell("note", f"the check: {refused}")
         # No agent helps against that, unless it is in a script of theirs.
         if code in (126, 127):
             refuse_missing_check(self._world, state, tree, r"[\w.+/-]+(?=\s|$)")
@@ -295,6 +298,7 @@ class TaskWork(TaskAgent):
         ended_now = self._end_agent(STOP_SECONDS if is_stop else TERM_SECONDS)
         if self._preparing:
             self._preparing.join(5.0)
+        self._clear_box(self.state.worktree, "tmp")
         seconds = self._world.clock() - began
         state = self.state
         if work is None or not work.ref:
@@ -344,6 +348,8 @@ class TaskWork(TaskAgent):
                    "served": sum_served(served, state.session), "verdict": ruling.to,
                    "reason": ruling.reason, "cause": ruling.cause,
                    "seconds": round(now - (state.began or now), 1)}
+        if agent:
+            receipt["not_writable"] = self._find_refused_agent()
         if agent and not state.task.talks:
             receipt["exit_code"] = agent.exit_code()
         if state.tried:

@@ -118,19 +118,22 @@ class TaskAgent(TaskPlace):
             # The key is in it, which an argument would show to everybody.
             self._world.replace_files(
                 [(path("settings.json"), json.dumps(settings).encode("ascii"), 0o600)])
-            argv = [program, "-p", "--input-format", "stream-json", "--output-format",
-                    "stream-json", "--verbose", "--include-partial-messages",
-                    "--permission-prompt-tool", "stdio", "--permission-mode",
-                    "bypassPermissions" if task.permission == "bypass" else "default",
-                    "--resume" if state.spoken else "--session-id", state.session,
-                    *plan_claude(task, fleet),
-                    "--settings", path("settings.json")]
+            words = [program, "-p", "--input-format", "stream-json", "--output-format",
+                     "stream-json", "--verbose", "--include-partial-messages",
+                     "--permission-prompt-tool", "stdio", "--permission-mode",
+                     "bypassPermissions" if task.permission == "bypass" else "default",
+                     "--resume" if state.spoken else "--session-id", state.session,
+                     *plan_claude(task, fleet),
+                     "--settings", path("settings.json")]
         else:
-            words, environ = self._plan_coder(task)
-            argv = shell_words(self._world, CODER_SCRIPT, path("code"), program, *words)
+            more, environ = self._plan_coder(task)
+            words = [program, *more]
         own = {TASK_MARK: self._mark, "FLEET_TASK_ID": state.name,
                "FLEET_TASK_DIR": path(".")}
-        return Launch(argv, state.worktree, {**environ, **own}, path("out.jsonl"),
+        argv, environ = self._confine(words, {**environ, **own}, state.worktree, "tmp")
+        if not task.talks:
+            argv = shell_words(self._world, CODER_SCRIPT, path("code"), *argv)
+        return Launch(argv, state.worktree, environ, path("out.jsonl"),
                       path("err"), stdin=path("in"), hold=hold, seconds=task.deadline + 60)
 
     def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fleet.runs.agent import END_SECONDS, STOP_GIT_SECONDS
 from fleet.runs.folder import Wanted
 from fleet.runs.git import git_in, git_of
-from fleet.runs.process_tree import end_trees, tree_of
+from fleet.runs.process_tree import end_trees, find_helpers, tree_of
 from fleet.speech.claude_stream import render_stream_line
 from fleet.start.record import replace
 from fleet.tasks.verdict import Ruling
@@ -134,10 +134,6 @@ class TaskDesk:
         trees = [tree for name, tree in self._trees.items() if variable in ("", name)]
         spared: set[int] = set()
         if spares_client:
-            client = self.state.client
             processes = self._trees[TASK_MARK].find(self._world.clock())
-            spared = {client}
-            for _ in processes:
-                spared.update(number for number, process in processes.items()
-                              if process.parent in spared and process.session == client)
+            spared = find_helpers(processes, self.state.client)
         return end_trees(self._world, trees, patience, spared)

@@ -34,7 +34,7 @@ from fleet.runs.snapshot import (
     store_tree,
     take_snapshot,
 )
-from fleet.runs.task_desk import TaskDesk
+from fleet.runs.task_box import TaskBox
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.tasks.next import dependencies_of
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from fleet.tasks.state import TaskState
 
 
-class TaskPlace(TaskDesk):
+class TaskPlace(TaskBox):
     """A task's worktrees: made, filled, checked in."""
 
     # -- making ready --
@@ -73,6 +73,7 @@ class TaskPlace(TaskDesk):
         state = self.state
         place = find_worktrees_place(self._folder, self._backing.worktrees)
         changes: dict[str, Any] = {
+            **self._plan_own(),
             "branch": plan_branch(state),
             "id": state.id or ("" if state.git else self._world.token(8)),
             "worktree": state.worktree or self._world.path(place,
@@ -160,8 +161,9 @@ class TaskPlace(TaskDesk):
             code = self._run_command(command, tree, log, SETUP_SECONDS, variable)
             if code:
                 last = last_line_of(self._world, log)
-                raise FleetError("setup-failed",
-                                 f"setup failed (exit {code}): {command}: {last}",
+                refused = self._explain_refused(log, tree)
+                raise FleetError("setup-failed", "; ".join(filter(None, [
+                                 f"setup failed (exit {code}): {command}: {last}", refused])),
                                  fix=f"subagent-fleet task log {self.name} setup")
         return copies
 
@@ -225,11 +227,13 @@ class TaskPlace(TaskDesk):
         """Run a shell command of the person's in a worktree; return its exit code."""
         hold = self._world.hold(self._folder.of_task(self.name, "checking")) \
             if variable == CHECK_MARK else None
+        environ = {**plain_environment(self._world.environ), variable: self._mark,
+                   "FLEET_TASK_ID": self.name}
         try:
+            words, environ = self._confine(shell_words(self._world, command), environ, tree,
+                                           "command.tmp")
             child = self._supervisor.spawn(Launch(
-                shell_words(self._world, command), tree,
-                {**plain_environment(self._world.environ), variable: self._mark,
-                 "FLEET_TASK_ID": self.name}, stdout=log, stderr=log, hold=hold,
+                words, tree, environ, stdout=log, stderr=log, hold=hold,
                 seconds=seconds + 60))
         finally:
             if hold:
@@ -246,6 +250,7 @@ class TaskPlace(TaskDesk):
             return child.exit_code() or 0
         finally:
             self._end(0.0, variable)
+            self._clear_box(tree, "command.tmp")
 
     def _put_check(self, commit: str) -> str:
         """Put the check's worktree to a commit; return where it is."""

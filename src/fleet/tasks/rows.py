@@ -44,6 +44,8 @@ class TaskRow(Record):
     alias: str
     reason: str
     cause: str
+    confined: str  # bwrap, sandbox-exec, no; "" before its first try
+    port: int  # the first of its own; 0 before its first try
 
 
 class TaskSight(Record):
@@ -100,7 +102,7 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
         context, files, plus, minus, place, state.rung, state.climbed,
         int(memory), round(cpu, 1), len(loads), suggest_task_step(state), state.session,
         state.branch, state.worktree if state.git else "", state.task.agent or "", alias,
-        state.reason, state.cause)
+        state.reason, state.cause, state.confined, state.port)
 
 
 def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:

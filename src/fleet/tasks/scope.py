@@ -63,10 +63,7 @@ def plan_permissions(task: TaskSpec) -> dict[str, Any]:
     denied = [f"Edit({glob})" for glob in task.deny]
     denied += [f"Edit(**/{name}{rest})" for name in PROTECTED_NAMES for rest in ("", "/**")]
     rules = {"allow": [*edits, *task.allow], "deny": denied, "disableAutoMode": "disable"}
-    settings: dict[str, Any] = {"permissions": rules}
-    if task.sandbox == "required":
-        settings["sandbox"] = {"enabled": True, "failIfUnavailable": True}
-    return settings
+    return {"permissions": rules}
 
 
 def decide_request(task: TaskSpec, worktree: str, request: Mapping[str, Any],

@@ -52,6 +52,8 @@ class TaskState(Record):
     git: str = ""  # the worktree's own git directory; "": not made, or tidied away
     check_git: str = ""  # of the check's worktree
     copies: tuple[str, ...] = ()
+    confined: str = ""  # the program that confines its commands, or no
+    port: int = 0  # the first of ten that are its own
     prepared: bool = False  # setup has ended well
     fresh: int = 0  # how often a person has begun it anew
     old: tuple[str, ...] = ()  # "branch\nworktree\ngit\ncheck_git\nid" of what was before

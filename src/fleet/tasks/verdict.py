@@ -158,6 +158,7 @@ def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
         "session": state.session, "agent": state.task.agent or "", "alias": alias,
         "rung": state.rung, "climbed": list(state.climbed),
         "base": state.base, "head": work.head, "snapshot": work.ref, "ended": ended,
+        "confined": state.confined or "no",
         **{name: getattr(heard, name) for name in (
             "turns", "tools", "tool_errors", "denied", "questions", "subagents")},
         "commits": work.commits, "files": [list(one) for one in work.files],

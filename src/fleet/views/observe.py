@@ -10,6 +10,7 @@ from fleet.config.address import split_endpoint
 from fleet.findings.checks import Facts
 from fleet.findings.config import lint_key
 from fleet.nodes.probe import probe_nodes
+from fleet.runs.confine import find_confiner
 from fleet.runs.folder import TASK_FILES
 from fleet.start.constants import EXIT_PROBLEM
 from fleet.start.errors import FleetError, NodeFailure
@@ -92,7 +93,7 @@ def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
     except FleetError as error:
         return replace(facts,
                        problems=(*facts.problems, *(error.findings or (error.finding,))))
-    is_confined = all(task.sandbox == "required" for task in tasks if task.talks)
+    is_confined = bool(find_confiner(world)) or all(task.sandbox == "off" for task in tasks)
     return replace(facts, task_file=path, is_confined=is_confined)
 
 

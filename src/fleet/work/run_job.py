@@ -7,6 +7,7 @@ from fleet.cli.agree import ask_trust
 from fleet.cli.rows import name_of
 from fleet.cli.say import check_names, tell
 from fleet.runs.agent import LOCK_SECONDS
+from fleet.runs.confine import Confinement
 from fleet.runs.folder import TASK_FILES
 from fleet.runs.git import git_of
 from fleet.runs.see import see_tasks
@@ -111,6 +112,7 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
         reload=watch_tasks(world, known.path, fleet, file.max, options))
     if options.dry_run:
         return backing
+    backing = replace(backing, confinement=confine_tasks(folder, tasks))
     if fleet and any(isinstance(task.coder, str) for task in tasks.values()):
         ask_trust(fleet, options, world)
         backing = replace(backing, key=need_key(workspace_of(fleet, options, world), fleet))
@@ -120,6 +122,20 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
     if any(task.talks for task in tasks.values()) and folder.is_news("no fleet"):
         tell(world, "No fleet.yaml here: agents use their own login and model.\n")
     return backing
+
+
+def confine_tasks(folder: Folder, tasks: Mapping[str, TaskSpec]) -> Confinement:
+    """Find out whether commands are confined here; say it once, or refuse who needs it."""
+    confinement = Confinement(folder)
+    if all(task.sandbox == "off" for task in tasks.values()) or confinement.find():
+        return confinement
+    names = [name for name, task in tasks.items() if task.sandbox == "required"]
+    if names:
+        raise confinement.demand(some_of(names, 3))
+    if folder.is_news(f"not confined: {confinement.reason}"):
+        tell(folder.world, "Commands are not confined on this machine: "
+             f"{clean_line(confinement.reason)}.\n")
+    return confinement
 
 
 AIDER_FILES = (".aider.conf.yml", ".env")  # in which aider looks for a model or a key

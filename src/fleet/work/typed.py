@@ -59,6 +59,10 @@ TASK_WORDS = (
     Flag("--priority", "tasks with a higher number start first; default: 0", "N",
          {"type": parse_priority}),
     Flag("--setup", "command that prepares the worktree; may be repeated", "COMMAND", REPEAT),
+    Flag("--sandbox", "`required`: only confined; `off`: not confined", "WORD",
+         {"choices": ("auto", "required", "off")}),
+    Flag("--sandbox-write", "what else its commands may write; may be repeated", "PATH",
+         REPEAT),
     Flag("--no-setup", "without the setup of the task file's defaults"))
 
 TASK_FILE = Flag("--file", "the task file, `-` for stdin; default: the nearest tasks.yaml",

@@ -264,6 +264,14 @@ class Network(Processes):
                     return True
         return False
 
+    def is_port_free(self, port: int) -> bool:
+        """Tell whether a program of this user could listen on a port."""
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, \
+                contextlib.suppress(OSError):
+            probe.bind(("0.0.0.0", port))
+            return True
+        return False
+
     def find_free_port(self, host: str, above: int) -> int:
         """Return the next port on which nobody listens; 0 where a hundred are taken."""
         for port in range(above + 1, min(above + 101, 65536)):

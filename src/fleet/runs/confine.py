@@ -1,0 +1,186 @@
+"""Whether this system confines commands, and the box of each."""
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+from fleet.runs.agent import shell_words
+from fleet.start.constants import EXIT_REFUSED
+from fleet.start.errors import FleetError
+from fleet.start.record import Record
+from fleet.tasks.box import (
+    BWRAP,
+    BWRAP_PARENT,
+    CODER_STATE,
+    SEATBELT,
+    USUAL_CACHES,
+    Box,
+    Grant,
+    find_mac_temporary,
+    find_shown,
+    may_write,
+    places_of,
+    plan_bwrap,
+    plan_seatbelt,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleet.config.task_file import TaskSpec
+    from fleet.runs.folder import Folder
+    from fleet.world.world import World
+
+
+
+class Confiner(Record):
+    """The program of this system that confines commands."""
+
+    name: str
+    program: str
+
+    def confine(self, world: World, box: Box, argv: Sequence[str]) -> list[str]:
+        """Return how a command is run in a box."""
+        if self.name == SEATBELT:
+            return [*plan_seatbelt(self.program, box), *argv]
+        words = plan_bwrap(self.program, box, is_root=world.is_root)
+        return shell_words(world, BWRAP_PARENT, "sh", *words, *argv)
+
+
+def find_confiner(world: World) -> Confiner | None:
+    """Return the program of this system that could confine commands."""
+    for name in (SEATBELT, BWRAP):
+        program = world.which(name)
+        if program:
+            return Confiner(name, program)
+    return None
+
+
+NO_CONFINER = "bubblewrap (`bwrap`) is not installed"
+
+
+class Confinement:
+    """Whether commands are confined on this machine: tried once, then known."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._is_known = False
+        self._confiner: Confiner | None = None
+        self._reason = ""
+
+    def find(self) -> Confiner | None:
+        """Return the program that confines commands, once it was seen to."""
+        with self._lock:
+            if not self._is_known:
+                self._confiner = find_confiner(self._folder.world)
+                self._reason = NO_CONFINER
+                if self._confiner:
+                    self._reason = self._try(self._confiner)
+                self._is_known = True
+            return None if self._reason else self._confiner
+
+    @property
+    def reason(self) -> str:
+        """Why commands are not confined; nothing if they are."""
+        self.find()
+        return self._reason
+
+    def _try(self, confiner: Confiner) -> str:
+        """Run a shell that must write one directory and fail beside it; say what is wrong."""
+        world = self._folder.world
+        place = self._folder.place(f"probe-{world.token(4)}")
+        inside, own, beside = (world.path(place, name) for name in ("in", "tmp", "beside"))
+        written = world.path(inside, "written")
+        try:
+            for directory in (inside, own):
+                world.make_directory(directory)
+            place, inside, own = map(world.real_path, (place, inside, own))
+            box = Box(inside, (Grant(inside, True),), own, find_shown([place]))
+            script = 'echo >"$0"; echo >"$1"'
+            ran = world.run_program(confiner.confine(world, box, [
+                *shell_words(world, script), written, beside]), seconds=10.0)
+            if world.kind_of(written) != "file":
+                talk = [line for line in ran.talk.splitlines() if "/probe-" not in line]
+                return f"`{confiner.name}` does not work here: " \
+                       f"{talk[-1] if talk else f'exit {ran.code}'}"
+            if world.kind_of(beside) != "absent":
+                return f"`{confiner.name}` lets a command write everywhere"
+            return ""
+        finally:
+            clear_directory(world, place)
+
+    def demand(self, names: str) -> FleetError:
+        """Return the refusal of tasks that want to be confined."""
+        return FleetError("not-confined", f"{names}: `sandbox: required`, but commands are not "
+                          f"confined on this machine: {self.reason}", status=EXIT_REFUSED,
+                          fix="install bubblewrap, or write `sandbox: auto`")
+
+
+def clear_directory(world: World, path: str) -> None:
+    """Remove a directory of ours with all that is in it."""
+    world.run_program(["rm", "-rf", "--", path])
+
+
+def is_there(world: World, path: str) -> bool:
+    """Tell whether there is anything at a path that this user can reach."""
+    with contextlib.suppress(FleetError):
+        return world.kind_of(path) != "absent"
+    return False
+
+
+def find_named(folder: Folder, path: str) -> str:
+    """Return a path that a person has named: from home, the root, or the main checkout."""
+    world = folder.world
+    if path.startswith("~/"):
+        return world.path(world.home, path[2:])
+    return world.path(folder.repository.main, path)
+
+
+class BoxPlan(Record):
+    """What the box of a command is made of."""
+
+    task: TaskSpec
+    tree: str
+    temporary: str
+    own: tuple[str, ...] = ()  # what else is the task's alone, such as the tree's git directory
+
+
+def plan_grants(folder: Folder, confiner: Confiner, plan: BoxPlan,
+                environ: Mapping[str, str]) -> tuple[Grant, ...]:
+    """Return what a command may write; make what is not there yet and has to be."""
+    world, home = folder.world, folder.world.home
+    own_states = CODER_STATE.get(plan.task.program, ())
+    named = [find_named(folder, path) for path in plan.task.sandbox_write]
+    for path in (*(path for path, _ in places_of(own_states, home, environ)), *named):
+        if not is_there(world, path):
+            world.make_directory(path)
+    # A program of the person's own may start any of them.
+    states = own_states or [row for rows in CODER_STATE.values() for row in rows]
+
+    grants: list[Grant] = []
+    if confiner.name == SEATBELT:
+        grants += [Grant(path, True) for path in find_mac_temporary(environ)]
+    for path, settings in places_of((*USUAL_CACHES, *states), home, environ):
+        grants.append(Grant(path, True))
+        grants += [Grant(world.path(path, name), False) for name in settings]
+    grants = [Grant(world.real_path(grant.path), grant.may_write) for grant in grants]
+    # A checkout may lie in one of these, such as ~/.cache.
+    repository = folder.repository
+    grants += [Grant(path, False) for path in (repository.main, repository.common)
+               if may_write(grants, path)]
+    grants += [Grant(world.real_path(path), True) for path in (*named, plan.tree, *plan.own)]
+    return tuple(grant for grant in grants
+                 if not grant.may_write or is_there(world, grant.path))
+
+
+def plan_box(folder: Folder, confiner: Confiner, plan: BoxPlan, environ: Mapping[str, str],
+             argv: Sequence[str]) -> Box:
+    """Return the box of a command that works in a tree."""
+    world, repository = folder.world, folder.repository
+    grants = plan_grants(folder, confiner, plan, environ)
+    world.make_directory(plan.temporary, is_private=True)
+    shown = find_shown([*environ.values(), *argv, world.home, plan.tree, repository.main,
+                        repository.common])
+    return Box(world.real_path(plan.tree), grants, world.real_path(plan.temporary), shown)

@@ -1,0 +1,100 @@
+"""A task on its way: the box that its commands run in."""
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from fleet.runs.agent import read_tail
+from fleet.runs.confine import BoxPlan, clear_directory, plan_box, plan_grants
+from fleet.runs.folder import OUTPUT_PART_BYTES, TAIL_BYTES
+from fleet.runs.ports import claim_ports
+from fleet.runs.task_desk import TaskDesk
+from fleet.tasks.box import SEATBELT, Box, find_refused, suggest_writable
+from fleet.text.phrases import some_of
+from fleet.text.terminal import clean_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from fleet.runs.confine import Confiner
+
+
+class TaskBox(TaskDesk):
+    """What confines a task's commands, and what is theirs alone: files, ports."""
+
+    def _find_confiner(self) -> Confiner | None:
+        """Return what confines the commands of this task; refuse where it must be something."""
+        if self.state.task.sandbox == "off":
+            return None
+        confinement = self._supervisor.confinement
+        confiner = confinement.find()
+        if not confiner and self.state.task.sandbox == "required":
+            raise confinement.demand(self.name)
+        return confiner
+
+    def _plan_own(self) -> dict[str, Any]:
+        """Return what a try has of its own, as a change of its state."""
+        confiner = self._find_confiner()
+        return {"confined": confiner.name if confiner else "no",
+                "port": claim_ports(self._world, self._folder.of_task(self.name, "state.json"))}
+
+    def _plan_box(self, tree: str, use: str) -> BoxPlan:
+        """Return what the box of a command is made of; each use has its temporary directory."""
+        state, common = self.state, self._folder.repository.common
+        temporary = f"{tree}.{use}"
+        confiner = self._find_confiner()
+        if confiner and confiner.name == SEATBELT:  # a socket's path may have 104 characters
+            name = hashlib.sha256(temporary.encode("utf-8")).hexdigest()[:8]
+            temporary = self._world.path(self._world.environ.get("TMPDIR") or "/tmp",
+                                         f"sf-{name}")
+        git = state.git if tree == state.worktree else state.check_git
+        own: tuple[str, ...] = ()
+        if git.startswith(f"{common}/"):  # a linked worktree: git writes there, too
+            own = (git, *(self._world.path(common, name) for name in (
+                "objects", "refs", "logs")))
+        return BoxPlan(state.task, tree, temporary, own)
+
+    def _confine(self, argv: Sequence[str], environ: Mapping[str, str], tree: str,
+                 use: str) -> tuple[list[str], dict[str, str]]:
+        """Return how a command is run in its box, and its environment."""
+        environ = {**environ, **({"PORT": str(self.state.port)} if self.state.port else {})}
+        confiner = self._find_confiner()
+        if not confiner:
+            return list(argv), environ
+        plan = self._plan_box(tree, use)
+        environ["TMPDIR"] = plan.temporary if confiner.name == SEATBELT else "/tmp"
+        box = plan_box(self._folder, confiner, plan, environ, argv)
+        return confiner.confine(self._world, box, argv), environ
+
+    def _clear_box(self, tree: str, use: str) -> None:
+        """Remove the temporary directory of a command."""
+        path = self._plan_box(tree, use).temporary
+        if self._world.kind_of(path, follow=False) == "directory":
+            clear_directory(self._world, path)
+
+    def _find_refused(self, text: str, tree: str) -> list[str]:
+        """Return the paths that a command could not write because it is confined, as it says."""
+        confiner = self._find_confiner()
+        if not confiner:
+            return []
+        world = self._world
+        grants = plan_grants(self._folder, confiner, self._plan_box(tree, ""), world.environ)
+        return find_refused(confiner.name, text, Box(tree, grants), world.home,
+                            world.real_path)
+
+    def _find_refused_agent(self) -> list[str]:
+        """Return what the agent of this try could not write, by its output."""
+        files = (("out.jsonl", self.state.start_at), ("err", 0))
+        parts = [self._world.read_part(self._file(name), start, OUTPUT_PART_BYTES)
+                 for name, start in files]
+        return self._find_refused(b"\n".join(parts).decode("utf-8", "replace"),
+                                  self.state.worktree)
+
+    def _explain_refused(self, log: str, tree: str) -> str:
+        """Return what a command of the person's may not write, and how to let it; or nothing."""
+        paths = self._find_refused(read_tail(self._world, log, TAIL_BYTES), tree)
+        if not paths:
+            return ""
+        line = suggest_writable(paths[0], self._world.home)
+        return f"it may not write {clean_line(some_of(paths, 3))}; to allow it: `{line}`"
