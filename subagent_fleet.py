@@ -17471,7 +17471,11 @@ CODER_STATE = {
                    ("config.toml", "AGENTS.md", "agents", "hooks.json", "models.json",
                     "prompts", "rules")),),
     "opencode": (Kept("XDG_DATA_HOME", ".local/share", inner="opencode"),
-                 Kept("XDG_STATE_HOME", ".local/state", inner="opencode")),
+                 Kept("XDG_STATE_HOME", ".local/state", inner="opencode"),
+                 Kept("XDG_CONFIG_HOME", ".config",
+                      ("opencode.json", "opencode.jsonc", "AGENTS.md", "agent", "agents",
+                       "command", "commands", "plugin", "plugins", "tool", "tools"),
+                      inner="opencode")),
     "aider": (Kept("", ".aider"),),
     "qwen": (Kept("QWEN_HOME", ".qwen",
                   ("settings.json", "QWEN.md", "agents", "commands", "extensions",
@@ -31355,8 +31359,18 @@ subagent-fleet task tidy
   count. `check_in: same` runs the check in the agent's own worktree instead, for builds too
   large to do twice.
 - **Scope**: edits outside `touch` are refused, and the agent is told why; what a command
-  changed anyway (`python3 -c`, `make`) is found afterwards and parks the task. Commands are
-  **not** confined unless Claude Code's sandbox is on (`sandbox: required`).
+  changed anyway (`python3 -c`, `make`) is found afterwards and parks the task.
+- **Commands are confined**: setup, check and agent, whichever program that is, with all they
+  start, can write only their own worktree, a temporary directory, the agent program's own
+  state (not its settings) and the usual caches (`~/.cache`, `~/.npm`, …). Your checkout, its
+  `.git` and the rest of your home are read-only. On macOS `sandbox-exec` does it, which is
+  built in; on Linux `bwrap`: install the package `bubblewrap`. `run` tries it first; where it
+  does not work, `run` says so once and goes on without (`sandbox: required` refuses instead,
+  `sandbox: off` does without). `sandbox_write: [PATH]` lets a task write more; when setup or
+  a check fails for that, you are told the line. Reading and the network are not confined, and
+  neither is `task attach`.
+- **`PORT`** is the first of ten ports that are a task's own, for setup, agent and check: test
+  servers that listen there never meet.
 - **Nothing of yours is written**: not the checkout, the index, hooks, settings, the stash, or
   another branch. Each try's end is kept as `refs/subagent-fleet/NAME/TRY`. To see and delete
   old ones: `git for-each-ref refs/subagent-fleet` and `git update-ref -d REF`.

@@ -265,6 +265,10 @@ def install_shells():
     install_packages("shells", [shell for shell in SHELLS if not shutil.which(shell)])
 
 
+def present_bubblewrap():
+    return "any" if shutil.which("bwrap") else ""
+
+
 def present_chromium():
     return "any" if any(map(shutil.which, CHROMIUMS)) else ""
 
@@ -327,6 +331,8 @@ def components():
         Component("release", BUILDER[1], ("python",), made["release"],
                   lambda: package_version(RELEASE_PYTHON, BUILDER[0])),
         Component("shells", " ".join(SHELLS), (), install_shells, present_shells),
+        Component("bubblewrap", "any", (),
+                  lambda: install_packages("bubblewrap", ["bubblewrap"]), present_bubblewrap),
         Component("chromium", "any", (), lambda: install_packages("chromium", ["chromium"]),
                   present_chromium),
         Component("axe", AXE, ("npm",), install_axe, axe_version),

@@ -31,6 +31,7 @@ import subagent_fleet
 from tools import free_port
 
 _RUNNING = []
+CONFINED = "sandbox-exec" if sys.platform == "darwin" else "bwrap"  # as receipts name it
 
 
 def wait_until(condition, *, seconds=30.0, what="condition"):
