@@ -2252,9 +2252,14 @@ CODERS = {
               "--no-stream", "--map-tokens", "0", "--chat-history-file", "/dev/null",
               "--input-history-file", "/dev/null", "--message-file", "/dev/stdin"),
     "qwen": ("--approval-mode", "yolo")}
+<<<<<<< HEAD
 _WRITABLE = "^(/|~/)?(?![/~-]|([^\\u0000]*/)?[.][.]?(/|$))[^\\u000a" + CONTROLS \
     + "\\u0009]{1,1024}$"  # neither all of a disk nor of a home
 TASK_NAME = "^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"  # a part of a branch and of a path
+=======
+# A part of a branch and of a path; `run/landed` is what has landed.
+TASK_NAME = "^(?![Ll][Aa][Nn][Dd][Ee][Dd]$)[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"
+>>>>>>> 3b052b6 (task land, run --land: finished tasks are merged, checked as a whole, then your branch moves)
 _SPAN = "^([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
 _GLOB = "^(?![/~!]|([^\\u0000]*/)?[.][.](/|$))[^\\u000a" + CONTROLS + "\\u0009]{1,256}$"
 REVISION = "^(?!-)[^\\u0000-\\u0020\\u007f~^:?*\\u005c\\u005b]{1,200}([~^][0-9]{0,4})*$"
@@ -2326,7 +2331,8 @@ RULES = {
     "reference": text_rule(_NAME, "the name of a node or a model", None),
     # of a task file
     "task name": text_rule(
-        TASK_NAME, "letters, digits, `-` and `_`, at most 60, a letter or digit first",
+        TASK_NAME, "letters, digits, `-` and `_`, at most 60, a letter or digit first, not "
+        "`landed`",
         "parser", slips=name_slips),
     "command": text_rule(PARAGRAPH, "a shell command", "make test"),
     "check": text_rule(PARAGRAPH, "a shell command, or `none`", "make test",
@@ -17702,6 +17708,10 @@ class TaskState(Record):
     before: str = ""  # the state before a person had its session
     recheck: bool = False  # what is there is judged first
     forgotten: bool = False
+    # Landing.
+    returned: int = 0  # how often it was sent back because it did not land
+    conflicts: tuple[str, ...] = ()  # files in which it then got conflict markers
+    landed: str = ""  # the branch it has landed on
     # What it came to.
     kept: str = ""  # the commit for its branch, with which a task after it begins
     diff: dict[str, Any] = {}  # files, plus, minus, commits
@@ -18296,6 +18306,110 @@ def _find_tool_stall(task: TaskSpec, heard: Heard, view: str, now: float) -> str
     return ""
 
 
+# == tasks/landing.py, from line 16 ===========================================
+#
+# In which order work lands, and which of it breaks the whole.
+
+# Landing is a merge queue for one person. The tasks that are done are merged one after another,
+# and the checks of all of them run on the whole. Example: a, b, c and d are merged, and the
+# check fails. It passes on a+b and fails on a+b+c: c is sent back to its agent, d is merged
+# behind b, and the checks run again. So what lands has always passed as it lands.
+
+MARKER = "^(<<<<<<<|>>>>>>>) "  # that git leaves in a file both have changed
+
+
+class LandingPlan(Record):
+    """What can land, in order, and why other work that is done cannot."""
+
+    queue: tuple[TaskState, ...] = ()
+    held: Mapping[str, str] = {}  # by task
+
+
+def plan_landing(states: Mapping[str, TaskState], landed: Collection[str],
+                 names: Collection[str] = ()) -> LandingPlan:
+    """Return which tasks land, and in which order: `after`, priority, when they were done.
+
+    `landed` are those whose work is in the branch already. With `names`, only these and
+    what they come after.
+    """
+    able = {name: state for name, state in states.items()
+            if state.state == "done" and state.kept and not state.forgotten
+            and name not in landed and state.kept != state.base}
+    held: dict[str, str] = {}
+    for name, state in able.items():
+        twins = [other for other in states.values()
+                 if other.task.group == state.task.group != other.name and not other.forgotten]
+        if len(twins) > 1:
+            held[name] = f"one of {some_of([twin.name for twin in twins], 3)}: choose it " \
+                         "with `subagent-fleet task accept`"
+
+    queue: list[TaskState] = []
+    wanted = [able[name] for name in able if not names or name in names]
+    todo = sorted(wanted, key=lambda state: (-state.task.priority, state.at, state.order))
+
+    def put(state: TaskState) -> bool:
+        """Put a task behind those it comes after; tell whether it can land."""
+        name = state.name
+        if state in queue:
+            return True
+        if name in held:
+            return False
+        for other in dependencies_of(state.task, states):
+            if other not in landed and not (other in able and put(able[other])):
+                held[name] = f"{other} has not landed"
+                return False
+        queue.append(state)
+        return True
+
+    for state in todo:
+        put(state)
+    return LandingPlan(tuple(queue), {name: why for name, why in held.items()
+                                      if not names or name in names})
+
+
+def find_culprit(count: int, passes: Callable[[int], bool]) -> int:
+    """Return which of so many breaks the whole: all before it pass together.
+
+    The whole was seen to fail; `passes` asks about the first so many.
+    """
+    good, bad = 0, count
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if passes(middle):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+def can_go_back(state: TaskState) -> bool:
+    """Tell whether a task's agent gets another round for its work to land."""
+    return state.returned < state.task.rounds
+
+
+def tell_conflict(into: str, others: Collection[str], files: Collection[str]) -> str:
+    """Return what an agent is told whose work conflicts with what has landed."""
+    return (f"Your work was done, but {some_of(sorted(others), 3) or into} has landed on {into} "
+            "meanwhile and changed the same lines. This is a new worktree that has both. "
+            f"Conflict markers are in: {some_of(sorted(files), 20)}. Settle them so that both "
+            "changes hold, and leave the rest of your work as it is.")
+
+
+def tell_failure(into: str, others: Collection[str], check: str, code: int, tail: str) -> str:
+    """Return what an agent is told whose work fails together with what has landed."""
+    beside = f" ({some_of(sorted(others), 5)})" if others else ""
+    return (f"Your work passed its check alone, but not together with what has landed on {into} "
+            f"meanwhile{beside}. This is a new worktree that has both. `{check}` fails there "
+            f"(exit {code}):\n\n{tail or 'It printed nothing.'}\n\nFix that. The check runs again "
+            "when you end.")
+
+
+def merge_message(state: TaskState) -> str:
+    """Return the message of the commit with which a task lands."""
+    first = (state.task.prompt or "").strip().split("\n")[0]
+    return f"{state.name}: {' '.join(first.split())[:100]}"
+
+
 # == tasks/rows.py, from line 18 ==============================================
 #
 # What is shown of tasks: for `tasks`, the dashboard and `trace` alike.
@@ -18723,7 +18837,8 @@ class Git:
     """git in one place, named in each call: what lies in a worktree leads it nowhere else."""
 
     def __init__(self, world: World, git: str, tree: str, hold: Hold | None = None, *,
-                 index: str = "", settings: Sequence[str] = ()) -> None:
+                 index: str = "", objects: str = "",
+                 settings: Sequence[str] = ()) -> None:
         self.world = world
         self.git = git
         self.tree = tree
@@ -18731,6 +18846,8 @@ class Git:
         places = {"GIT_DIR": git, "GIT_WORK_TREE": tree, **IDENTITY}
         if index:
             places["GIT_INDEX_FILE"] = index
+        if objects:  # of another repository, where new ones are written, too
+            places["GIT_OBJECT_DIRECTORY"] = objects
         self._environ = world.git_environment(places)
         self._words = ["git", *world.git_words(tree), *settings]
 
@@ -21626,6 +21743,30 @@ class Supervisor(TaskKeeper):
         self.write(state.name, "waiting", open=False, failures=0, lost=0, api_errors=0,
                    wanted="", prompt=prompt, says=says, forgotten=False)
 
+    def _order_landed(self, state: TaskState, order: Mapping[str, Any]) -> None:
+        """Note that the work of a task has landed."""
+        if state.state == "done" and order.get("kept") == state.kept:
+            into = str(order.get("into"))
+            self.write(state.name, landed=into, reason=f"landed on {into}")
+
+    def _order_return(self, state: TaskState, order: Mapping[str, Any]) -> None:
+        """Let an agent go on with work that did not land, on top of what did.
+
+        Its new worktree begins with both, merged as far as git could; what it changes is
+        told from what has landed by its new base.
+        """
+        begin, tip, files = order.get("begin"), order.get("tip"), order.get("files")
+        if state.state != "done" or order.get("kept") != state.kept:
+            return
+        fresh = plan_fresh(state)
+        self.tasks[state.name] = replace(
+            fresh, base=str(tip), start=str(tip), kept=str(begin), told=state.told,
+            rung=state.rung, climbed=state.climbed, returned=state.returned + 1,
+            conflicts=tuple(map(str, files)) if isinstance(files, list) else ())
+        self.write(state.name, "waiting", reason=str(order.get("why")),
+                   prompt=str(order.get("text")))
+        self.tell(state.name, "sent back", str(order.get("why")))
+
     def _order_accept(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if not can_accept(state):
             return
@@ -21651,6 +21792,423 @@ class Supervisor(TaskKeeper):
         else:  # one of before a fresh start
             self.write(state.name, old=tuple(
                 place for place in state.old if place.split("\n")[2] != order.get("git")))
+
+
+# == runs/landing.py, from line 48 ============================================
+#
+# Landing: work that is done, merged and checked as a whole, then one branch moved.
+
+# A repository of its own merges: it borrows the objects of the person's, writes new ones there,
+# and has its own index, HEAD and settings. Nothing that runs in its tree (setup, checks) can
+# change what merges, since its git directory lies beside the tree. The person's repository gets
+# objects and `run/landed`, and at the very end their branch moves in one step, if it may. So a
+# kill leaves it where it was, or moved whole; and the next `land` continues from `run/landed`.
+
+LANDED_BRANCH = "run/landed"  # no task can be called `landed`
+LANDED = "landed"
+BORROWED = "objects/info/alternates"
+MERGE_FILES = ("MERGE_HEAD", "MERGE_MSG", "MERGE_MODE", "AUTO_MERGE", "index.lock", "HEAD.lock")
+
+
+class Merged(Record):
+    """A task's work as it was merged: what landing puts on the branch."""
+
+    state: TaskState
+    work: str  # the commit that was merged
+    commit: str  # the merge
+
+
+class Returned(Record):
+    """Work that did not land: why, and what its agent needs to go on."""
+
+    why: str
+    feedback: str = ""
+    begin: str = ""  # the commit its next round begins with
+    files: tuple[str, ...] = ()  # in which there are conflict markers
+
+
+class Landed(Record):
+    """What a landing came to."""
+
+    into: str  # the branch that was meant
+    begin: str = ""  # where it was
+    tip: str = ""
+    names: tuple[str, ...] = ()  # that have landed now
+    returned: Mapping[str, Returned] = {}  # to their agents
+    evicted: Mapping[str, Returned] = {}  # without a round left
+    held: Mapping[str, str] = {}
+    checks: int = 0  # that have passed on the whole
+    has_moved: bool = False
+    why_not: str = ""  # the branch was not moved
+    step: str = ""  # what to type then
+
+
+class Landing:
+    """One pass of the merge queue of a repository, by whoever holds its lock."""
+
+    def __init__(self, folder: Folder, hold: Hold, into: str, *, worktrees: str = "",
+                 tell: Callable[[str, str, str], object] = lambda *_: None,
+                 is_over: Callable[[], bool] = lambda: False) -> None:
+        self._folder = folder
+        self._world = folder.world
+        self._hold = hold
+        self._is_over = is_over
+        self._tell = tell
+        self._main = git_of(folder, hold)
+        self._into = into
+        self._ref = f"refs/heads/{into}"
+        place = self._world.path(find_worktrees_place(folder, worktrees), f".{LANDED}")
+        self._git_place = self._world.path(place, "git")
+        self._tree = self._world.path(place, "tree")
+        objects = self._world.path(folder.repository.common, "objects")
+        self._git = Git(self._world, self._git_place, self._tree, hold, objects=objects)
+        self._borrowed = f"{objects}\n".encode()
+        self._passed: dict[tuple[str, str], tuple[int, str]] = {}  # commit and check
+        self._is_set_up = False
+        self._states: Mapping[str, TaskState] = {}
+        self._before: list[TaskState] = []  # landed, and not in the person's branch yet
+        self._works: dict[str, str] = {}  # the commit of each task that was looked at
+        self._back: dict[str, Returned] = {}  # what does not land
+
+    # -- the queue --
+
+    def land(self, states: Mapping[str, TaskState], names: Collection[str] = ()) -> Landed:
+        """Merge what is done, check the whole, and keep what passes on `run/landed`."""
+        begin = self._main.commit_of(self._ref)
+        if not begin:
+            raise FleetError("no-branch", f"there is no branch `{self._into}`",
+                             fix="--into BRANCH: `git branch --list`")
+        start = self._find_start(begin)
+        before = self._find_landed(states, start)
+        self._states = states
+        plan = plan_landing(states, before, names)
+        self._before = [states[name] for name in before
+                        if not self._main.is_ancestor(states[name].kept, begin)]
+        merged: list[Merged] = []
+        if plan.queue:
+            self._make_place()
+            merged = self._merge(start, plan.queue, [])
+            merged = self._check_all(start, merged)
+        tip = merged[-1].commit if merged else start
+        self._keep(tip)
+        checks = len(self._checks_of(merged)) if merged else 0
+        able = {state.name: state for state in plan.queue}
+        return Landed(
+            self._into, begin, tip, tuple(one.state.name for one in merged),
+            {name: back for name, back in self._back.items()
+             if back.begin and can_go_back(able[name])},
+            {name: back for name, back in self._back.items()
+             if back.begin and not can_go_back(able[name])},
+            {**plan.held, **{name: back.why for name, back in self._back.items()
+                             if not back.begin}}, checks)
+
+    def _find_start(self, begin: str) -> str:
+        """Return where landing goes on: at what has landed and was not taken yet, if it fits."""
+        note = self._read_note()
+        tip = self._main.commit_of(f"refs/heads/{LANDED_BRANCH}")
+        if not tip:
+            return begin
+        if tip not in note.get("tips", ()):
+            raise FleetError("landed-taken", f"the branch `{LANDED_BRANCH}` has commits that "
+                             "`land` did not make",
+                             fix=f"`git branch -m {LANDED_BRANCH} mine`")
+        fits = note.get("into") == self._into and self._main.is_ancestor(begin, tip)
+        return tip if fits else begin
+
+    def _find_landed(self, states: Mapping[str, TaskState], start: str) -> list[str]:
+        """Return the tasks whose work is in what landing starts from."""
+        return [name for name, state in states.items()
+                if state.state == "done" and state.kept
+                and self._main.commit_of(state.kept)
+                and self._main.is_ancestor(find_work(self._main, state), start)]
+
+    def _merge(self, tip: str, queue: Sequence[TaskState],
+               merged: Sequence[Merged]) -> list[Merged]:
+        """Merge tasks one after another; what conflicts, or stands on such, stays out."""
+        merged = list(merged)
+        for state in queue:
+            work = find_work(self._main, state)
+            after = dependencies_of(state.task, self._states)
+            stands_on = [name for name in self._back if name in after
+                         or name in self._works and self._stands_on(work, name, tip)]
+            if stands_on:
+                self._back[state.name] = Returned(f"{some_of(stands_on, 3)} has not landed")
+                continue
+            made = self._merge_one(tip, state, work, merged)
+            if made:
+                tip = made
+                merged.append(Merged(state, work, tip))
+        return merged
+
+    def _stands_on(self, work: str, name: str, tip: str) -> bool:
+        """Tell whether work holds commits of a task that was sent back."""
+        other = self._works[name]
+        return self._main.is_ancestor(other, work) and not self._main.is_ancestor(other, tip)
+
+    def _merge_one(self, tip: str, state: TaskState, work: str,
+                   merged: Sequence[Merged]) -> str:
+        """Return the merge of a task's work; "" of what does not merge cleanly."""
+        git = self._git
+        self._works[state.name] = work
+        files = self._find_markers(state, work)
+        if files:
+            self._back[state.name] = Returned(
+                f"{state.name} still has conflict markers in {clean_line(some_of(files, 3))}",
+                tell_conflict(self._into, (), files), work, tuple(files))
+            return ""
+        self._put(tip)
+        ran = git.run("-c", "rerere.enabled=false", "merge", "--quiet", "--no-ff", "--no-edit",
+                      "-m", merge_message(state), work)
+        if not ran.code:
+            return git.out("rev-parse", "HEAD")
+
+        files = git.names("diff", "--name-only", "--diff-filter=U", "-z")
+        if not files:
+            said = clean_line((ran.talk or ran.text).split("\n")[0])
+            raise FleetError("merge-failed", f"{state.name} could not be merged: {said}")
+        git.out("add", "-A")
+        # Both, with the conflict markers: with this its agent goes on.
+        begin = git.make_commit(git.out("write-tree"), [tip, work], merge_message(state))
+        others = [one.state.name for one in merged
+                  if {*files} & {*self._files_of(one.commit)}]
+        beside = some_of(others, 3) or self._into
+        self._back[state.name] = Returned(
+            f"{state.name} conflicts with {beside} in {clean_line(some_of(files, 3))}",
+            tell_conflict(self._into, others, files), begin, tuple(files))
+        return ""
+
+    def _find_markers(self, state: TaskState, work: str) -> list[str]:
+        """Return the files in which an earlier conflict was not settled."""
+        if not state.conflicts:
+            return []
+        listed = self._main.names("grep", "-l", "-z", "-I", "-E", "-e", MARKER, work, "--",
+                                  *[f":(literal){path}" for path in state.conflicts], known=1)
+        return [entry.split(":", 1)[-1] for entry in listed]
+
+    def _files_of(self, merge: str) -> list[str]:
+        """Return what a merge has brought to the branch."""
+        return self._main.names("diff-tree", "-r", "--name-only", "--no-renames", "-z",
+                                f"{merge}^1", merge)
+
+    # -- the checks --
+
+    def _check_all(self, start: str, merged: list[Merged]) -> list[Merged]:
+        """Return what passes as a whole: of what fails, the first culprit is taken out."""
+        while merged:
+            failed = self._find_failure(merged)
+            if not failed:
+                return merged
+            place = find_culprit(len(merged), functools.partial(self._passes, merged))
+            good, bad, rest = merged[:place], merged[place], merged[place + 1:]
+            check, code, output = self._find_failure(merged[:place + 1]) or failed
+            tail = "\n".join(output.splitlines()[-FEEDBACK_LINES:])
+            others = [one.name for one in (*self._before, *(one.state for one in good))]
+            beside = f" together with {some_of(others, 3)}" if others else f" on {self._into}"
+            self._back[bad.state.name] = Returned(
+                f"{bad.state.name} fails{beside}: {check} (exit {code})",
+                tell_failure(self._into, others, check, code, tail), bad.commit)
+            tip = good[-1].commit if good else start
+            merged = self._merge(tip, [one.state for one in rest], good)
+        return merged
+
+    def _checks_of(self, merged: Sequence[Merged]) -> dict[str, int]:
+        """Return the checks of those that land and of those that landed before, each once."""
+        checks: dict[str, int] = {}
+        for state in (*self._before, *(one.state for one in merged)):
+            if state.task.check:
+                seconds = checks.get(state.task.check, 0)
+                checks[state.task.check] = max(seconds, state.task.deadline)
+        return checks
+
+    def _passes(self, merged: Sequence[Merged], count: int) -> bool:
+        """Tell whether the first so many of those that were merged pass together."""
+        return not self._find_failure(merged[:count])
+
+    def _find_failure(self, merged: Sequence[Merged]) -> tuple[str, int, str] | None:
+        """Return the first check that fails on a merged tree: it, its code and its words."""
+        commit = merged[-1].commit
+        for check, seconds in self._checks_of(merged).items():
+            known = (commit, check)
+            if known not in self._passed:
+                self._passed[known] = self._run_check(merged, commit, check, seconds)
+            code, output = self._passed[known]
+            if code:
+                return check, code, output
+        return None
+
+    def _run_check(self, merged: Sequence[Merged], commit: str, check: str,
+                   seconds: int) -> tuple[int, str]:
+        self._put(commit)
+        self._show_repository(commit)
+        if not self._is_set_up:
+            self._set_up([one.state for one in merged])
+        log = self._folder.of_task(LANDED, "check.log")
+        self._world.remove(log)
+        names = some_of([one.state.name for one in merged], 5)
+        self._tell(LANDED, "checking", f"{names}: {check}")
+        code = self._run(check, log, seconds)
+        return code, read_tail(self._world, log, TAIL_BYTES)
+
+    def _set_up(self, states: Sequence[TaskState]) -> None:
+        """Copy what git lacks into the tree, and run the setup of all tasks, each once."""
+        for state in states:
+            for path in find_copies(self._folder, state.task):
+                target = Place(self._tree, path)
+                if self._world.kind_of(target, follow=False) == "absent":
+                    source = self._world.path(self._folder.repository.main, path)
+                    self._world.copy_file(source, target)
+        log = self._folder.of_task(LANDED, "setup.log")
+        self._world.remove(log)
+        for command in dict.fromkeys(one for state in states for one in state.task.setup):
+            code = self._run(command, log, SETUP_SECONDS)
+            if code:
+                raise FleetError("setup-failed", f"setup failed on the merged tree (exit {code}"
+                                 f"): {command}: {last_line_of(self._world, log)}",
+                                 fix=f"less {log}")
+        self._is_set_up = True
+
+    def _run(self, command: str, log: str, seconds: int) -> int:
+        """Run a shell command in the tree; return its exit code. Nothing of it runs on."""
+        world = self._world
+        hold = world.hold(self._folder.of_task(LANDED, "checking"))
+        try:
+            child = world.spawn(Launch(
+                shell_words(world, command), self._tree,
+                {**plain_environment(world.environ), "FLEET_TASK_ID": LANDED,
+                 CHECK_MARK: f"{self._folder.run}/{LANDED}"},
+                stdout=log, stderr=log, hold=hold, seconds=seconds + 60))
+        finally:
+            if hold:
+                hold.release()
+        self._processes.add(child.number)
+        until = world.clock() + seconds
+        try:
+            pause = 0.01
+            while child.exit_code() is None:
+                if self._is_over():
+                    raise KeyboardInterrupt
+                if world.clock() > until:
+                    return 124
+                self._processes.find(world.clock() - PROCESS_LOOK_SECONDS)
+                world.sleep(pause)
+                pause = min(pause * 1.5, 0.25)
+            return child.exit_code() or 0
+        finally:
+            end_trees(world, [self._processes], 0.0)
+
+    # -- the place --
+
+    def _make_place(self) -> None:
+        """Make the repository that merges, and end what an earlier landing has left."""
+        world = self._world
+        world.make_directory(self._folder.of_task(LANDED))
+        self._processes = tree_of(self._folder, LANDED, CHECK_MARK)
+        end_trees(world, [self._processes], 0.0)
+        world.make_directory(self._tree, is_private=True)
+        if world.kind_of(world.path(self._git_place, "HEAD")) != "file":
+            self._make_repository(self._git_place)
+
+    def _make_repository(self, git_place: str) -> None:
+        """Make a repository of nobody's settings, which borrows the person's objects."""
+        kind = self._main.run("rev-parse", "--show-object-format").text or "sha1"
+        world = self._world
+        world.make_directory(world.parent(git_place), is_private=True)
+        made = world.run_program(
+            ["git", "init", "--quiet", "--bare", "--template=", f"--object-format={kind}",
+             git_place], environ=world.git_environment())
+        if made.code:
+            raise FleetError("git-failed", f"git init failed: {clean_line(made.talk)}")
+        world.make_directory(world.path(git_place, "objects/info"))
+        world.replace_files([(world.path(git_place, BORROWED), self._borrowed, 0o600)])
+
+    def _put(self, commit: str) -> None:
+        """Make the tree the same as a commit, whatever a check has left there."""
+        git, world = self._git, self._world
+        for name in MERGE_FILES:
+            world.remove(world.path(git.git, name))
+        git.out("update-ref", "--no-deref", "HEAD", commit)
+        git.run("read-tree", "-u", "--reset", commit)  # removes what is no longer there
+        world.remove(world.path(git.git, "index"))  # and now nothing is believed of a file
+        git.out("read-tree", commit)
+        git.out("checkout-index", "--quiet", "--force", "--all", "-u")
+        git.out("clean", "--quiet", "-ffd")
+
+    def _show_repository(self, commit: str) -> None:
+        """Give the tree a repository for checks that ask git; nobody else reads it."""
+        world = self._world
+        shown = world.path(self._tree, ".git")
+        world.run_program(["rm", "-rf", "--", shown])
+        self._make_repository(shown)
+        git = Git(world, shown, self._tree, self._hold)
+        git.out("config", "core.bare", "false")
+        git.out("update-ref", "--no-deref", "HEAD", commit)
+        git.out("read-tree", commit)
+        git.run("update-index", "-q", "--refresh")
+
+    # -- the end --
+
+    def _read_note(self) -> dict[str, Any]:
+        """Return what was landed last: into which branch, and where `run/landed` may be."""
+        path = self._folder.place("landed.json")
+        return parse_object(self._world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
+
+    def _keep(self, tip: str) -> None:
+        """Put `run/landed` at what has passed. A note of it comes first: then it is ours."""
+        ref = f"refs/heads/{LANDED_BRANCH}"
+        old = self._main.commit_of(ref)
+        if tip in (old, self._main.commit_of(self._ref)):
+            return
+        self._folder.write({"into": self._into, "tips": [*filter(None, (old, tip))]},
+                           "landed.json")
+        self._main.out("update-ref", "-m", "subagent-fleet: landed", ref, tip,
+                       old or "0" * len(tip))
+
+    def move(self, landed: Landed) -> tuple[bool, str, str]:
+        """Move the person's branch to what has landed; else say why not, and what to type."""
+        tip, into = landed.tip, self._into
+        again = "subagent-fleet task land"
+        by_hand = f"git merge --ff-only {LANDED_BRANCH}"
+        if self._main.commit_of(self._ref) == tip:
+            return self._drop_landed(tip), "", ""
+        if self._main.commit_of(self._ref) != landed.begin:
+            return False, f"{into} has moved meanwhile", again
+        top = self._folder.repository.top
+        home = self._world.run_git(["symbolic-ref", "--quiet", "HEAD"], top).text
+        if home == self._ref:
+            changed = self._world.run_git(
+                ["status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none"],
+                top)
+            if changed.code or changed.text:
+                return False, "your checkout has uncommitted changes", by_hand
+            ran = self._main_at(top).run("merge", "--quiet", "--ff-only", tip)
+            if ran.code:
+                said = clean_line(ran.talk.strip().split("\n")[0])
+                return False, f"git did not move {into}: {said}", by_hand
+        elif self._is_checked_out():
+            return False, f"{into} is checked out in another worktree", f"{by_hand} (there)"
+        elif self._main.run("update-ref", "-m", "subagent-fleet: landed", self._ref, tip,
+                            landed.begin).code:
+            return False, f"{into} has moved meanwhile", again
+        if self._main.commit_of(self._ref) != tip:
+            return False, f"{into} has moved meanwhile", again
+        return self._drop_landed(tip), "", ""
+
+    def _main_at(self, top: str) -> Git:
+        """Return git in the checkout that the person stands in."""
+        git = self._world.run_git(["rev-parse", "--absolute-git-dir"], top).text
+        return Git(self._world, git, top, self._hold)
+
+    def _is_checked_out(self) -> bool:
+        listed = self._main.out("worktree", "list", "--porcelain").split("\n")
+        return f"branch {self._ref}" in listed
+
+    def _drop_landed(self, tip: str) -> bool:
+        """Remove `run/landed`, now that the person's branch has all of it."""
+        ref = f"refs/heads/{LANDED_BRANCH}"
+        old = self._main.commit_of(ref)
+        if old and self._main.is_ancestor(old, tip):
+            self._main.run("update-ref", "-d", ref, old)
+        return True
 
 
 # == runs/see.py, from line 24 ================================================
@@ -25850,7 +26408,7 @@ def order_of(task: TaskSpec, folder: Folder, origin: str = "typed", where: str =
 # Tasks as text.
 
 def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
-    """Return what to type for the first task that is done and not in what is checked out."""
+    """Return what to type for tasks that are done and not in what is checked out."""
     waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
                                  "--format=%(refname:lstrip=2)",
                                  "refs/heads").text.split("\n")
@@ -25859,12 +26417,13 @@ def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
             and state.branch in waiting]
     if not done:
         return ""
-    more = f" (then {some_of([state.branch for state in done[1:]], 3)})" if done[1:] else ""
+    look = f"Look at what is done: subagent-fleet task diff {done[0].name}\n"
+    if done[1:]:
+        return f"{look}Merge all {len(done)}, checked as a whole: subagent-fleet task land"
     branch = done[0].branch
     if git_of(folder).commit_of(f"refs/tags/{branch}"):  # git would take the tag
         branch = f"refs/heads/{branch}"
-    return f"Look at what is done: subagent-fleet task diff {done[0].name}\n" \
-           f"Merge: git merge {branch}{more}"
+    return f"{look}Merge: git merge {branch}"
 
 
 TASK_ROLES = {"done": "ok", "running": "work", "checking": "work", "preparing": "work",
@@ -26083,7 +26642,180 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, carried:
     return EXIT_PROBLEM if carried.left else EXIT_OK
 
 
-# == work/run_words.py, from line 36 ==========================================
+# == work/land.py, from line 23 ===============================================
+#
+# Landing, as `task land` and `run --land` do it.
+
+def find_target(folder: Folder, chosen: str) -> str:
+    """Return the branch that work lands on: the one that was typed, else where a person is."""
+    if chosen:
+        return chosen
+    head = folder.world.run_git(["symbolic-ref", "--quiet", "HEAD"], folder.repository.top)
+    branch = head.text.removeprefix("refs/heads/")
+    taken = {state.branch for state in folder.read_states()[0].values()}
+    if not branch or branch in taken or branch == LANDED_BRANCH:
+        where = f"on `{branch}`" if branch else "on no branch"
+        raise FleetError("no-target", f"your checkout is {where}, where nothing can land",
+                         fix="--into BRANCH, or `git switch` to the branch you mean",
+                         status=EXIT_REFUSED)
+    return branch
+
+
+def take_turn(folder: Folder, is_over: Callable[[], bool],
+              waits: Callable[[], object]) -> Hold:
+    """Return the lock of landing: one lands, the other waits."""
+    hold = folder.world.hold(folder.place("landing.lock"))
+    if not hold:
+        waits()
+    while not hold:
+        if is_over():
+            raise KeyboardInterrupt
+        folder.world.sleep(0.1)
+        hold = folder.world.hold(folder.place("landing.lock"))
+    return hold
+
+
+def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: bool,
+         order: Callable[[Sequence[Mapping[str, Any]]], object]) -> Landed:
+    """Land what is done, move the branch, and let the tasks know."""
+    states = folder.read_states()[0]
+    landed = landing.land(states, names)
+    where = LANDED_BRANCH
+    if moves:
+        has_moved, why, step = landing.move(landed)
+        landed = replace(landed, has_moved=has_moved, why_not=why, step=step)
+        if has_moved:
+            where = landed.into
+    on_it = {*landed.names, *(name for name, state in states.items()
+                              if state.landed == LANDED_BRANCH != where)}
+    orders: list[dict[str, Any]] = [
+        {"do": "landed", "task": name, "into": where, "kept": states[name].kept}
+        for name in on_it]
+    for name, back in {**landed.returned, **landed.evicted}.items():
+        state = states[name]
+        folder.world.replace_files(
+            [(folder.of_try(state, "landing.log"), f"{back.feedback}\n".encode(), 0o600)])
+        if name in landed.returned:
+            orders.append({
+                "do": "return", "task": name, "kept": state.kept, "tip": landed.tip,
+                "begin": back.begin, "files": [*back.files], "why": back.why,
+                "text": back.feedback})
+    order(orders)
+    return landed
+
+
+def merge_passes(passes: Sequence[Landed]) -> Landed | None:
+    """Return what several passes of one run came to together."""
+    if not passes:
+        return None
+    first, last = passes[0], passes[-1]
+    names = tuple(dict.fromkeys(name for one in passes for name in one.names))
+    return replace(last, begin=first.begin, names=names,
+                   checks=max(one.checks for one in passes))
+
+
+def describe_landing(landed: Landed) -> list[str]:
+    """Return in sentences what has landed where, what has not, and what to type."""
+    lines = []
+    span = f"({landed.begin[:7]}..{landed.tip[:7]})"
+    checked = "checked as a whole" if landed.checks else "no task has a check"
+    if landed.begin == landed.tip:
+        lines.append("Nothing has landed.")
+    elif landed.has_moved:
+        lines.append(f"{len(landed.names)} landed on {landed.into} {span}, {checked}.")
+    else:
+        why = f" {landed.into} was not moved: {landed.why_not}." if landed.why_not else ""
+        step = f" Type: {landed.step}" if landed.step else ""
+        lines.append(f"{len(landed.names)} landed on {LANDED_BRANCH} {span}, {checked}."
+                     f"{why}{step}")
+    if landed.returned:
+        whys = "; ".join(back.why for back in landed.returned.values())
+        lines.append(f"{len(landed.returned)} sent back: {whys}.")
+    for name, back in landed.evicted.items():
+        lines.append(f"{name} stays out, no rounds left: {back.why}. "
+                     f"See why: subagent-fleet task log {name} landing")
+    if landed.held:
+        held = join_words([f"{name} ({why})" for name, why in landed.held.items()], "and")
+        lines.append(f"{count_of(landed.held, 'task')} held: {held}.")
+    return lines
+
+
+class Lander:
+    """Lands the tasks of a run as they get done, in a thread of its own."""
+
+    def __init__(self, job: RunJob, into: str, stops: Sequence[str]) -> None:
+        self._job = job
+        self._into = find_target(job.folder, into)
+        self._tried: set[tuple[str, str]] = set()  # work that was tried, by task and commit
+        self._thread: threading.Thread | None = None
+        self._is_left = False
+        self._stops = stops
+        self._has_ended = False  # the last pass, which moves the branch
+        self._has_failed = False
+        self.passes: list[Landed] = []
+
+    def look(self, *, is_last: bool) -> bool:
+        """Begin a pass where there is new work; tell whether anything goes on."""
+        if self._thread and self._thread.is_alive():
+            return True
+        if self._thread:
+            self._thread = None
+            return True  # its orders are to be obeyed first
+        done = {(state.name, state.kept) for state in list(self._job.supervisor.tasks.values())
+                if state.state == "done" and state.landed == "" and not state.forgotten
+                and (not self._job.only or state.name in self._job.only)}
+        if not done - self._tried and (not is_last or self._has_ended):
+            return False
+        self._tried |= done
+        self._has_ended = is_last
+        self._thread = threading.Thread(target=self._land, args=[is_last], daemon=True)
+        self._thread.start()
+        return True
+
+    def _land(self, moves: bool) -> None:
+        supervisor, folder = self._job.supervisor, self._job.folder
+        try:
+            hold = take_turn(folder, self._is_over, lambda: supervisor.tell(
+                "landed", "waits", "another `land` is active"))
+            try:
+                landing = Landing(folder, hold, self._into, tell=supervisor.tell,
+                                  worktrees=self._job.backing.worktrees, is_over=self._is_over)
+                self.passes.append(land(landing, folder, self._job.only, moves=moves,
+                                        order=self._order))
+            finally:
+                hold.release()
+        except KeyboardInterrupt:
+            pass  # what has passed stands on `run/landed`
+        except FleetError as error:
+            supervisor.tell("landed", "failed", f"{error.what}; {error.fix}".rstrip("; "))
+            self._has_failed = True
+        finally:
+            with supervisor.changed:
+                supervisor.changed.notify_all()
+
+    def _order(self, orders: Sequence[Mapping[str, Any]]) -> None:
+        for order in orders:
+            self._job.folder.ask(order)
+
+    def _is_over(self) -> bool:
+        return self._is_left or bool(self._stops)
+
+    def leave(self) -> None:
+        """Wait for what cannot be left half done; a check that runs is ended."""
+        self._is_left = True
+        if self._thread:
+            self._thread.join(10.0)
+
+    def sum_up(self) -> tuple[list[str], bool]:
+        """Return what has landed in sentences, and whether all of it has."""
+        landed = merge_passes(self.passes)
+        if not landed:
+            return [], not self._has_failed
+        is_good = not (self._has_failed or landed.evicted or landed.returned or landed.why_not)
+        return describe_landing(landed), is_good
+
+
+# == work/run_words.py, from line 37 ==========================================
 #
 # What `run` says: what starts, what happens, what comes next.
 
@@ -26212,7 +26944,8 @@ def tell_homes(job: RunJob, tasks: Mapping[str, TaskState]) -> str:
     return describe_homes(done, len(meant))
 
 
-def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> int:
+def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
+               landers: Sequence[Lander] = ()) -> int:
     """Say what has become of the tasks, and what to type next; return the exit status."""
     meant = [job.find_meant() for job in jobs]
     shown = [state for tasks, _ in meant for state in tasks.values()]
@@ -26221,12 +26954,14 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
     idle = "Nothing to do: " if shown and all(is_idle for _, is_idle in meant) else ""
     advice = suggest_after_stop(jobs) if stops else suggest_next(jobs, [one for one, _ in meant])
     homes = [tell_homes(job, tasks) for job, (tasks, _) in zip(jobs, meant)]
+    ends = [lander.sum_up() for lander in landers]
     lines = [f"{'' if stops else idle}{counts or 'No tasks'}.", *filter(None, homes),
-             *filter(None, advice)]
+             *(line for lines, _ in ends for line in lines), *filter(None, advice)]
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
-    good = all(state.state in ("done", "review") for state in shown)
+    good = all(state.state in ("done", "review") for state in shown) \
+        and all(has_landed for _, has_landed in ends)
     return EXIT_OK if good else EXIT_PROBLEM
 
 
@@ -29499,7 +30234,7 @@ def refuse_tracked(workspace: Workspace, harness: Harness) -> None:
                              "it, then add --trust")
 
 
-# == commands/run.py, from line 28 ============================================
+# == commands/run.py, from line 29 ============================================
 #
 # `run`: have tasks done.
 
@@ -29511,6 +30246,7 @@ def refuse_tracked(workspace: Workspace, harness: Harness) -> None:
               "active, too", "N",
               {"type": parse_count, "default": 0, "dest": "most"}),
          Flag("--detach", "work in the background"),
+         Flag("--land", "merge what is done, check it as a whole, move your branch"),
          Flag("--keep-going", "wait for more tasks when nothing is left to do"),
          Flag("--dry-run", "only say what would start"),
          Flag("--all", "in every repository with tasks", "", {"dest": "everywhere"}),
@@ -29633,6 +30369,7 @@ def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: Worl
     world.on_stop(stops.append)
     changed = threading.Condition()
     looked_at = world.clock()
+    landers = [Lander(job, "", stops) for job in jobs if options.land]
     try:
         for job in jobs:
             job.begin(changed)
@@ -29647,15 +30384,19 @@ def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: Worl
                 for job in filter(RunJob.take_lock, prepare_runs(later, options)):
                     job.begin(changed)
                     jobs.append(job)
-            if not did and not options.keep_going and not any(
-                    job.supervisor.is_busy or job.supervisor.waits_for_time for job in jobs):
+            is_idle = not did and not any(
+                job.supervisor.is_busy or job.supervisor.waits_for_time for job in jobs)
+            lands = [lander.look(is_last=is_idle) for lander in landers]
+            if is_idle and not any(lands) and not options.keep_going:
                 break
             with changed:
                 changed.wait(0.01 if did else 0.25)
     finally:
+        for lander in landers:
+            lander.leave()
         for job in jobs:
             job.leave()
-    return sum_up_run(jobs, stops, world)
+    return sum_up_run(jobs, stops, world, landers)
 
 
 def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
@@ -30109,13 +30850,13 @@ def tell_detached(folder: Folder, name: str, carried: Carried) -> None:
 # `task log`: what a task has said and done.
 
 LOG_FILES = {"setup": "setup.log", "check": "check-0.log", "stderr": "err",
-             "raw": "out.jsonl"}
+             "landing": "landing.log", "raw": "out.jsonl"}
 
 
 @command(
     "task log", "show what a task's agent said and did; without a name, the run's own log",
     MAYBE_TASK,
-    Flag("kinds", "other kinds of log: setup, check, stderr, raw", "KIND",
+    Flag("kinds", "other kinds of log: setup, check, stderr, landing, raw", "KIND",
          {"nargs": "?", "choices": [*LOG_FILES], "default": None}),
     Flag("--try", "of an earlier try; default: of the last", "N",
          {"type": parse_count, "default": 0, "dest": "number"}),
@@ -30274,6 +31015,51 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
     else:
         world.err(f"{clean_line(state.name)} has changed nothing (it is {state.state}).\n")
     return EXIT_OK
+
+
+# == commands/task_land.py, from line 26 ======================================
+#
+# `task land`: merge what is done, check it as a whole, move the branch.
+
+INTO = Flag("--into", "the branch that moves; default: the one you are on", "BRANCH",
+            {"default": ""})
+
+
+@command("task land", "merge finished tasks, check them as a whole, move your branch",
+         Flag("names", "only these; default: every task that is done", "TASK",
+              {"nargs": "*", "default": []}, offers=TASK_NAMES),
+         INTO, TASK_FILE, group=WORK, examples=("task land", "task land parser --into main"))
+def cmd_task_land(options: Namespace, world: World) -> int:
+    folder = open_tasks(open_folder(world))
+    known = know_tasks(folder, options, needs_fleet=False)
+    check_names("task", options.names, known.names, "task land")
+    into = find_target(folder, options.into)
+    stops: list[str] = []
+    world.on_stop(stops.append)
+
+    def is_over() -> bool:
+        return bool(stops)
+
+    def order(orders: Sequence[Mapping[str, Any]]) -> None:
+        for kind in ("landed", "return"):
+            kinds = [one for one in orders if one["do"] == kind]
+            if kinds:
+                carry_out(folder, kinds, options)
+
+    hold = take_turn(folder, is_over, lambda: world.err(
+        "Another `land` is active in this repository: waiting for it.\n"))
+    try:
+        landing = Landing(folder, hold, into, worktrees=known.plan.file.worktrees or "",
+                          tell=lambda *event: tell_task(world, *event), is_over=is_over)
+        landed = land(landing, folder, options.names, moves=True, order=order)
+    finally:
+        hold.release()
+    lines = describe_landing(landed)
+    if landed.returned and not folder.holder():
+        lines.append(f"To go on with {count_of(landed.returned, 'task')}: subagent-fleet run")
+    world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
+    is_good = not (landed.returned or landed.evicted or landed.why_not)
+    return EXIT_OK if is_good else EXIT_PROBLEM
 
 
 # == commands/task_tidy.py, from line 30 ======================================
@@ -32117,7 +32903,7 @@ def show_demo_sessions(tour: Tour, fleet: Fleet, mini: SimulatedNode, until: flo
     tour.see(not left, f"`clean` left {', '.join(left)}")
 
 
-# == program/commands.py, from line 47 ========================================
+# == program/commands.py, from line 48 ========================================
 #
 # Every command, in the order of help.
 
@@ -32153,6 +32939,7 @@ COMMANDS.extend((
     cmd_task_attach,
     cmd_task_log,
     cmd_task_diff,
+    cmd_task_land,
     cmd_task_tidy,
     cmd_clean,
     cmd_skills_list,

@@ -11,6 +11,7 @@ from fleet.start.constants import EXIT_OK, EXIT_PROBLEM, EXIT_REFUSED, EXIT_USAG
 from fleet.start.errors import FleetError
 from fleet.text.phrases import count_of
 from fleet.text.terminal import clean_line
+from fleet.work.land import Lander
 from fleet.work.orders import STOP_WAIT_SECONDS, explain_no_answer
 from fleet.work.run_job import RunJob, tell_trouble
 from fleet.work.run_words import sum_up_run, tell_starts
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
               "active, too", "N",
               {"type": parse_count, "default": 0, "dest": "most"}),
          Flag("--detach", "work in the background"),
+         Flag("--land", "merge what is done, check it as a whole, move your branch"),
          Flag("--keep-going", "wait for more tasks when nothing is left to do"),
          Flag("--dry-run", "only say what would start"),
          Flag("--all", "in every repository with tasks", "", {"dest": "everywhere"}),
@@ -155,6 +157,7 @@ def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: Worl
     world.on_stop(stops.append)
     changed = threading.Condition()
     looked_at = world.clock()
+    landers = [Lander(job, "", stops) for job in jobs if options.land]
     try:
         for job in jobs:
             job.begin(changed)
@@ -169,15 +172,19 @@ def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: Worl
                 for job in filter(RunJob.take_lock, prepare_runs(later, options)):
                     job.begin(changed)
                     jobs.append(job)
-            if not did and not options.keep_going and not any(
-                    job.supervisor.is_busy or job.supervisor.waits_for_time for job in jobs):
+            is_idle = not did and not any(
+                job.supervisor.is_busy or job.supervisor.waits_for_time for job in jobs)
+            lands = [lander.look(is_last=is_idle) for lander in landers]
+            if is_idle and not any(lands) and not options.keep_going:
                 break
             with changed:
                 changed.wait(0.01 if did else 0.25)
     finally:
+        for lander in landers:
+            lander.leave()
         for job in jobs:
             job.leave()
-    return sum_up_run(jobs, stops, world)
+    return sum_up_run(jobs, stops, world, landers)
 
 
 def step_job(job: RunJob, jobs: list[RunJob]) -> bool:

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 LOG_FILES = {"setup": "setup.log", "check": "check-0.log", "stderr": "err",
-             "raw": "out.jsonl"}
+             "landing": "landing.log", "raw": "out.jsonl"}
 
 
 @command(
     "task log", "show what a task's agent said and did; without a name, the run's own log",
     MAYBE_TASK,
-    Flag("kinds", "other kinds of log: setup, check, stderr, raw", "KIND",
+    Flag("kinds", "other kinds of log: setup, check, stderr, landing, raw", "KIND",
          {"nargs": "?", "choices": [*LOG_FILES], "default": None}),
     Flag("--try", "of an earlier try; default: of the last", "N",
          {"type": parse_count, "default": 0, "dest": "number"}),

@@ -21,6 +21,7 @@ from fleet.commands.skills import cmd_plugins_install, cmd_skills_install, cmd_s
 from fleet.commands.status import cmd_status
 from fleet.commands.task_attach import cmd_task_attach
 from fleet.commands.task_diff import cmd_task_diff
+from fleet.commands.task_land import cmd_task_land
 from fleet.commands.task_log import cmd_task_log
 from fleet.commands.task_orders import (
     cmd_task_accept,
@@ -76,6 +77,7 @@ COMMANDS.extend((
     cmd_task_attach,
     cmd_task_log,
     cmd_task_diff,
+    cmd_task_land,
     cmd_task_tidy,
     cmd_clean,
     cmd_skills_list,

@@ -31,7 +31,8 @@ class Git:
     """git in one place, named in each call: what lies in a worktree leads it nowhere else."""
 
     def __init__(self, world: World, git: str, tree: str, hold: Hold | None = None, *,
-                 index: str = "", settings: Sequence[str] = ()) -> None:
+                 index: str = "", objects: str = "",
+                 settings: Sequence[str] = ()) -> None:
         self.world = world
         self.git = git
         self.tree = tree
@@ -39,6 +40,8 @@ class Git:
         places = {"GIT_DIR": git, "GIT_WORK_TREE": tree, **IDENTITY}
         if index:
             places["GIT_INDEX_FILE"] = index
+        if objects:  # of another repository, where new ones are written, too
+            places["GIT_OBJECT_DIRECTORY"] = objects
         self._environ = world.git_environment(places)
         self._words = ["git", *world.git_words(tree), *settings]
 

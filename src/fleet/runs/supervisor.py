@@ -363,6 +363,30 @@ class Supervisor(TaskKeeper):
         self.write(state.name, "waiting", open=False, failures=0, lost=0, api_errors=0,
                    wanted="", prompt=prompt, says=says, forgotten=False)
 
+    def _order_landed(self, state: TaskState, order: Mapping[str, Any]) -> None:
+        """Note that the work of a task has landed."""
+        if state.state == "done" and order.get("kept") == state.kept:
+            into = str(order.get("into"))
+            self.write(state.name, landed=into, reason=f"landed on {into}")
+
+    def _order_return(self, state: TaskState, order: Mapping[str, Any]) -> None:
+        """Let an agent go on with work that did not land, on top of what did.
+
+        Its new worktree begins with both, merged as far as git could; what it changes is
+        told from what has landed by its new base.
+        """
+        begin, tip, files = order.get("begin"), order.get("tip"), order.get("files")
+        if state.state != "done" or order.get("kept") != state.kept:
+            return
+        fresh = plan_fresh(state)
+        self.tasks[state.name] = replace(
+            fresh, base=str(tip), start=str(tip), kept=str(begin), told=state.told,
+            rung=state.rung, climbed=state.climbed, returned=state.returned + 1,
+            conflicts=tuple(map(str, files)) if isinstance(files, list) else ())
+        self.write(state.name, "waiting", reason=str(order.get("why")),
+                   prompt=str(order.get("text")))
+        self.tell(state.name, "sent back", str(order.get("why")))
+
     def _order_accept(self, state: TaskState, order: Mapping[str, Any]) -> None:
         if not can_accept(state):
             return

@@ -91,6 +91,10 @@ class TaskState(Record):
     before: str = ""  # the state before a person had its session
     recheck: bool = False  # what is there is judged first
     forgotten: bool = False
+    # Landing.
+    returned: int = 0  # how often it was sent back because it did not land
+    conflicts: tuple[str, ...] = ()  # files in which it then got conflict markers
+    landed: str = ""  # the branch it has landed on
     # What it came to.
     kept: str = ""  # the commit for its branch, with which a task after it begins
     diff: dict[str, Any] = {}  # files, plus, minus, commits

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fleet.runs.folder import Folder
     from fleet.tasks.spec import TaskPlan
     from fleet.tasks.state import TaskState
+    from fleet.work.land import Lander
     from fleet.work.run_job import RunJob
     from fleet.world.world import World
 
@@ -158,7 +159,8 @@ def tell_homes(job: RunJob, tasks: Mapping[str, TaskState]) -> str:
     return describe_homes(done, len(meant))
 
 
-def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> int:
+def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
+               landers: Sequence[Lander] = ()) -> int:
     """Say what has become of the tasks, and what to type next; return the exit status."""
     meant = [job.find_meant() for job in jobs]
     shown = [state for tasks, _ in meant for state in tasks.values()]
@@ -167,10 +169,12 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World) -> in
     idle = "Nothing to do: " if shown and all(is_idle for _, is_idle in meant) else ""
     advice = suggest_after_stop(jobs) if stops else suggest_next(jobs, [one for one, _ in meant])
     homes = [tell_homes(job, tasks) for job, (tasks, _) in zip(jobs, meant)]
+    ends = [lander.sum_up() for lander in landers]
     lines = [f"{'' if stops else idle}{counts or 'No tasks'}.", *filter(None, homes),
-             *filter(None, advice)]
+             *(line for lines, _ in ends for line in lines), *filter(None, advice)]
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
-    good = all(state.state in ("done", "review") for state in shown)
+    good = all(state.state in ("done", "review") for state in shown) \
+        and all(has_landed for _, has_landed in ends)
     return EXIT_OK if good else EXIT_PROBLEM

@@ -11,7 +11,7 @@ from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.tasks.rows import plan_task_rows
 from fleet.tasks.state import TERMINAL_STATES, UNREADABLE, freeze
-from fleet.text.phrases import quote_shell, show_span, some_of
+from fleet.text.phrases import quote_shell, show_span
 from fleet.text.tables import format_entry, format_pairs, format_table
 from fleet.text.terminal import MARKS, PLAIN, Cell, clean_line, crop
 from fleet.work.backing import load_fleet_if_valid, plan_backing
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
-    """Return what to type for the first task that is done and not in what is checked out."""
+    """Return what to type for tasks that are done and not in what is checked out."""
     waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
                                  "--format=%(refname:lstrip=2)",
                                  "refs/heads").text.split("\n")
@@ -41,12 +41,13 @@ def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
             and state.branch in waiting]
     if not done:
         return ""
-    more = f" (then {some_of([state.branch for state in done[1:]], 3)})" if done[1:] else ""
+    look = f"Look at what is done: subagent-fleet task diff {done[0].name}\n"
+    if done[1:]:
+        return f"{look}Merge all {len(done)}, checked as a whole: subagent-fleet task land"
     branch = done[0].branch
     if git_of(folder).commit_of(f"refs/tags/{branch}"):  # git would take the tag
         branch = f"refs/heads/{branch}"
-    return f"Look at what is done: subagent-fleet task diff {done[0].name}\n" \
-           f"Merge: git merge {branch}{more}"
+    return f"{look}Merge: git merge {branch}"
 
 
 TASK_ROLES = {"done": "ok", "running": "work", "checking": "work", "preparing": "work",

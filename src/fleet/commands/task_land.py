@@ -1,0 +1,64 @@
+"""`task land`: merge what is done, check it as a whole, move the branch."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.cli.rows import TASK_NAMES, WORK, Flag, command
+from fleet.cli.say import check_names
+from fleet.runs.landing import Landing
+from fleet.start.constants import EXIT_OK, EXIT_PROBLEM
+from fleet.text.phrases import count_of
+from fleet.text.tables import wrap_text
+from fleet.work.land import describe_landing, find_target, land, take_turn
+from fleet.work.orders import carry_out
+from fleet.work.shown import tell_task
+from fleet.work.typed import TASK_FILE, know_tasks, open_folder, open_tasks
+from fleet.workspace.config import look_of
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from fleet.world.world import World
+
+
+INTO = Flag("--into", "the branch that moves; default: the one you are on", "BRANCH",
+            {"default": ""})
+
+
+@command("task land", "merge finished tasks, check them as a whole, move your branch",
+         Flag("names", "only these; default: every task that is done", "TASK",
+              {"nargs": "*", "default": []}, offers=TASK_NAMES),
+         INTO, TASK_FILE, group=WORK, examples=("task land", "task land parser --into main"))
+def cmd_task_land(options: Namespace, world: World) -> int:
+    folder = open_tasks(open_folder(world))
+    known = know_tasks(folder, options, needs_fleet=False)
+    check_names("task", options.names, known.names, "task land")
+    into = find_target(folder, options.into)
+    stops: list[str] = []
+    world.on_stop(stops.append)
+
+    def is_over() -> bool:
+        return bool(stops)
+
+    def order(orders: Sequence[Mapping[str, Any]]) -> None:
+        for kind in ("landed", "return"):
+            kinds = [one for one in orders if one["do"] == kind]
+            if kinds:
+                carry_out(folder, kinds, options)
+
+    hold = take_turn(folder, is_over, lambda: world.err(
+        "Another `land` is active in this repository: waiting for it.\n"))
+    try:
+        landing = Landing(folder, hold, into, worktrees=known.plan.file.worktrees or "",
+                          tell=lambda *event: tell_task(world, *event), is_over=is_over)
+        landed = land(landing, folder, options.names, moves=True, order=order)
+    finally:
+        hold.release()
+    lines = describe_landing(landed)
+    if landed.returned and not folder.holder():
+        lines.append(f"To go on with {count_of(landed.returned, 'task')}: subagent-fleet run")
+    world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
+    is_good = not (landed.returned or landed.evicted or landed.why_not)
+    return EXIT_OK if is_good else EXIT_PROBLEM

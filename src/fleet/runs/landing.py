@@ -1,0 +1,458 @@
+"""Landing: work that is done, merged and checked as a whole, then one branch moved."""
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from fleet.runs.agent import (
+    SETUP_SECONDS,
+    find_work,
+    last_line_of,
+    plain_environment,
+    read_tail,
+    shell_words,
+)
+from fleet.runs.folder import STATE_LIMIT_BYTES, TAIL_BYTES
+from fleet.runs.git import Git, find_worktrees_place, git_of
+from fleet.runs.process_tree import PROCESS_LOOK_SECONDS, end_trees, tree_of
+from fleet.runs.snapshot import find_copies
+from fleet.start.errors import FleetError
+from fleet.start.record import Record
+from fleet.tasks.landing import (
+    MARKER,
+    can_go_back,
+    find_culprit,
+    merge_message,
+    plan_landing,
+    tell_conflict,
+    tell_failure,
+)
+from fleet.tasks.next import dependencies_of
+from fleet.tasks.verdict import FEEDBACK_LINES
+from fleet.text.json import parse_object
+from fleet.text.phrases import some_of
+from fleet.text.terminal import clean_line
+from fleet.world.child import Launch
+from fleet.world.places import Place
+from fleet.world.process_list import CHECK_MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from typing import Any
+
+    from fleet.runs.folder import Folder
+    from fleet.tasks.state import TaskState
+    from fleet.world.child import Hold
+
+
+# A repository of its own merges: it borrows the objects of the person's, writes new ones there,
+# and has its own index, HEAD and settings. Nothing that runs in its tree (setup, checks) can
+# change what merges, since its git directory lies beside the tree. The person's repository gets
+# objects and `run/landed`, and at the very end their branch moves in one step, if it may. So a
+# kill leaves it where it was, or moved whole; and the next `land` continues from `run/landed`.
+
+LANDED_BRANCH = "run/landed"  # no task can be called `landed`
+LANDED = "landed"
+BORROWED = "objects/info/alternates"
+MERGE_FILES = ("MERGE_HEAD", "MERGE_MSG", "MERGE_MODE", "AUTO_MERGE", "index.lock", "HEAD.lock")
+
+
+class Merged(Record):
+    """A task's work as it was merged: what landing puts on the branch."""
+
+    state: TaskState
+    work: str  # the commit that was merged
+    commit: str  # the merge
+
+
+class Returned(Record):
+    """Work that did not land: why, and what its agent needs to go on."""
+
+    why: str
+    feedback: str = ""
+    begin: str = ""  # the commit its next round begins with
+    files: tuple[str, ...] = ()  # in which there are conflict markers
+
+
+class Landed(Record):
+    """What a landing came to."""
+
+    into: str  # the branch that was meant
+    begin: str = ""  # where it was
+    tip: str = ""
+    names: tuple[str, ...] = ()  # that have landed now
+    returned: Mapping[str, Returned] = {}  # to their agents
+    evicted: Mapping[str, Returned] = {}  # without a round left
+    held: Mapping[str, str] = {}
+    checks: int = 0  # that have passed on the whole
+    has_moved: bool = False
+    why_not: str = ""  # the branch was not moved
+    step: str = ""  # what to type then
+
+
+class Landing:
+    """One pass of the merge queue of a repository, by whoever holds its lock."""
+
+    def __init__(self, folder: Folder, hold: Hold, into: str, *, worktrees: str = "",
+                 tell: Callable[[str, str, str], object] = lambda *_: None,
+                 is_over: Callable[[], bool] = lambda: False) -> None:
+        self._folder = folder
+        self._world = folder.world
+        self._hold = hold
+        self._is_over = is_over
+        self._tell = tell
+        self._main = git_of(folder, hold)
+        self._into = into
+        self._ref = f"refs/heads/{into}"
+        place = self._world.path(find_worktrees_place(folder, worktrees), f".{LANDED}")
+        self._git_place = self._world.path(place, "git")
+        self._tree = self._world.path(place, "tree")
+        objects = self._world.path(folder.repository.common, "objects")
+        self._git = Git(self._world, self._git_place, self._tree, hold, objects=objects)
+        self._borrowed = f"{objects}\n".encode()
+        self._passed: dict[tuple[str, str], tuple[int, str]] = {}  # commit and check
+        self._is_set_up = False
+        self._states: Mapping[str, TaskState] = {}
+        self._before: list[TaskState] = []  # landed, and not in the person's branch yet
+        self._works: dict[str, str] = {}  # the commit of each task that was looked at
+        self._back: dict[str, Returned] = {}  # what does not land
+
+    # -- the queue --
+
+    def land(self, states: Mapping[str, TaskState], names: Collection[str] = ()) -> Landed:
+        """Merge what is done, check the whole, and keep what passes on `run/landed`."""
+        begin = self._main.commit_of(self._ref)
+        if not begin:
+            raise FleetError("no-branch", f"there is no branch `{self._into}`",
+                             fix="--into BRANCH: `git branch --list`")
+        start = self._find_start(begin)
+        before = self._find_landed(states, start)
+        self._states = states
+        plan = plan_landing(states, before, names)
+        self._before = [states[name] for name in before
+                        if not self._main.is_ancestor(states[name].kept, begin)]
+        merged: list[Merged] = []
+        if plan.queue:
+            self._make_place()
+            merged = self._merge(start, plan.queue, [])
+            merged = self._check_all(start, merged)
+        tip = merged[-1].commit if merged else start
+        self._keep(tip)
+        checks = len(self._checks_of(merged)) if merged else 0
+        able = {state.name: state for state in plan.queue}
+        return Landed(
+            self._into, begin, tip, tuple(one.state.name for one in merged),
+            {name: back for name, back in self._back.items()
+             if back.begin and can_go_back(able[name])},
+            {name: back for name, back in self._back.items()
+             if back.begin and not can_go_back(able[name])},
+            {**plan.held, **{name: back.why for name, back in self._back.items()
+                             if not back.begin}}, checks)
+
+    def _find_start(self, begin: str) -> str:
+        """Return where landing goes on: at what has landed and was not taken yet, if it fits."""
+        note = self._read_note()
+        tip = self._main.commit_of(f"refs/heads/{LANDED_BRANCH}")
+        if not tip:
+            return begin
+        if tip not in note.get("tips", ()):
+            raise FleetError("landed-taken", f"the branch `{LANDED_BRANCH}` has commits that "
+                             "`land` did not make",
+                             fix=f"`git branch -m {LANDED_BRANCH} mine`")
+        fits = note.get("into") == self._into and self._main.is_ancestor(begin, tip)
+        return tip if fits else begin
+
+    def _find_landed(self, states: Mapping[str, TaskState], start: str) -> list[str]:
+        """Return the tasks whose work is in what landing starts from."""
+        return [name for name, state in states.items()
+                if state.state == "done" and state.kept
+                and self._main.commit_of(state.kept)
+                and self._main.is_ancestor(find_work(self._main, state), start)]
+
+    def _merge(self, tip: str, queue: Sequence[TaskState],
+               merged: Sequence[Merged]) -> list[Merged]:
+        """Merge tasks one after another; what conflicts, or stands on such, stays out."""
+        merged = list(merged)
+        for state in queue:
+            work = find_work(self._main, state)
+            after = dependencies_of(state.task, self._states)
+            stands_on = [name for name in self._back if name in after
+                         or name in self._works and self._stands_on(work, name, tip)]
+            if stands_on:
+                self._back[state.name] = Returned(f"{some_of(stands_on, 3)} has not landed")
+                continue
+            made = self._merge_one(tip, state, work, merged)
+            if made:
+                tip = made
+                merged.append(Merged(state, work, tip))
+        return merged
+
+    def _stands_on(self, work: str, name: str, tip: str) -> bool:
+        """Tell whether work holds commits of a task that was sent back."""
+        other = self._works[name]
+        return self._main.is_ancestor(other, work) and not self._main.is_ancestor(other, tip)
+
+    def _merge_one(self, tip: str, state: TaskState, work: str,
+                   merged: Sequence[Merged]) -> str:
+        """Return the merge of a task's work; "" of what does not merge cleanly."""
+        git = self._git
+        self._works[state.name] = work
+        files = self._find_markers(state, work)
+        if files:
+            self._back[state.name] = Returned(
+                f"{state.name} still has conflict markers in {clean_line(some_of(files, 3))}",
+                tell_conflict(self._into, (), files), work, tuple(files))
+            return ""
+        self._put(tip)
+        ran = git.run("-c", "rerere.enabled=false", "merge", "--quiet", "--no-ff", "--no-edit",
+                      "-m", merge_message(state), work)
+        if not ran.code:
+            return git.out("rev-parse", "HEAD")
+
+        files = git.names("diff", "--name-only", "--diff-filter=U", "-z")
+        if not files:
+            said = clean_line((ran.talk or ran.text).split("\n")[0])
+            raise FleetError("merge-failed", f"{state.name} could not be merged: {said}")
+        git.out("add", "-A")
+        # Both, with the conflict markers: with this its agent goes on.
+        begin = git.make_commit(git.out("write-tree"), [tip, work], merge_message(state))
+        others = [one.state.name for one in merged
+                  if {*files} & {*self._files_of(one.commit)}]
+        beside = some_of(others, 3) or self._into
+        self._back[state.name] = Returned(
+            f"{state.name} conflicts with {beside} in {clean_line(some_of(files, 3))}",
+            tell_conflict(self._into, others, files), begin, tuple(files))
+        return ""
+
+    def _find_markers(self, state: TaskState, work: str) -> list[str]:
+        """Return the files in which an earlier conflict was not settled."""
+        if not state.conflicts:
+            return []
+        listed = self._main.names("grep", "-l", "-z", "-I", "-E", "-e", MARKER, work, "--",
+                                  *[f":(literal){path}" for path in state.conflicts], known=1)
+        return [entry.split(":", 1)[-1] for entry in listed]
+
+    def _files_of(self, merge: str) -> list[str]:
+        """Return what a merge has brought to the branch."""
+        return self._main.names("diff-tree", "-r", "--name-only", "--no-renames", "-z",
+                                f"{merge}^1", merge)
+
+    # -- the checks --
+
+    def _check_all(self, start: str, merged: list[Merged]) -> list[Merged]:
+        """Return what passes as a whole: of what fails, the first culprit is taken out."""
+        while merged:
+            failed = self._find_failure(merged)
+            if not failed:
+                return merged
+            place = find_culprit(len(merged), functools.partial(self._passes, merged))
+            good, bad, rest = merged[:place], merged[place], merged[place + 1:]
+            check, code, output = self._find_failure(merged[:place + 1]) or failed
+            tail = "\n".join(output.splitlines()[-FEEDBACK_LINES:])
+            others = [one.name for one in (*self._before, *(one.state for one in good))]
+            beside = f" together with {some_of(others, 3)}" if others else f" on {self._into}"
+            self._back[bad.state.name] = Returned(
+                f"{bad.state.name} fails{beside}: {check} (exit {code})",
+                tell_failure(self._into, others, check, code, tail), bad.commit)
+            tip = good[-1].commit if good else start
+            merged = self._merge(tip, [one.state for one in rest], good)
+        return merged
+
+    def _checks_of(self, merged: Sequence[Merged]) -> dict[str, int]:
+        """Return the checks of those that land and of those that landed before, each once."""
+        checks: dict[str, int] = {}
+        for state in (*self._before, *(one.state for one in merged)):
+            if state.task.check:
+                seconds = checks.get(state.task.check, 0)
+                checks[state.task.check] = max(seconds, state.task.deadline)
+        return checks
+
+    def _passes(self, merged: Sequence[Merged], count: int) -> bool:
+        """Tell whether the first so many of those that were merged pass together."""
+        return not self._find_failure(merged[:count])
+
+    def _find_failure(self, merged: Sequence[Merged]) -> tuple[str, int, str] | None:
+        """Return the first check that fails on a merged tree: it, its code and its words."""
+        commit = merged[-1].commit
+        for check, seconds in self._checks_of(merged).items():
+            known = (commit, check)
+            if known not in self._passed:
+                self._passed[known] = self._run_check(merged, commit, check, seconds)
+            code, output = self._passed[known]
+            if code:
+                return check, code, output
+        return None
+
+    def _run_check(self, merged: Sequence[Merged], commit: str, check: str,
+                   seconds: int) -> tuple[int, str]:
+        self._put(commit)
+        self._show_repository(commit)
+        if not self._is_set_up:
+            self._set_up([one.state for one in merged])
+        log = self._folder.of_task(LANDED, "check.log")
+        self._world.remove(log)
+        names = some_of([one.state.name for one in merged], 5)
+        self._tell(LANDED, "checking", f"{names}: {check}")
+        code = self._run(check, log, seconds)
+        return code, read_tail(self._world, log, TAIL_BYTES)
+
+    def _set_up(self, states: Sequence[TaskState]) -> None:
+        """Copy what git lacks into the tree, and run the setup of all tasks, each once."""
+        for state in states:
+            for path in find_copies(self._folder, state.task):
+                target = Place(self._tree, path)
+                if self._world.kind_of(target, follow=False) == "absent":
+                    source = self._world.path(self._folder.repository.main, path)
+                    self._world.copy_file(source, target)
+        log = self._folder.of_task(LANDED, "setup.log")
+        self._world.remove(log)
+        for command in dict.fromkeys(one for state in states for one in state.task.setup):
+            code = self._run(command, log, SETUP_SECONDS)
+            if code:
+                raise FleetError("setup-failed", f"setup failed on the merged tree (exit {code}"
+                                 f"): {command}: {last_line_of(self._world, log)}",
+                                 fix=f"less {log}")
+        self._is_set_up = True
+
+    def _run(self, command: str, log: str, seconds: int) -> int:
+        """Run a shell command in the tree; return its exit code. Nothing of it runs on."""
+        world = self._world
+        hold = world.hold(self._folder.of_task(LANDED, "checking"))
+        try:
+            child = world.spawn(Launch(
+                shell_words(world, command), self._tree,
+                {**plain_environment(world.environ), "FLEET_TASK_ID": LANDED,
+                 CHECK_MARK: f"{self._folder.run}/{LANDED}"},
+                stdout=log, stderr=log, hold=hold, seconds=seconds + 60))
+        finally:
+            if hold:
+                hold.release()
+        self._processes.add(child.number)
+        until = world.clock() + seconds
+        try:
+            pause = 0.01
+            while child.exit_code() is None:
+                if self._is_over():
+                    raise KeyboardInterrupt
+                if world.clock() > until:
+                    return 124
+                self._processes.find(world.clock() - PROCESS_LOOK_SECONDS)
+                world.sleep(pause)
+                pause = min(pause * 1.5, 0.25)
+            return child.exit_code() or 0
+        finally:
+            end_trees(world, [self._processes], 0.0)
+
+    # -- the place --
+
+    def _make_place(self) -> None:
+        """Make the repository that merges, and end what an earlier landing has left."""
+        world = self._world
+        world.make_directory(self._folder.of_task(LANDED))
+        self._processes = tree_of(self._folder, LANDED, CHECK_MARK)
+        end_trees(world, [self._processes], 0.0)
+        world.make_directory(self._tree, is_private=True)
+        if world.kind_of(world.path(self._git_place, "HEAD")) != "file":
+            self._make_repository(self._git_place)
+
+    def _make_repository(self, git_place: str) -> None:
+        """Make a repository of nobody's settings, which borrows the person's objects."""
+        kind = self._main.run("rev-parse", "--show-object-format").text or "sha1"
+        world = self._world
+        world.make_directory(world.parent(git_place), is_private=True)
+        made = world.run_program(
+            ["git", "init", "--quiet", "--bare", "--template=", f"--object-format={kind}",
+             git_place], environ=world.git_environment())
+        if made.code:
+            raise FleetError("git-failed", f"git init failed: {clean_line(made.talk)}")
+        world.make_directory(world.path(git_place, "objects/info"))
+        world.replace_files([(world.path(git_place, BORROWED), self._borrowed, 0o600)])
+
+    def _put(self, commit: str) -> None:
+        """Make the tree the same as a commit, whatever a check has left there."""
+        git, world = self._git, self._world
+        for name in MERGE_FILES:
+            world.remove(world.path(git.git, name))
+        git.out("update-ref", "--no-deref", "HEAD", commit)
+        git.run("read-tree", "-u", "--reset", commit)  # removes what is no longer there
+        world.remove(world.path(git.git, "index"))  # and now nothing is believed of a file
+        git.out("read-tree", commit)
+        git.out("checkout-index", "--quiet", "--force", "--all", "-u")
+        git.out("clean", "--quiet", "-ffd")
+
+    def _show_repository(self, commit: str) -> None:
+        """Give the tree a repository for checks that ask git; nobody else reads it."""
+        world = self._world
+        shown = world.path(self._tree, ".git")
+        world.run_program(["rm", "-rf", "--", shown])
+        self._make_repository(shown)
+        git = Git(world, shown, self._tree, self._hold)
+        git.out("config", "core.bare", "false")
+        git.out("update-ref", "--no-deref", "HEAD", commit)
+        git.out("read-tree", commit)
+        git.run("update-index", "-q", "--refresh")
+
+    # -- the end --
+
+    def _read_note(self) -> dict[str, Any]:
+        """Return what was landed last: into which branch, and where `run/landed` may be."""
+        path = self._folder.place("landed.json")
+        return parse_object(self._world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
+
+    def _keep(self, tip: str) -> None:
+        """Put `run/landed` at what has passed. A note of it comes first: then it is ours."""
+        ref = f"refs/heads/{LANDED_BRANCH}"
+        old = self._main.commit_of(ref)
+        if tip in (old, self._main.commit_of(self._ref)):
+            return
+        self._folder.write({"into": self._into, "tips": [*filter(None, (old, tip))]},
+                           "landed.json")
+        self._main.out("update-ref", "-m", "subagent-fleet: landed", ref, tip,
+                       old or "0" * len(tip))
+
+    def move(self, landed: Landed) -> tuple[bool, str, str]:
+        """Move the person's branch to what has landed; else say why not, and what to type."""
+        tip, into = landed.tip, self._into
+        again = "subagent-fleet task land"
+        by_hand = f"git merge --ff-only {LANDED_BRANCH}"
+        if self._main.commit_of(self._ref) == tip:
+            return self._drop_landed(tip), "", ""
+        if self._main.commit_of(self._ref) != landed.begin:
+            return False, f"{into} has moved meanwhile", again
+        top = self._folder.repository.top
+        home = self._world.run_git(["symbolic-ref", "--quiet", "HEAD"], top).text
+        if home == self._ref:
+            changed = self._world.run_git(
+                ["status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none"],
+                top)
+            if changed.code or changed.text:
+                return False, "your checkout has uncommitted changes", by_hand
+            ran = self._main_at(top).run("merge", "--quiet", "--ff-only", tip)
+            if ran.code:
+                said = clean_line(ran.talk.strip().split("\n")[0])
+                return False, f"git did not move {into}: {said}", by_hand
+        elif self._is_checked_out():
+            return False, f"{into} is checked out in another worktree", f"{by_hand} (there)"
+        elif self._main.run("update-ref", "-m", "subagent-fleet: landed", self._ref, tip,
+                            landed.begin).code:
+            return False, f"{into} has moved meanwhile", again
+        if self._main.commit_of(self._ref) != tip:
+            return False, f"{into} has moved meanwhile", again
+        return self._drop_landed(tip), "", ""
+
+    def _main_at(self, top: str) -> Git:
+        """Return git in the checkout that the person stands in."""
+        git = self._world.run_git(["rev-parse", "--absolute-git-dir"], top).text
+        return Git(self._world, git, top, self._hold)
+
+    def _is_checked_out(self) -> bool:
+        listed = self._main.out("worktree", "list", "--porcelain").split("\n")
+        return f"branch {self._ref}" in listed
+
+    def _drop_landed(self, tip: str) -> bool:
+        """Remove `run/landed`, now that the person's branch has all of it."""
+        ref = f"refs/heads/{LANDED_BRANCH}"
+        old = self._main.commit_of(ref)
+        if old and self._main.is_ancestor(old, tip):
+            self._main.run("update-ref", "-d", ref, old)
+        return True

@@ -1,0 +1,113 @@
+"""In which order work lands, and which of it breaks the whole."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.start.record import Record
+from fleet.tasks.next import dependencies_of
+from fleet.text.phrases import some_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from fleet.tasks.state import TaskState
+
+
+# Landing is a merge queue for one person. The tasks that are done are merged one after another,
+# and the checks of all of them run on the whole. Example: a, b, c and d are merged, and the
+# check fails. It passes on a+b and fails on a+b+c: c is sent back to its agent, d is merged
+# behind b, and the checks run again. So what lands has always passed as it lands.
+
+MARKER = "^(<<<<<<<|>>>>>>>) "  # that git leaves in a file both have changed
+
+
+class LandingPlan(Record):
+    """What can land, in order, and why other work that is done cannot."""
+
+    queue: tuple[TaskState, ...] = ()
+    held: Mapping[str, str] = {}  # by task
+
+
+def plan_landing(states: Mapping[str, TaskState], landed: Collection[str],
+                 names: Collection[str] = ()) -> LandingPlan:
+    """Return which tasks land, and in which order: `after`, priority, when they were done.
+
+    `landed` are those whose work is in the branch already. With `names`, only these and
+    what they come after.
+    """
+    able = {name: state for name, state in states.items()
+            if state.state == "done" and state.kept and not state.forgotten
+            and name not in landed and state.kept != state.base}
+    held: dict[str, str] = {}
+    for name, state in able.items():
+        twins = [other for other in states.values()
+                 if other.task.group == state.task.group != other.name and not other.forgotten]
+        if len(twins) > 1:
+            held[name] = f"one of {some_of([twin.name for twin in twins], 3)}: choose it " \
+                         "with `subagent-fleet task accept`"
+
+    queue: list[TaskState] = []
+    wanted = [able[name] for name in able if not names or name in names]
+    todo = sorted(wanted, key=lambda state: (-state.task.priority, state.at, state.order))
+
+    def put(state: TaskState) -> bool:
+        """Put a task behind those it comes after; tell whether it can land."""
+        name = state.name
+        if state in queue:
+            return True
+        if name in held:
+            return False
+        for other in dependencies_of(state.task, states):
+            if other not in landed and not (other in able and put(able[other])):
+                held[name] = f"{other} has not landed"
+                return False
+        queue.append(state)
+        return True
+
+    for state in todo:
+        put(state)
+    return LandingPlan(tuple(queue), {name: why for name, why in held.items()
+                                      if not names or name in names})
+
+
+def find_culprit(count: int, passes: Callable[[int], bool]) -> int:
+    """Return which of so many breaks the whole: all before it pass together.
+
+    The whole was seen to fail; `passes` asks about the first so many.
+    """
+    good, bad = 0, count
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if passes(middle):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+def can_go_back(state: TaskState) -> bool:
+    """Tell whether a task's agent gets another round for its work to land."""
+    return state.returned < state.task.rounds
+
+
+def tell_conflict(into: str, others: Collection[str], files: Collection[str]) -> str:
+    """Return what an agent is told whose work conflicts with what has landed."""
+    return (f"Your work was done, but {some_of(sorted(others), 3) or into} has landed on {into} "
+            "meanwhile and changed the same lines. This is a new worktree that has both. "
+            f"Conflict markers are in: {some_of(sorted(files), 20)}. Settle them so that both "
+            "changes hold, and leave the rest of your work as it is.")
+
+
+def tell_failure(into: str, others: Collection[str], check: str, code: int, tail: str) -> str:
+    """Return what an agent is told whose work fails together with what has landed."""
+    beside = f" ({some_of(sorted(others), 5)})" if others else ""
+    return (f"Your work passed its check alone, but not together with what has landed on {into} "
+            f"meanwhile{beside}. This is a new worktree that has both. `{check}` fails there "
+            f"(exit {code}):\n\n{tail or 'It printed nothing.'}\n\nFix that. The check runs again "
+            "when you end.")
+
+
+def merge_message(state: TaskState) -> str:
+    """Return the message of the commit with which a task lands."""
+    first = (state.task.prompt or "").strip().split("\n")[0]
+    return f"{state.name}: {' '.join(first.split())[:100]}"
