@@ -2252,14 +2252,10 @@ CODERS = {
               "--no-stream", "--map-tokens", "0", "--chat-history-file", "/dev/null",
               "--input-history-file", "/dev/null", "--message-file", "/dev/stdin"),
     "qwen": ("--approval-mode", "yolo")}
-<<<<<<< HEAD
 _WRITABLE = "^(/|~/)?(?![/~-]|([^\\u0000]*/)?[.][.]?(/|$))[^\\u000a" + CONTROLS \
     + "\\u0009]{1,1024}$"  # neither all of a disk nor of a home
-TASK_NAME = "^[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"  # a part of a branch and of a path
-=======
 # A part of a branch and of a path; `run/landed` is what has landed.
 TASK_NAME = "^(?![Ll][Aa][Nn][Dd][Ee][Dd]$)[A-Za-z0-9][A-Za-z0-9_-]{0,59}$"
->>>>>>> 3b052b6 (task land, run --land: finished tasks are merged, checked as a whole, then your branch moves)
 _SPAN = "^([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
 _GLOB = "^(?![/~!]|([^\\u0000]*/)?[.][.](/|$))[^\\u000a" + CONTROLS + "\\u0009]{1,256}$"
 REVISION = "^(?!-)[^\\u0000-\\u0020\\u007f~^:?*\\u005c\\u005b]{1,200}([~^][0-9]{0,4})*$"
