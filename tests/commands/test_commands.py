@@ -1306,11 +1306,11 @@ def test_lists_and_headings_of_a_page_stand_apart(run_cli):
     page = run_cli("help", "machines").stdout
     assert re.findall(r"^(\d)\. ", page, re.M) == list("12345")
     assert "\n\nHow many agents stay warm\n\n" in page and not page.startswith("\n")
-    assert "task log [NAME] [setup|check|stderr|raw]" in run_cli("help", "commands").stdout
+    assert "task log [NAME] [setup|check|stderr|landing|raw]" in run_cli("help", "commands").stdout
 
 
 @pytest.mark.parametrize("words, told", [
-    (["task", "log", "a", "3"], "task log: KIND: `3`; accepted: setup, check, stderr, raw"),
+    (["task", "log", "a", "3"], "task log: KIND: `3`; accepted: setup, check, stderr, landing, raw"),
     (["env", "--shell", "tcsh"], "env: --shell: `tcsh`; accepted: sh, bash, zsh, fish, json"),
     (["env", "--config"], "env: --config: expected a value"),
     (["validate", "--json=3"], "validate: --json: it takes no value, not '3'")])

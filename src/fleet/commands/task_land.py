@@ -28,13 +28,13 @@ INTO = Flag("--into", "the branch that moves; default: the one you are on", "BRA
 
 
 @command("task land", "merge finished tasks, check them as a whole, move your branch",
-         Flag("names", "only these; default: every task that is done", "TASK",
+         Flag("tasks", "only these; default: every task that is done", "TASK",
               {"nargs": "*", "default": []}, offers=TASK_NAMES),
          INTO, TASK_FILE, group=WORK, examples=("task land", "task land parser --into main"))
 def cmd_task_land(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
     known = know_tasks(folder, options, needs_fleet=False)
-    check_names("task", options.names, known.names, "task land")
+    check_names("task", options.tasks, known.names, "task land")
     into = find_target(folder, options.into)
     stops: list[str] = []
     world.on_stop(stops.append)
@@ -53,7 +53,7 @@ def cmd_task_land(options: Namespace, world: World) -> int:
     try:
         landing = Landing(folder, hold, into, worktrees=known.plan.file.worktrees or "",
                           tell=lambda *event: tell_task(world, *event), is_over=is_over)
-        landed = land(landing, folder, options.names, moves=True, order=order)
+        landed = land(landing, folder, options.tasks, moves=True, order=order)
     finally:
         hold.release()
     lines = describe_landing(landed)
