@@ -9,9 +9,8 @@ import sys
 import pytest
 
 import subagent_fleet as sf
-from run_kit import shell, shop  # noqa: F401
+from run_kit import Shop, shell
 from tools import ROOT
-
 
 ONLY_LANDING = '[ "$FLEET_TASK_ID" = landed ] || exit 0; '
 
@@ -407,7 +406,6 @@ def locked(shop):
 
 
 def check_histories(tmp_path, first, count):
-    from run_kit import Shop
     landed = returned = killed = 0
     for seed in range(first, first + count):
         luck = random.Random(seed)
