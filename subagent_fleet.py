@@ -21790,7 +21790,7 @@ class Supervisor(TaskKeeper):
                 place for place in state.old if place.split("\n")[2] != order.get("git")))
 
 
-# == runs/landing.py, from line 48 ============================================
+# == runs/landing.py, from line 52 ============================================
 #
 # Landing: work that is done, merged and checked as a whole, then one branch moved.
 
@@ -21843,12 +21843,14 @@ class Landing:
     """One pass of the merge queue of a repository, by whoever holds its lock."""
 
     def __init__(self, folder: Folder, hold: Hold, into: str, *, worktrees: str = "",
+                 confinement: Confinement | None = None,
                  tell: Callable[[str, str, str], object] = lambda *_: None,
                  is_over: Callable[[], bool] = lambda: False) -> None:
         self._folder = folder
         self._world = folder.world
         self._hold = hold
         self._is_over = is_over
+        self._confinement = confinement or Confinement(folder)
         self._tell = tell
         self._main = git_of(folder, hold)
         self._into = into
@@ -22007,13 +22009,12 @@ class Landing:
             merged = self._merge(tip, [one.state for one in rest], good)
         return merged
 
-    def _checks_of(self, merged: Sequence[Merged]) -> dict[str, int]:
+    def _checks_of(self, merged: Sequence[Merged]) -> dict[str, TaskSpec]:
         """Return the checks of those that land and of those that landed before, each once."""
-        checks: dict[str, int] = {}
+        checks: dict[str, TaskSpec] = {}
         for state in (*self._before, *(one.state for one in merged)):
             if state.task.check:
-                seconds = checks.get(state.task.check, 0)
-                checks[state.task.check] = max(seconds, state.task.deadline)
+                checks.setdefault(state.task.check, state.task)
         return checks
 
     def _passes(self, merged: Sequence[Merged], count: int) -> bool:
@@ -22023,17 +22024,19 @@ class Landing:
     def _find_failure(self, merged: Sequence[Merged]) -> tuple[str, int, str] | None:
         """Return the first check that fails on a merged tree: it, its code and its words."""
         commit = merged[-1].commit
-        for check, seconds in self._checks_of(merged).items():
+        for check, task in self._checks_of(merged).items():
             known = (commit, check)
             if known not in self._passed:
-                self._passed[known] = self._run_check(merged, commit, check, seconds)
+                self._passed[known] = self._run_check(merged, commit, task)
             code, output = self._passed[known]
             if code:
                 return check, code, output
         return None
 
-    def _run_check(self, merged: Sequence[Merged], commit: str, check: str,
-                   seconds: int) -> tuple[int, str]:
+    def _run_check(self, merged: Sequence[Merged], commit: str, task: TaskSpec
+                   ) -> tuple[int, str]:
+        """Run a task's check on a merged tree; return its code and its last words."""
+        check = task.check or ""
         self._put(commit)
         self._show_repository(commit)
         if not self._is_set_up:
@@ -22042,7 +22045,7 @@ class Landing:
         self._world.remove(log)
         names = some_of([one.state.name for one in merged], 5)
         self._tell(LANDED, "checking", f"{names}: {check}")
-        code = self._run(check, log, seconds)
+        code = self._run(check, task, log, task.deadline)
         return code, read_tail(self._world, log, TAIL_BYTES)
 
     def _set_up(self, states: Sequence[TaskState]) -> None:
@@ -22055,24 +22058,38 @@ class Landing:
                     self._world.copy_file(source, target)
         log = self._folder.of_task(LANDED, "setup.log")
         self._world.remove(log)
-        for command in dict.fromkeys(one for state in states for one in state.task.setup):
-            code = self._run(command, log, SETUP_SECONDS)
+        commands = {one: state.task for state in states for one in state.task.setup}
+        for command, task in commands.items():
+            code = self._run(command, task, log, SETUP_SECONDS)
             if code:
                 raise FleetError("setup-failed", f"setup failed on the merged tree (exit {code}"
                                  f"): {command}: {last_line_of(self._world, log)}",
                                  fix=f"less {log}")
         self._is_set_up = True
 
-    def _run(self, command: str, log: str, seconds: int) -> int:
+    def _confine(self, task: TaskSpec, argv: list[str], environ: dict[str, str]) -> list[str]:
+        """Return how a command of a task is run in its box."""
+        confiner = self._confinement.find() if task.sandbox != "off" else None
+        if not confiner and task.sandbox == "required":
+            raise self._confinement.demand(task.name)
+        if not confiner:
+            return argv
+        plan = BoxPlan(task, self._tree, f"{self._tree}.tmp")
+        environ["TMPDIR"] = plan.temporary if confiner.name == SEATBELT else "/tmp"
+        box = plan_box(self._folder, confiner, plan, environ, argv)
+        return confiner.confine(self._world, box, argv)
+
+    def _run(self, command: str, task: TaskSpec, log: str, seconds: int) -> int:
         """Run a shell command in the tree; return its exit code. Nothing of it runs on."""
         world = self._world
+        port = claim_ports(world, self._folder.place("run.json"))
+        environ = {**plain_environment(world.environ), "FLEET_TASK_ID": LANDED,
+                   "PORT": str(port), CHECK_MARK: f"{self._folder.run}/{LANDED}"}
         hold = world.hold(self._folder.of_task(LANDED, "checking"))
         try:
-            child = world.spawn(Launch(
-                shell_words(world, command), self._tree,
-                {**plain_environment(world.environ), "FLEET_TASK_ID": LANDED,
-                 CHECK_MARK: f"{self._folder.run}/{LANDED}"},
-                stdout=log, stderr=log, hold=hold, seconds=seconds + 60))
+            words = self._confine(task, shell_words(world, command), environ)
+            child = world.spawn(Launch(words, self._tree, environ, stdout=log, stderr=log,
+                                       hold=hold, seconds=seconds + 60))
         finally:
             if hold:
                 hold.release()
@@ -22091,6 +22108,7 @@ class Landing:
             return child.exit_code() or 0
         finally:
             end_trees(world, [self._processes], 0.0)
+            clear_directory(world, f"{self._tree}.tmp")
 
     # -- the place --
 
@@ -22133,7 +22151,7 @@ class Landing:
         """Give the tree a repository for checks that ask git; nobody else reads it."""
         world = self._world
         shown = world.path(self._tree, ".git")
-        world.run_program(["rm", "-rf", "--", shown])
+        clear_directory(world, shown)
         self._make_repository(shown)
         git = Git(world, shown, self._tree, self._hold)
         git.out("config", "core.bare", "false")
@@ -26775,6 +26793,7 @@ class Lander:
                 "landed", "waits", "another `land` is active"))
             try:
                 landing = Landing(folder, hold, self._into, tell=supervisor.tell,
+                                  confinement=supervisor.confinement,
                                   worktrees=self._job.backing.worktrees, is_over=self._is_over)
                 self.passes.append(land(landing, folder, self._job.only, moves=moves,
                                         order=self._order))

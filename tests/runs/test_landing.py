@@ -321,7 +321,7 @@ class History:
             word = f"w{luck.randrange(6)}"
             if kind == 0:  # a conflict in text, with whoever takes the same line
                 lines = (tree / "text.txt").read_text().splitlines()
-                lines[luck.randrange(12)] = f"{name} was here"
+                lines[luck.randrange(len(lines))] = f"{name} was here"
                 (tree / "text.txt").write_text("\n".join(lines) + "\n")
             elif kind == 1:
                 (tree / f"use-{name}").write_text(f"{word}\n")

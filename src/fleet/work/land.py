@@ -153,6 +153,7 @@ class Lander:
                 "landed", "waits", "another `land` is active"))
             try:
                 landing = Landing(folder, hold, self._into, tell=supervisor.tell,
+                                  confinement=supervisor.confinement,
                                   worktrees=self._job.backing.worktrees, is_over=self._is_over)
                 self.passes.append(land(landing, folder, self._job.only, moves=moves,
                                         order=self._order))
