@@ -1,7 +1,7 @@
 """A simulated fleet for the queue: agents that talk for many turns, and machines that keep what they
 read as llama-server does. The product's own Scheduler decides, on a clock that events move.
 
-First come first served is the same Scheduler, which lets everybody in and stays nowhere.
+First come first served is the same Scheduler, which lets everybody in.
 """
 import heapq
 import random
@@ -110,10 +110,9 @@ class Run:
         for index, room in enumerate(rooms):
             self.scheduler.places[f"m{index}"].seats.room = room
         if not warm:
-            self.scheduler._stays = lambda *_: False
             for place in self.scheduler.places.values():
                 place.seats.admits = lambda *_: True
-                place.seats.estimate = lambda prompt: 0.0
+                place.seats.estimate = lambda ticket: 0.0
         self.out, self.next_look = Outcome(), float("inf")
         self.idle_since = {}  # places with a free slot while somebody waits
         self.open, self.order = [], []
@@ -142,26 +141,21 @@ class Run:
         return self.out
 
     def check_slots(self):
-        """A slot is empty while somebody waits only as long as its place is kept for who has a tool
-        running, or while the one who waits stays at another place that is busy with its prompt."""
+        """A slot is empty while somebody waits only as long as its place is kept for who has a
+        tool running."""
         idle = set()
         for ticket in self.open:
-            places = self.scheduler._places_of(ticket)
             if ticket.model or ticket.silent or not ticket.prompt.links:
                 continue
-            stays = any(memory.waiter is ticket for place in places if not place.is_free()
-                        for memory in place.seats.memories)
-            free = [place for place in places
-                    if place.is_free() and not self.scheduler._rests[place.node].until]
-            idle.update(free)
-            reads = max([place.seats.read_seconds(ticket.prompt.tokens) for place in free], default=0.0)
-            if stays and self.now - ticket.came < reads + sf.LOOK_SECONDS:
-                continue
-            for place in free:
-                assert any(self.now < memory.until + sf.LOOK_SECONDS for memory in place.seats.memories), (
-                    self.now, ticket.number, place.node)
+            for place in self.scheduler._places_of(ticket):
+                if place.is_free() and not self.scheduler._rests[place.node].until:
+                    idle.add(place)
+                    assert any(self.now < memory.until + sf.LOOK_SECONDS
+                               for memory in place.seats.memories), (
+                        self.now, ticket.number, place.node)
         self.idle_since = {place: self.idle_since.get(place, self.now) for place in idle}
-        self.out.idle = max([self.out.idle, *(self.now - since for since in self.idle_since.values())])
+        self.out.idle = max([self.out.idle,
+                             *(self.now - since for since in self.idle_since.values())])
 
     def look_again(self):
         """Have the queue looked at when a seat or a rest ends, as the gateway's own thread does."""

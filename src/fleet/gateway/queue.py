@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fleet.config.names import full_model_name
 from fleet.gateway.receipts import Passed
-from fleet.gateway.seats import LESSON_TOKENS, UNKNOWN_PROMPT, Seats, Ticket
+from fleet.gateway.seats import LESSON_TOKENS, MEMORY_LIMIT, UNKNOWN_PROMPT, Seats, Ticket
 from fleet.plan.environment import is_cloud
 from fleet.plan.routes import models_by_alias, plan_fallbacks
 
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
 
 PATIENCE_SECONDS = 250.0  # who has waited longer takes a seat that has lasted
-
-LEAVING = 0.8  # to read all elsewhere must be worth so much
-# Which of those that are free is asked: the first of these rules by which two of them differ.
-PICKS = "least busy", "knows the prompt", "idle longest"
+READINGS = 8  # or so many times what its own prompt takes to read
+LEAVING = 0.8  # "clearly sooner": in so much of the time
 
 
 class Rest:
@@ -103,7 +101,7 @@ class Scheduler:
         self._queue[ticket.number] = ticket
         now = self._clock()
         for place in self._places_of(ticket):
-            own = place.seats.find_own(ticket)
+            own = place.seats.look_up(ticket).own
             if own and own.has_seat(now) and not own.waiter:
                 own.waiter = ticket
                 ticket.kept.append(own)
@@ -126,7 +124,7 @@ class Scheduler:
             self._busy[place.node] -= 1
             if ticket.memory:
                 place.seats.end(ticket, self._clock())
-            ticket.model = ticket.memory = None
+            ticket.model = ticket.memory = ticket.known = None
 
     def leave(self, ticket: Ticket) -> None:
         """Give up the wait or the slot; nothing is said about the node."""
@@ -169,15 +167,16 @@ class Scheduler:
         Return how many of its tokens were warm, how many were read again, and why.
         """
         with self._lock:
-            if not ticket.memory or not ticket.model:
+            if not ticket.known or not ticket.model:
                 return end.cache_read, 0, ""
+            own = ticket.known.own_tokens()
             seats = self.places[ticket.model.name].seats
             warm = seats.learn(ticket, end, seconds, self._clock())
             # The prompt's tokens were guessed; no more can be read than the machine counts.
-            again = min(max(ticket.own, ticket.own_elsewhere), end.input_tokens) - warm
+            again = min(max(own, ticket.own_elsewhere), end.input_tokens) - warm
             if again < LESSON_TOKENS:
                 return warm, 0, ""
-            if ticket.own_elsewhere > ticket.own:
+            if ticket.own_elsewhere > own:
                 return warm, again, f"moved from {ticket.elsewhere}"
             return warm, again, "pushed out"
 
@@ -282,8 +281,8 @@ class Scheduler:
         """Give the first who may have it what is free; tell whether anybody got something."""
         line = sorted(self._queue.values(), key=lambda ticket: ticket.number)
         # Whoever has waited long takes a seat that has lasted; who came before goes first.
-        late = max((ticket.number for ticket in line if now - ticket.came >= ticket.patience),
-                   default=0)
+        late = max((ticket.number for ticket in line
+                    if now - ticket.came >= self._patience(ticket)), default=0)
         for ticket in line:
             model = None
             if any(place.is_free() for place in self.places.values()):
@@ -293,6 +292,12 @@ class Scheduler:
                 return True
             self._await_rests(ticket, now)
         return False
+
+    def _patience(self, ticket: Ticket) -> float:
+        """Return how many seconds a request waits for others to stay warm."""
+        reading = [place.seats.read_seconds(ticket.prompt.tokens)
+                   for place in self._places_of(ticket)]
+        return min([ticket.patience, *(READINGS * each for each in reading if each)])
 
     def _await_rests(self, ticket: Ticket, now: float) -> None:
         """Have resting nodes asked that could answer a request; let it go when none does."""
@@ -316,7 +321,7 @@ class Scheduler:
         place = self.places[model.name]
         ticket.is_answered = False
         if ticket.prompt.links:
-            others = [(other.seats.own_tokens(ticket), other.node)
+            others = [(other.seats.look_up(ticket).own_tokens(), other.node)
                       for other in self._places_of(ticket) if other is not place]
             ticket.own_elsewhere, ticket.elsewhere = max(others, default=(0, ""))
             place.seats.begin(ticket, now)
@@ -334,12 +339,10 @@ class Scheduler:
             awake = [model for model in there if self.places[model.name].missing.until <= now]
             if awake:
                 free = [model for model in awake if self._admits(model, ticket, now, is_late)]
-                best = self._pick(free, ticket)
-                return None if best and self._stays(ticket, best, awake, now) else best
+                return self._pick(free, ticket)
             missing += there
 
         # Nobody else has it: to ask for a model that was missing costs little.
-        ticket.chosen = "nobody else has it"
         free = [model for model in missing if self.places[model.name].is_free()]
         return min(free, default=None,
                    key=lambda model: self.places[model.name].missing.until)
@@ -351,49 +354,30 @@ class Scheduler:
             return False
         if not ticket.prompt.links or place.seats.admits(ticket, now):
             return True
-        if is_late and place.seats.has_lasted(now):
+        if is_late and place.seats.lasted(now):
             return True
         if not ticket.waits_for:
             first = min(place.seats.taken(now), key=lambda memory: memory.since).conversation
             ticket.waits_for = first.agent or first.session or "another conversation"
         return False
 
-    def _stays(self, ticket: Ticket, best: Model, awake: list[Model], now: float) -> bool:
-        """Tell whether to await a place that keeps its seat, rather than read all elsewhere.
-
-        No longer than that takes.
-        """
-        seats = self.places[best.name].seats
-        if (seats.find_own(ticket)
-                or now - ticket.came >= seats.read_seconds(ticket.prompt.tokens)):
-            return False
-        busy = [self.places[model.name] for model in awake]
-        own = [place.seats.find_own(ticket) for place in busy if not place.is_free()]
-        return any(memory and memory.waiter is ticket for memory in own)
-
     def _pick(self, free: list[Model], ticket: Ticket) -> Model | None:
-        """Return who answers: the first by PICKS, or one that ends clearly sooner.
+        """Return who answers: the least busy, or one that ends clearly sooner.
 
         How soon is known once it is known how fast they read and write.
         """
-        def rank(model: Model) -> tuple[int, ...]:
+        def rank(model: Model) -> tuple[int, bool, int]:
             place = self.places[model.name]
-            is_new = place.seats.find_own(ticket) is None
+            is_new = place.seats.look_up(ticket).own is None
             return self._busy[model.node], is_new, place.last_number
 
-        if not free:
-            return None
-        best, *others = sorted(free, key=rank)
-        ticket.chosen = "no other was free"
-        if others:
-            ranks = zip(PICKS, rank(best), rank(others[0]))
-            ticket.chosen = next((rule for rule, one, other in ranks if one != other),
-                                 PICKS[-1])
-        seconds = {model.name: self.places[model.name].seats.estimate(ticket.prompt)
+        if len(free) < 2:
+            return free[0] if free else None
+        best = min(free, key=rank)
+        seconds = {model.name: self.places[model.name].seats.estimate(ticket)
                    for model in free}
         fastest = min(free, key=lambda model: seconds[model.name])
         if 0 < seconds[fastest.name] < LEAVING * seconds[best.name]:
-            ticket.chosen = "ends sooner"
             return fastest
         return best
 
@@ -432,6 +416,6 @@ def plan_model_places(fleet: Fleet) -> dict[str, ModelPlace]:
         place = shared.setdefault(key, ModelPlace(model.node))
         place.slots = place.seats.slots = max(place.slots, model.max_parallel)
         if is_cloud(fleet, model) or fleet.nodes[model.node].provider == "vllm":
-            place.seats.room = float("inf")  # it keeps as many as anybody needs
+            place.seats.extra = MEMORY_LIMIT  # it keeps as many as anybody needs
         places[model.name] = place
     return places

@@ -62,7 +62,6 @@ class Receipt(Record):
     read_again: int = 0  # and that a machine had read before, but not this one or no more
     read_again_why: str = ""  # pushed out, or from where it moved
     waited_for: str = ""  # the agent or session whose prompt was kept warm meanwhile
-    chosen: str = ""  # why this machine, of those that could answer
     broken_calls: int = 0  # of the answer: dropped, because their arguments were not JSON
     asked: float = 0.0  # seconds until the machine that answered was asked; 0: not known
     runs: str = ""  # `model` as its machine calls it; "": an older receipt

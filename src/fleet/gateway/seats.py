@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from fleet.start.record import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
     from typing import Any
 
     from fleet.config.sections import Model
@@ -21,20 +21,52 @@ LOAD_SECONDS = 1.0  # a model that took so long to load had been unloaded, and h
 HOLD_SECONDS = 15.0  # a seat is kept at most while a tool runs
 
 SLICE = 1.2  # a seat lasts so many times what its prompt takes to read
-DOUBT_SECONDS = 240.0  # after a loss, until as much is tried again; each loss doubles it
-DOUBT_LIMIT_SECONDS = 24 * 3600.0
-TURNS_AHEAD = 4  # for so many is thought ahead
+PROOFS = 6  # warm follow-ups for each seat, until one more is tried; twice as many a loss
+TURNS_AHEAD = 4  # turns that the estimate looks ahead
 
 
-# A place is a model on a machine. What it has just read it need not read again: its
-# server keeps a conversation in each slot, and in main memory as many more as fit there.
-# One more than that, and nearly all are lost, because each turn pushes out the one that
-# comes next. So a conversation that goes on has a seat, and a request without one waits
-# until a seat is free.
+# The warm queue. What a machine has just read it need not read again: its server keeps a
+# conversation in each slot, and in main memory as many more as fit there. One more than
+# that, and nearly all are lost, because each turn pushes out the one that comes next. So a
+# conversation that goes on has a seat, and a request without one waits for a seat.
 #
-# Where all that is in use fits, everybody has a seat, and the order is first come, first
-# served. How much fits is learned: what came back warm or cold after others were read says
-# what is kept.
+#  1. A place is a model on a machine. It remembers the 64 conversations that it read last,
+#     each as a chain of hashes (system and tools, then turn by turn), with its tokens.
+#     - An agent's third request has the links S 1 2 3 4 5: system, then five turns.
+#  2. A request goes on with the conversation whose chain it continues, whatever ids the
+#     client sends; a subagent's first request may use the seat of its waiting parent.
+#     - S 1 2 3 was answered here: S 1 2 3 4 5 goes on with it, S 1 7 does not.
+#  3. A conversation has a seat while its request runs, while its next one waits, and after
+#     a tool call for as long as reading it anew takes, 15 s at most. An answer that ends
+#     the turn frees it.
+#     - A calls a tool; reading A takes 12 s: for 12 s nobody else has its seat.
+#  4. Whenever something happens, and twice a second, those who wait are asked in the order
+#     they came.
+#     - A's answer ends: B, who came first, is asked, then C.
+#  5. A place with a free slot takes a request whose conversation has a seat, or while fewer
+#     conversations have seats than it keeps warm. Who runs is in its slot, and nobody
+#     pushes it out: where all who have seats run, a free slot is anybody's. Who is over
+#     counts no more. Where all fits this is first come, first served.
+#     - Two slots, A runs, X is over, B comes: B has the other slot at once.
+#  6. A place keeps its slots and one more; where the metadata tell, its slots and what the
+#     cache holds of such prompts; a cloud and vLLM keep all.
+#     - Two slots and a cache of 90,000 tokens keep five conversations of 30,000.
+#  7. Of such places the least busy wins, then one that knows the conversation, then the
+#     longest idle; but one that ends clearly sooner by measured reading and writing beats
+#     them. A place that was never measured decides nothing.
+#     - Both are idle, mini knows A: mini. Studio reads A anew sooner: studio.
+#  8. Who has waited `min(250 s, 8 x its own reading time)` (60 s at most without a stream),
+#     and all before it, takes the longest-held seat whose owner is not running and has had
+#     it for 1.2 times its reading time.
+#     - B would be read in 10 s. A comes and goes on one slot: after 80 s B is next.
+#  9. A follow-up that comes back cold lowers by one what the place keeps, never below its
+#     slots. Six warm ones for each seat of a full place add one, and twice as many after
+#     each loss. Only an answered prompt is remembered, and only a prompt that nothing else
+#     explains teaches: a client that left, a model that was loaded anew, images, a failure
+#     teach nothing.
+#     - One slot and one more: A, B, A comes back cold: it keeps one. Twelve warm: two again.
+# 10. A machine that failed has forgotten everything.
+#     - A's next request is taken by whoever is free.
 
 
 class Beginnings(Record):
@@ -92,6 +124,20 @@ class Memory:
         self.waiter, self.until = None, 0.0
 
 
+class Known:
+    """What a place knows of a prompt, as long as its memories are of this version."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.own: Memory | None = None  # the conversation that it goes on with
+        self.tokens = 0  # of its longest beginning that was read here, were it by another
+        self.read_at = 0.0  # when that was
+
+    def own_tokens(self) -> int:
+        """Return how many of its tokens its own conversation has had read here."""
+        return self.tokens if self.own else 0
+
+
 def average(known: float, new: float) -> float:
     """Return a measure that follows new ones slowly; 0: there was none."""
     return 0.7 * known + 0.3 * new if known else new
@@ -107,78 +153,71 @@ class Seats:
         self.slots = 1
         self.memories: dict[Memory, None] = {}  # used longest ago first
         self._by_link: dict[int, Memory] = {}  # the conversation that had it last
+        self._version = 0  # of these two
         # Tokens a second, and of an answer; 0: not known yet.
         self.read_rate = self.write_rate = self.answer_tokens = 0.0
-        # Tokens that are kept besides those in the slots; None: of one more conversation, as
-        # most servers keep some, and one that keeps none shows it soon.
-        self.room: float | None = None
-        self.claim = 0.0  # what the server should keep; believed once it kept anything
-        # Tokens: the most that were, the fewest that were not; 0: none.
-        self.kept, self.lost = 0, 0
-        self.doubt, self.doubt_until = DOUBT_SECONDS, 0.0
+
+        self.room: float | None = None  # tokens that its cache holds, where that is told
+        self.claim = 0.0  # tokens that it should hold; believed once it kept one more
+        self.extra: int | None = None  # conversations besides the slots, once that is learned
+        # Warm follow-ups of a full place since it learned the last time, and losses so far.
+        self.proofs = self.losses = 0
         # When something else than a full cache may have pushed out what was read before.
         self.unclear_at = 0.0
 
-    def find(self, prompt: Beginnings) -> tuple[Memory | None, int]:
-        """Return who read the longest beginning of a prompt last, and its tokens."""
-        for index in range(len(prompt.links) - 1, -1, -1):
-            memory = self._by_link.get(prompt.links[index])
-            if memory:
-                return memory, prompt.tokens_at(index)
-        return None, 0
+    def look_up(self, ticket: Ticket) -> Known:
+        """Return what is known of a request's prompt: asked once, and again after a change."""
+        known = ticket.known_at.get(self)
+        if not known or known.version != self._version:
+            known = ticket.known_at[self] = self._look_up(ticket)
+        return known
 
-    def find_own(self, ticket: Ticket) -> Memory | None:
-        """Return the conversation that a request goes on with."""
-        memory, _ = self.find(ticket.prompt)
-        if not memory:
-            return None
-        links, is_named = ticket.prompt.links, bool(ticket.conversation.session)
-        if is_named and memory.conversation != ticket.conversation:
-            return None  # it has branched off, and both may go on
-        # The last turn may have been changed since, where the client says that
-        # it is the same.
-        is_same = memory.links[-1] in links or (is_named and memory.links[1] == links[1])
-        return memory if is_same else None
-
-    def own_tokens(self, ticket: Ticket) -> int:
-        """Return how many tokens of a request its conversation has had read here before."""
-        return self.find(ticket.prompt)[1] if self.find_own(ticket) else 0
+    def _look_up(self, ticket: Ticket) -> Known:
+        known, links = Known(self._version), ticket.prompt.links
+        for index in range(len(links) - 1, -1, -1):
+            reader = self._by_link.get(links[index])
+            if not reader:
+                continue
+            known.tokens, known.read_at = ticket.prompt.tokens_at(index), reader.used
+            # The last turn may have been changed since, where the client says that
+            # it is the same.
+            is_own = reader.links[-1] in links
+            if ticket.conversation.session:
+                # Another one has branched off, and both may go on.
+                is_own = (reader.conversation == ticket.conversation
+                          and (is_own or reader.links[1] == links[1]))
+            if is_own:
+                known.own = reader
+            break
+        return known
 
     def read_seconds(self, tokens: int) -> float:
         """Return how long so many tokens take to read, 0 where that is not known."""
         return tokens / self.read_rate if self.read_rate else 0.0
 
-    def estimate(self, prompt: Beginnings) -> float:
+    def estimate(self, ticket: Ticket) -> float:
         """Return how long a request and the turns after it take here; 0 if not known."""
         if not self.read_rate or not self.write_rate:
             return 0.0
-        warm = self.find(prompt)[1]
-        answers = TURNS_AHEAD * self.answer_tokens / self.write_rate
-        return self.read_seconds(prompt.tokens - warm) + answers
-
-    def _sizes_since(self, memory: Memory) -> list[int]:
-        """Return the tokens of what was read since a conversation was, and its own."""
-        return [other.tokens for other in self.memories
-                if other is memory or other.running or other.used > memory.used]
+        fresh = ticket.prompt.tokens - self.look_up(ticket).tokens
+        return self.read_seconds(fresh) + TURNS_AHEAD * self.answer_tokens / self.write_rate
 
     def taken(self, now: float) -> list[Memory]:
         """Return who has a seat."""
         return [memory for memory in self.memories if memory.has_seat(now)]
 
-    def need(self, sizes: Iterable[int]) -> int:
-        """Return what conversations take besides the slots, at the worst."""
-        return sum(sorted(sizes)[self.slots:])
-
-    def fits(self, sizes: Sequence[int]) -> bool:
-        """Tell whether conversations of so many tokens stay warm together."""
-        if self.room is None or len(sizes) <= self.slots:
-            return len(sizes) <= self.slots + 1
-        return self.need(sizes) <= self.room
+    def keeps(self, tokens: float) -> float:
+        """Return how many conversations of so many tokens stay warm together."""
+        if self.extra is not None:
+            return self.slots + self.extra
+        if self.room is None:
+            return self.slots + 1  # most servers keep one more; the others show it soon
+        return self.slots + self.room // max(tokens, 1)
 
     def admits(self, ticket: Ticket, now: float) -> bool:
         """Tell whether a request may be read without pushing out who has a seat."""
-        taken, own = self.taken(now), self.find_own(ticket)
-        if not taken or own in taken or self._leaves_warm(ticket, own, taken):
+        taken = self.taken(now)
+        if self._leaves_warm(ticket, taken):
             return True
         # A subagent's first request may use the seat of its parent, who waits for it.
         session, is_first = ticket.conversation.session, len(ticket.prompt.links) == 2
@@ -186,52 +225,40 @@ class Seats:
             memory.conversation.session == session and memory.used <= ticket.came
             and not memory.running and not memory.waiter for memory in taken))
 
-    def _leaves_warm(self, ticket: Ticket, own: Memory | None, taken: list[Memory]) -> bool:
-        """Tell whether all who have a seat stay warm when a request is read.
-
-        A running request is in its slot: nothing can push it out. Two slots, A runs, X is
-        over, B comes: B gets the other slot at once.
-        """
-        idle = [memory for memory in taken if not memory.running]
-        if not idle:
+    def _leaves_warm(self, ticket: Ticket, taken: list[Memory]) -> bool:
+        """Tell whether all who have a seat stay warm when a request is read."""
+        if self.look_up(ticket).own in taken:
             return True
-        since = taken
-        if self.room is not None:  # what was read after a conversation stands before it, too
-            memories = list(self.memories)
-            since = memories[memories.index(idle[0]):]
-        sizes = [memory.tokens for memory in self.memories
-                 if memory is not own and (memory.running or memory in since)]
-        return self.fits([*sizes, ticket.prompt.tokens])
+        # Who runs is in its slot: nobody can push it out.
+        if all(memory.running for memory in taken):
+            return True
+        tokens = ticket.prompt.tokens + sum(memory.tokens for memory in taken)
+        return len(taken) < self.keeps(tokens / (1 + len(taken)))
 
-    def has_lasted(self, now: float) -> bool:
-        """Tell whether somebody has had a seat long enough to give it to who is late."""
-        return any(now - memory.since >= SLICE * self.read_seconds(memory.tokens)
-                   for memory in self.taken(now) if not memory.running)
+    def lasted(self, now: float) -> list[Memory]:
+        """Return who has had a seat long enough to give it to who is late."""
+        return [memory for memory in self.taken(now) if not memory.running
+                and now - memory.since >= SLICE * self.read_seconds(memory.tokens)]
 
     def begin(self, ticket: Ticket, now: float) -> None:
         """Note that a request is read here."""
-        # What was too much may have been lost for another reason.
-        if 0 < self.doubt_until <= now:
-            self.room, self.lost, self.doubt_until = max(self.room or 0, self.lost), 0, 0.0
-        prompt, own = ticket.prompt, self.find_own(ticket)
-        reader, ticket.known = self.find(prompt)
-        ticket.need = self.need(self._sizes_since(reader)) if reader else 0
-        taken = self.taken(now)
-        if own not in taken and taken and not self._leaves_warm(ticket, own, taken):
-            idle = [memory for memory in taken if not memory.running]
+        taken, known = self.taken(now), self.look_up(ticket)
+        if not self._leaves_warm(ticket, taken):
             session = ticket.conversation.session  # its parent's seat first
-            idle.sort(
-                key=lambda memory: (memory.conversation.session != session, memory.since))
-            for memory in idle[:1]:
-                memory.give_up()
+            idle = [memory for memory in self.lasted(now) or taken if not memory.running]
+            longest = min(idle, key=lambda memory: (memory.conversation.session != session,
+                                                    memory.since))
+            longest.give_up()
+        ticket.known, own = known, known.own
+        ticket.depth = 0
         if not own:
             own = Memory(ticket.conversation, now)
-        elif not own.has_seat(now):
-            own.since = now
+        else:
+            ticket.depth = len(self.memories) - list(self.memories).index(own)
+            if not own.has_seat(now):
+                own.since = now
         own.give_up()
-        ticket.known_at = reader.used if reader else 0.0
-        ticket.own = ticket.known if own else 0
-        own.running, own.used, own.tokens = own.running + 1, now, prompt.tokens
+        own.running, own.used, own.tokens = own.running + 1, now, ticket.prompt.tokens
         self._use(own)
         ticket.memory, ticket.began = own, now
 
@@ -240,6 +267,7 @@ class Seats:
         if ticket.memory:
             ticket.memory.links, ticket.is_answered = ticket.prompt.links, True
             self._by_link.update(dict.fromkeys(ticket.memory.links, ticket.memory))
+            self._version += 1
 
     def end(self, ticket: Ticket, now: float) -> None:
         """Note that a request is over; only an answered prompt is remembered."""
@@ -259,6 +287,7 @@ class Seats:
             del self.memories[oldest]
             self._by_link = {link: reader for link, reader in self._by_link.items()
                              if reader is not oldest}
+            self._version += 1
 
     def learn(self, ticket: Ticket, end: End, seconds: float, now: float) -> int:
         """Learn from an answer how fast this place is and how much stays warm; keep its seat.
@@ -266,12 +295,13 @@ class Seats:
         The prompt took so many seconds. Return how many of its tokens were warm.
         """
         memory, total, cached = ticket.memory, end.input_tokens, end.cache_read
-        assert memory
+        known = ticket.known
+        assert memory and known
         if (end.load_seconds or 0) > LOAD_SECONDS:
             self.forget()
             self.unclear_at = now
-        is_warm = cached > ticket.known / 2
-        if not cached and self.read_rate and ticket.known > total / 2:
+        is_warm = cached > known.tokens / 2
+        if not cached and self.read_rate and known.tokens > total / 2:
             is_warm = seconds < self.read_seconds(total) / 2  # a server that tells no count
         memory.tokens, memory.used = total + end.output_tokens, now
         self._use(memory)
@@ -281,12 +311,12 @@ class Seats:
         self._learn_speeds(end, fresh, seconds, now - ticket.began - seconds)
         if end.reason == "tool_use":
             memory.until = now + min(self.read_seconds(memory.tokens), HOLD_SECONDS)
-        # A prompt that something else explains does not teach.
-        is_clear = is_plain and ticket.known_at > self.unclear_at
-        if (ticket.need and ticket.known > total / 2 and self.read_rate
-                and (is_warm or is_clear)):
-            self._learn_room(ticket.need, is_warm, now)
-        return cached or (ticket.known if is_warm else 0)
+        if known.own_tokens() > total / 2 and self.read_rate:
+            if is_warm:
+                self._learn_kept(ticket)
+            elif is_plain and known.read_at > self.unclear_at:
+                self._learn_lost(ticket, now)
+        return cached or (known.tokens if is_warm else 0)
 
     def _learn_speeds(self, end: End, fresh: int, seconds: float, writing: float) -> None:
         """Learn how fast so many fresh tokens were read and an answer was written."""
@@ -297,45 +327,37 @@ class Seats:
             self.write_rate = average(self.write_rate, end.output_tokens / writing)
             self.answer_tokens = average(self.answer_tokens, end.output_tokens)
 
-    def _learn_room(self, need: int, is_warm: bool, now: float) -> None:
-        """Note that so many tokens besides the slots were kept, or were not."""
-        if is_warm:
-            self.doubt = max(self.doubt / 2, DOUBT_SECONDS)
-            self.kept = max(self.kept, need)
-            if self.lost <= self.kept:
-                self.lost = 0
-            if not self.lost:
-                self.room = max(self.room or 0, self.claim, 2 * self.kept)
+    def _learn_kept(self, ticket: Ticket) -> None:
+        """Note that a follow-up came back warm: of a full place, it may keep one more."""
+        if self.claim and ticket.depth > self.slots:
+            self.room, self.claim = self.claim, 0.0
+        keeps = self.keeps(ticket.prompt.tokens)
+        if ticket.depth < keeps or keeps >= MEMORY_LIMIT:
             return
-        self.lost, self.claim = min(self.lost or need, need), 0.0
-        if self.room is None or need <= self.room:  # else it was known to be too much
-            self.doubt_until = now + self.doubt
-            self.doubt = min(2 * self.doubt, DOUBT_LIMIT_SECONDS)
-        # Prompts grow: what was kept is soon too little for the same conversations.
-        self.room = (self.kept + self.lost) / 2 if self.kept else 0
-        for memory in list(self.memories)[:-len(self._warm_sizes())]:
-            memory.give_up()
+        self.proofs += 1
+        if self.proofs >= PROOFS * keeps * 2 ** self.losses:
+            self.extra, self.proofs = int(keeps) - self.slots + 1, 0
 
-    def _warm_sizes(self) -> list[int]:
-        """Return the tokens of what is believed to be warm: the latest that fit together."""
-        sizes: list[int] = []
-        for memory in reversed(self.memories):
-            if not self.fits([*sizes, memory.tokens]):
-                break
-            sizes.append(memory.tokens)
-        return sizes
+    def _learn_lost(self, ticket: Ticket, now: float) -> None:
+        """Note that a follow-up came back cold: the place keeps one less."""
+        self.extra = max(int(self.keeps(ticket.prompt.tokens)) - self.slots - 1, 0)
+        self.claim, self.proofs, self.losses = 0.0, 0, self.losses + 1
+        taken = self.taken(now)
+        for memory in taken[:max(len(taken) - self.slots - self.extra, 0)]:
+            memory.give_up()
 
     def forget(self) -> None:
         """Forget what was read: its server may have started anew."""
         self.memories = {memory: None for memory in self.memories if memory.running}
         self._by_link.clear()
+        self._version += 1
 
     def show(self, now: float) -> dict[str, Any]:
-        """Return what is believed to be warm."""
-        sizes = self._warm_sizes()
-        room = None if self.room == float("inf") else self.room
-        return {"conversations": len(sizes), "tokens": sum(sizes), "room": room,
-                "held": len(self.taken(now))}
+        """Return what is believed to be warm: the latest of its conversations."""
+        tokens = [memory.tokens for memory in reversed(self.memories)]
+        keeps = int(self.keeps(sum(tokens) / max(len(tokens), 1)))
+        return {"conversations": len(tokens[:keeps]), "tokens": sum(tokens[:keeps]),
+                "keeps": keeps, "held": len(self.taken(now))}
 
 
 class Ticket:
@@ -350,19 +372,18 @@ class Ticket:
         # Nodes that were asked on its behalf whether they answer.
         self.asked: set[str] = set()
         self.silent: dict[str, str] = {}  # none of them does: {node: why}
-        self.chosen = ""  # by which rule it got its model
         self.wake: Callable[[], None] = lambda: None
 
         self.prompt, self.came, self.patience = prompt, came, patience
+        self.known_at: dict[Seats, Known] = {}  # of its prompt, by place
         self.kept: list[Memory] = []  # the seats that are kept for it while it waits
         self.waits_for = ""  # who had the seat that it waited for
-        self.memory: Memory | None = None  # of the place that reads it
-        self.began = 0.0  # when that was
-        self.is_answered = False  # by that place
-        # Tokens of its prompt that were read there before, and what had to be
-        # kept since then.
-        self.known = self.need = 0
-        self.known_at = 0.0  # when they were read last
-        # Of them, those of its own conversation, here and where most were.
-        self.own = self.own_elsewhere = 0
-        self.elsewhere = ""
+        # Of the place that reads it: its conversation, since when, whether it has answered,
+        # what was known of the prompt, and how many conversations were read there since its
+        # own was, with itself; 0: it is new.
+        self.memory: Memory | None = None
+        self.began = 0.0
+        self.is_answered = False
+        self.known: Known | None = None
+        self.depth = 0
+        self.own_elsewhere, self.elsewhere = 0, ""  # tokens of its own, and where most were

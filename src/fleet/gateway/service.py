@@ -154,7 +154,7 @@ class Service:
             self._server.file(Receipt(
                 time=round(self._world.now(), 3), tries=tuple(self._tries),
                 passed_over=tuple(self._passed), waited_for=ticket.waits_for,
-                chosen=ticket.chosen, said=clean_line("; ".join(self._said))[:SAID_LIMIT],
+                said=clean_line("; ".join(self._said))[:SAID_LIMIT],
                 **receipt), self._row)
 
     def _answer(self, ticket: Ticket) -> None:
