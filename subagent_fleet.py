@@ -46,6 +46,8 @@ import sys
 if sys.version_info < (3, 9):  # noqa: UP036 - this is what an older Python reaches
     # Python 2 and 3.5 read no f-string, and show the line that they cannot read: this one.
     sys.exit(f"subagent-fleet needs Python 3.9 or newer; this is {sys.version.split()[0]}")
+if sys.platform == "win32":
+    sys.exit("subagent-fleet runs on macOS and Linux; on Windows, use WSL")
 
 
 def _end_quietly(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -1425,9 +1427,6 @@ def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
               encoding: str, columns: int) -> Look:
     """Return the Look of a stream, from what it is and what its reader asked for."""
     is_dumb = environ.get("TERM") == "dumb"
-    # A Windows console that shows escapes instead of obeying them.
-    is_old = environ.get("OS") == "Windows_NT" and not any(
-        environ.get(name) for name in ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI"))
 
     # In the order of Python 3.13: who wants no colour is heard before who wants it anywhere.
     if environ.get("NO_COLOR"):
@@ -1435,7 +1434,7 @@ def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
     elif environ.get("FORCE_COLOR"):
         colour = True
     else:
-        colour = is_terminal and not is_dumb and not is_old
+        colour = is_terminal and not is_dumb
 
     # Colour that is forced into a pipe wraps nothing there: the reader behind it has a
     # width of its own, and a program does not know our marks.
@@ -3355,7 +3354,6 @@ class Measurement(Record):
     context: Score | None = None
     exam: ExamScore | None = None
     digest: str = ""  # of the model, where the node says it
-    claims: dict[str, Score] = {}  # thinking, images: where it says so
     failed: tuple[FailedAnswer, ...] = ()
     versions: dict[str, str] = {}  # of the node's server, of this program
     failure: str = ""  # why it is not all there: the node's own words
@@ -5179,36 +5177,12 @@ CLAUDE_TARGET = Target(
     "claude", r"\.claude/agents/[a-z0-9][a-z0-9_-]{0,63}\.md", 0o644, _render_agents)
 
 
-# == files/shell.py, from line 16 =============================================
+# == files/shell.py, from line 15 =============================================
 #
-# The environment, as text for each shell.
+# The environment, as text for a shell.
 
-class Shell(Record):
-    """How a shell writes what the environment file says; a name and a quoted word go in."""
-
-    set: str
-    unset: str
-    add: str  # the word to a list that may hold others
-    key: str  # the word where the variable is not set; `kept_key` reads it back
-
-
-SHELLS = {
-    "sh": Shell(
-        set="export {name}={word}",
-        unset="unset {name}",
-        add='export {name}="${{{name}:+${name},}}"{word}',
-        key='export {name}="${{{name}:-{word}}}"'),
-    "fish": Shell(
-        set="set -gx {name} {word}",
-        unset="set -e {name}",
-        add="set -gx {name} (string join , ${name} {word})",
-        key='test -n "${name}"; or set -g {name} \'{word}\'\nset -gx {name} "${name}"'),
-}
-
-
-def render_environment(fleet: Fleet, key: str | None, shell: str = "sh") -> str:
+def render_environment(fleet: Fleet, key: str | None) -> str:
     """Return the environment as a script; a key of None is not shown."""
-    words = SHELLS[shell]
     key_variable = fleet.gateway.master_key_env
     lines = [f"{file_headline(fleet)}# Holds the gateway's key: keep it out of git.\n"]
     last_reason = ""
@@ -5222,15 +5196,15 @@ def render_environment(fleet: Fleet, key: str | None, shell: str = "sh") -> str:
         if name == key_variable and key is None:
             lines.append(f"# {name} is not shown on a terminal; --show-key shows it")
         elif name == key_variable:
-            lines.append(words.key.format(name=name, word=key))
+            lines.append(f'export {name}="${{{name}:-{key}}}"')  # `kept_key` reads it back
         elif variable.is_unset:
-            lines.append(words.unset.format(name=name))
+            lines.append(f"unset {name}")
         else:
             word = quote_shell(variable.value)
             if variable.holds_key:
                 word = f'"{variable.value}${key_variable}"'
-            form = words.add if variable.is_added else words.set
-            lines.append(form.format(name=name, word=word))
+            added = f'"${{{name}:+${name},}}"' if variable.is_added else ""
+            lines.append(f"export {name}={added}{word}")
     return "\n".join(lines) + "\n"
 
 
@@ -5860,7 +5834,7 @@ subagent-fleet logs -f                 # a line a request, as it ends
 - Never stop a model server or kill a process because it is slow: others may be using it.
 - Never say which machine served an agent from memory or from `fleet.yaml`: the receipts know,
   `trace` reads them. With LiteLLM as the gateway the machine is not known; say that.
-- Logs and traces hold no prompts; do not add `--prompts` unasked.
+- Logs and traces hold no prompts.
 
 Exit codes: 0 done, 1 a problem was found, 2 wrong words, 3 refused, 130 interrupted.
 """
@@ -10348,11 +10322,6 @@ def wait_ready(things: Sequence[Any], seconds: float) -> list[Any]:
     closed = [thing for thing in things if thing.fileno() < 0]
     if closed:  # by another thread, a moment ago: whoever reads it finds its end
         return closed
-    if not hasattr(select, "poll"):  # Windows
-        sending = [thing for thing in things if getattr(thing, "is_sending", False)]
-        reading = [thing for thing in things if thing not in sending]
-        readable, sendable, _ = select.select(reading, sending, [], seconds)
-        return readable + sendable
 
     poll = select.poll()  # select.select fails on descriptors above 1023
     for thing in things:
@@ -10914,9 +10883,9 @@ class Ran(Record):
         return self.output.decode("utf-8", "surrogateescape").rstrip("\n")
 
 
-# == world/places.py, from line 25 ============================================
+# == world/places.py, from line 24 ============================================
 #
-# Places, directories entered without following links, ends of files.
+# Places, directories to which no link leads, ends of files.
 
 TREE_FILES_LIMIT = 2000
 TREE_FILE_LIMIT_BYTES = 256 * 1024
@@ -10960,11 +10929,6 @@ def _mend_refusal(path: str, code: int | None) -> str:
     while path and not os.path.lexists(path):
         path = os.path.dirname(path)
     return f"check it: `ls -la {shlex.quote(path or '.')}`"
-
-
-def is_rooted(path: str) -> bool:
-    """Tell whether a path names the same place from every directory."""
-    return bool(re.match(r"/|[A-Za-z]:", path))
 
 
 class Place(str):
@@ -11021,93 +10985,27 @@ def refuse_link(place: Place) -> FleetError:
                           f"`ls -ld {shlex.quote(link)}`")
 
 
-def _open_below(step: str, here: int, *, makes: bool) -> int:
-    """Return a descriptor of a directory in another, which is no link."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-    try:
-        return os.open(step, flags, dir_fd=here)
-    except FileNotFoundError:
-        if not makes:
-            raise
-    with contextlib.suppress(FileExistsError):  # somebody else was faster
-        os.mkdir(step, dir_fd=here)
-    return os.open(step, flags, dir_fd=here)
-
-
-def _descend(place: Place, inner: str, *, makes: bool) -> int:
-    """Return a descriptor of a directory below a root, to which no link leads.
-
-    Each step is taken by the descriptor of the one before: a link that is put there at any
-    moment, even between two steps, is seen.
-    """
-    here = os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        for step in inner.split("/"):
-            if step in ("", "."):
-                continue
-            if step == "..":
-                raise in_the_way(place, "leads outside")
-            try:
-                below = _open_below(step, here, makes=makes)
-            except OSError:
-                # A link is ENOTDIR on Linux, ELOOP on macOS; `readlink` knows what it is.
-                with contextlib.suppress(OSError):
-                    os.readlink(step, dir_fd=here)
-                    raise refuse_link(place) from None
-                raise
-            os.close(here)
-            here = below
-    except BaseException:
-        os.close(here)
-        raise
-    return here
-
-
 class Directory:
-    """The directory of a path, held open: work in it is done there, wherever links lead.
-
-    Where a system has no descriptors of directories (Windows), its path is looked
-    at and used.
-    """
+    """The directory of a path: no link leads to it from its root. It is looked at, then used."""
 
     def __init__(self, path: str, *, makes: bool = False, is_whole: bool = False) -> None:
         place = as_place(path)
         inner = place.inner if is_whole else place.above  # the path is the directory's own
         self.name = place.name
-        self._path = os.path.join(place.root, inner)
-        self._descriptor = None
-        if makes:
-            os.makedirs(place.root, exist_ok=True)
-        if os.name == "posix":
-            self._descriptor = _descend(place, inner, makes=makes)
-            return
-
+        self.path = os.path.join(place.root, inner)
         if not is_straight(place.root, inner):
             raise refuse_link(place)
         if makes:
-            os.makedirs(self._path, exist_ok=True)
+            os.makedirs(self.path or ".", exist_ok=True)
 
-    def __enter__(self) -> Directory:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-
-    def _reach(self, name: str) -> str:
-        """Return a name as the calls below take it."""
-        return os.path.join(self._path, name) if self._descriptor is None else name
+    def reach(self, name: str) -> str:
+        """Return the path of a name here."""
+        return os.path.join(self.path, name)
 
     def open(self, name: str, flags: int, mode: int = 0o600) -> int:
         """Return a descriptor of a file here; links are not followed, pipes not awaited."""
         # A FIFO without O_NONBLOCK holds the thread until somebody reads it: for ever.
-        for more in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
-            flags |= getattr(os, more, 0)
-        return os.open(self._reach(name), flags, mode, dir_fd=self._descriptor)
-
-    def link(self, leads: str) -> None:
-        """Make a symbolic link of the path."""
-        os.symlink(leads, self._reach(self.name), dir_fd=self._descriptor)
+        return os.open(self.reach(name), flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
 
     def open_to_append(self) -> int:
         """Return a descriptor of a regular file that only its owner can read, at its end."""
@@ -11117,7 +11015,7 @@ class Directory:
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(mode):
                 raise OSError(errno.ENXIO, "it is a device or pipe, not a file")
-            if os.name == "posix" and mode & 0o077:
+            if mode & 0o077:
                 os.fchmod(descriptor, 0o600)
         except OSError:
             os.close(descriptor)
@@ -11126,24 +11024,28 @@ class Directory:
 
     def turn_over(self, descriptor: int) -> None:
         """Give an open file of this name the name `.1`, unless another writer just did."""
-        with contextlib.suppress(ImportError):  # Windows
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):  # the other is about to make it
-            there = os.stat(self._reach(self.name), dir_fd=self._descriptor,
-                            follow_symlinks=False)
-            if os.path.samestat(there, os.fstat(descriptor)):
+            if os.path.samestat(os.lstat(self.reach(self.name)), os.fstat(descriptor)):
                 self.replace(self.name, f"{self.name}.1")
+
+    def link(self, leads: str) -> None:
+        """Make a symbolic link of the path."""
+        os.symlink(leads, self.reach(self.name))
 
     def close_to_others(self) -> None:
         """Let nobody but the owner enter this directory."""
-        if self._descriptor is not None:
-            os.fchmod(self._descriptor, 0o700)
+        os.chmod(self.path, 0o700)
+
+    def rmdir(self) -> None:
+        """Remove an empty directory."""
+        os.rmdir(self.reach(self.name))
 
     def make_pipe(self) -> None:
         """Make a named pipe in the place of what has its name."""
         with contextlib.suppress(FileNotFoundError):
             self.unlink(self.name)
-        os.mkfifo(self._reach(self.name), 0o600, dir_fd=self._descriptor)
+        os.mkfifo(self.reach(self.name), 0o600)
 
     def write_new(self, name: str, content: bytes, mode: int, *, syncs: bool = False) -> None:
         """Write a file that was not there; what is left of a run that was cut off goes."""
@@ -11158,21 +11060,19 @@ class Directory:
 
     def sync(self) -> None:
         """Return when the disk has what was renamed here."""
-        if self._descriptor is not None:
-            os.fsync(self._descriptor)
+        descriptor = os.open(self.path or ".", os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def replace(self, old: str, new: str) -> None:
         """Give a file here another name; what had that name is gone."""
-        os.replace(self._reach(old), self._reach(new), src_dir_fd=self._descriptor,
-                   dst_dir_fd=self._descriptor)
+        os.replace(self.reach(old), self.reach(new))
 
     def unlink(self, name: str) -> None:
         """Remove a file, or a link itself."""
-        os.unlink(self._reach(name), dir_fd=self._descriptor)
-
-    def rmdir(self) -> None:
-        """Remove an empty directory."""
-        os.rmdir(self._reach(self.name), dir_fd=self._descriptor)
+        os.unlink(self.reach(name))
 
 
 def is_straight(root: str, inner: str) -> bool:
@@ -11191,8 +11091,7 @@ def open_to_read(path: str) -> IO[bytes]:
     """Return a regular file to read, or standard input for `-`; a pipe cannot block it."""
     if path == "-":
         return open(0, "rb", closefd=False)
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.ENXIO, "it is no longer a file")
@@ -11399,7 +11298,7 @@ class Surroundings:
     @property
     def is_root(self) -> bool:
         """Whether this is the user that may do everything."""
-        return os.name == "posix" and os.geteuid() == 0
+        return os.geteuid() == 0
 
     # -- this machine --
 
@@ -11499,7 +11398,7 @@ class Terminal(Surroundings):
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-# == world/files.py, from line 35 =============================================
+# == world/files.py, from line 34 =============================================
 #
 # The disk, as the World reads and writes it.
 
@@ -11539,13 +11438,11 @@ class Disk(Terminal):
 
         It is never relative: what lies in the working directory may be anybody's.
         """
-        for name in ("HOME", "USERPROFILE"):
-            if is_rooted(self.environ.get(name, "")):
-                return self.environ[name]
-        # No such user, as in some containers; no such module, as on Windows.
-        with contextlib.suppress(KeyError, ImportError):
+        if self.environ.get("HOME", "").startswith("/"):
+            return self.environ["HOME"]
+        with contextlib.suppress(KeyError):  # no such user, as in some containers
             home = pwd.getpwuid(os.getuid()).pw_dir
-            if is_rooted(home):
+            if home.startswith("/"):
                 return home
         return NO_HOME
 
@@ -11554,7 +11451,7 @@ class Disk(Terminal):
         variable, usual = USER_PLACES[kind]
         base = self.environ.get(variable, "")
         # A relative one does not count, by its standard.
-        if not is_rooted(base):
+        if not base.startswith("/"):
             base = self.path(self.home, usual)
         return self.path(base, "subagent-fleet", *names)
 
@@ -11583,9 +11480,6 @@ class Disk(Terminal):
 
     def others_may_read(self, path: str) -> bool:
         """Tell whether a file is there that not only its owner can read."""
-        if os.name != "posix":  # Windows keeps its rights elsewhere
-            return False
-
         try:
             mode = os.stat(path).st_mode
         except (OSError, ValueError):  # it has just gone
@@ -11594,8 +11488,6 @@ class Disk(Terminal):
 
     def belongs_to_other(self, path: str) -> bool:
         """Tell whether a file is there that is another user's."""
-        if os.name != "posix":
-            return False
         try:
             return os.stat(path).st_uid != os.getuid()
         except (OSError, ValueError):  # it has just gone
@@ -11662,7 +11554,8 @@ class Disk(Terminal):
 
     def make_directory(self, path: str, *, is_private: bool = False) -> None:
         """Make a directory and those above it; if `is_private`, only its owner enters."""
-        with trying("make", path), Directory(path, makes=True, is_whole=True) as directory:
+        with trying("make", path):
+            directory = Directory(path, makes=True, is_whole=True)
             if is_private:
                 directory.close_to_others()
 
@@ -11673,38 +11566,36 @@ class Disk(Terminal):
         With `syncs` that holds for a power cut, too.
         """
         staged = []
-        held = {}  # by root and path: 200 agents share one
-        with contextlib.ExitStack() as holding:
-            try:
-                # All are written beside their places first, so that a full disk
-                # changes nothing.
-                for path, content, mode in files:
-                    place = as_place(path)
-                    key = (place.root, place.above)
-                    with trying("write", place):
-                        if key not in held:
-                            directory = Directory(place, makes=True)
-                            held[key] = holding.enter_context(directory)
-                        staged.append((held[key], place))
-                        held[key].write_new(place.new_name, content, mode, syncs=syncs)
+        known: dict[tuple[str, str], Directory] = {}  # by root and path: 200 agents share one
+        try:
+            # All are written beside their places first, so that a full disk changes nothing.
+            for path, content, mode in files:
+                place = as_place(path)
+                key = (place.root, place.above)
+                with trying("write", place):
+                    if key not in known:
+                        known[key] = Directory(place, makes=True)
+                    staged.append((known[key], place))
+                    known[key].write_new(place.new_name, content, mode, syncs=syncs)
 
-                for directory, place in staged:
-                    with trying("write", place):
-                        directory.replace(place.new_name, place.name)
-                        if syncs:
-                            directory.sync()
-            except FleetError:
-                for directory, place in staged:
-                    with contextlib.suppress(OSError):
-                        directory.unlink(place.new_name)
-                raise
+            for directory, place in staged:
+                with trying("write", place):
+                    directory.replace(place.new_name, place.name)
+                    if syncs:
+                        directory.sync()
+        except FleetError:
+            for directory, place in staged:
+                with contextlib.suppress(OSError):
+                    directory.unlink(place.new_name)
+            raise
 
     def append_line(self, path: str, line: bytes) -> None:
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`.
 
         Where the disk is full, nothing of it is added.
         """
-        with trying("write", path), Directory(path) as directory:
+        with trying("write", path):
+            directory = Directory(path)
             descriptor = directory.open_to_append()
             if os.fstat(descriptor).st_size > RECEIPTS_LIMIT_BYTES:
                 directory.turn_over(descriptor)
@@ -11725,15 +11616,15 @@ class Disk(Terminal):
 
     def remove(self, path: str) -> None:
         """Remove a file, where there is one."""
-        with trying("remove", path), contextlib.suppress(FileNotFoundError), \
-                Directory(path) as directory:
+        with trying("remove", path), contextlib.suppress(FileNotFoundError):
+            directory = Directory(path)
             directory.unlink(directory.name)
 
     def remove_empty(self, path: str) -> None:
         """Remove a directory in which nothing is left."""
         # it is used, was never there, or lies behind a link
-        with contextlib.suppress(OSError, FleetError), Directory(path) as directory:
-            directory.rmdir()
+        with contextlib.suppress(OSError, FleetError):
+            Directory(path).rmdir()
 
     def names_in(self, directory: str) -> list[str]:
         """Return the names in a directory; none where it is absent."""
@@ -11781,11 +11672,11 @@ class Disk(Terminal):
     def copy_file(self, source: str, target: str) -> None:
         """Copy a file with its mode, or a link; none is followed out of the target's root."""
         if os.path.islink(source):
-            with trying("copy", source), Directory(target, makes=True) as directory:
-                directory.link(os.readlink(source))
+            with trying("copy", source):
+                Directory(target, makes=True).link(os.readlink(source))
             return
-        with trying("copy", source), open_to_read(source) as stream, \
-                Directory(target, makes=True) as directory:
+        with trying("copy", source), open_to_read(source) as stream:
+            directory = Directory(target, makes=True)
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
             descriptor = directory.open(directory.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL,
                                         mode & 0o777)
@@ -11805,8 +11696,8 @@ class Programs(Disk):
     def which(self, name: str) -> str | None:
         """Return where a program lies on the PATH, or that a path is one.
 
-        What the PATH holds relative to the working directory (on Windows always first) is not
-        looked at: a program there is whoever's that directory is.
+        What the PATH holds relative to the working directory is not looked at: a program
+        there is whoever's that directory is.
         """
         places = self.environ.get("PATH", os.defpath).split(os.pathsep)
         program = shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, places)))
@@ -11891,9 +11782,8 @@ class Programs(Disk):
 
         # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway. A
         # terminal that closes (SIGHUP) must not leave behind what is removed at the end.
-        handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}
-        if hasattr(signal, "SIGHUP"):
-            handlers[signal.SIGHUP] = hand_on
+        handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on,
+                    signal.SIGHUP: hand_on}
         with self._take_signals(handlers):
             with trying("run", argv[0]):
                 child = subprocess.Popen(argv, env=environ, cwd=directory)
@@ -11919,18 +11809,16 @@ class Programs(Disk):
 
     def _open_log(self, path: str) -> IO[bytes]:
         """Return a file that a child's output is added to; only its owner can read it."""
-        with trying("write", path), Directory(path, makes=True) as directory:
+        with trying("write", path):
+            directory = Directory(path, makes=True)
             return open(directory.open_to_append(), "ab", buffering=0)
 
     def open_page(self, url: str) -> bool:
         """Show a page in the browser of who sits here; False where nobody does."""
-        has_screen = sys.platform in ("darwin", "win32") or any(
+        has_screen = sys.platform == "darwin" or any(
             self.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
         if not has_screen or self.environ.get("SSH_CONNECTION"):
             return False
-        if sys.platform == "win32":
-            os.startfile(url)
-            return True
 
         # webbrowser would start a browser for terminals where there is no other.
         program = self.which("open" if sys.platform == "darwin" else "xdg-open")
@@ -11942,13 +11830,10 @@ class Programs(Disk):
 
     # -- programs that outlive this one, and what is known of them --
 
-    def can_supervise(self) -> bool:
-        """Tell whether this system has what programs that outlive us need."""
-        return os.name == "posix"
-
     def hold(self, path: str) -> Hold | None:
         """Return the lock of a file, None where somebody else holds it."""
-        with trying("lock", path), Directory(path) as directory:
+        with trying("lock", path):
+            directory = Directory(path)
             descriptor = directory.open(directory.name, os.O_RDWR | os.O_CREAT)
             hold = Hold(descriptor)
             for _ in range(LOOKERS_LIMIT):
@@ -11966,7 +11851,8 @@ class Programs(Disk):
         """Tell whether somebody holds the lock of a file; `hold` knows who only looks."""
         if self.kind_of(path) != "file":
             return False
-        with trying("lock", path), Directory(path) as directory:
+        with trying("lock", path):
+            directory = Directory(path)
             looking = Hold(directory.open(directory.name, os.O_RDWR))
             try:
                 return not lock_file(looking.fileno(), fcntl.LOCK_SH)
@@ -11989,12 +11875,13 @@ class Programs(Disk):
 
     def make_pipe(self, path: str) -> None:
         """Make a named pipe in the place of what is there."""
-        with trying("make", path), Directory(path) as directory:
-            directory.make_pipe()
+        with trying("make", path):
+            Directory(path).make_pipe()
 
     def open_pipe(self, path: str) -> Pipe:
         """Return a named pipe to write to; it stays open when its reader ends."""
-        with trying("write", path), Directory(path) as directory:
+        with trying("write", path):
+            directory = Directory(path)
             # For both, it opens at once, and what is written is not lost with the reader.
             return Pipe(directory.open(directory.name, os.O_RDWR))
 
@@ -12187,7 +12074,7 @@ class Processes(Programs):
         """
         import marshal
         source = self.own_source()
-        if source is None or os.name != "posix":
+        if source is None:
             return ""
         place = self.user_place("cache", "bytecode")
         version = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"
@@ -12440,11 +12327,10 @@ class Network(Processes):
 
     def allow_files(self, count: int) -> None:
         """Let the process open so many files, if the system lets it: macOS starts at 256."""
-        with contextlib.suppress(ImportError):  # Windows has no such limit
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-            if soft != resource.RLIM_INFINITY and soft < wanted:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
     def own_names(self) -> tuple[str, tuple[str, ...]]:
         """Return this machine's name and IPv4 addresses it would call from. Send nothing."""
@@ -15884,23 +15770,20 @@ def _note_end(agent: AgentTrace, state: str, facts: TraceFacts) -> Iterator[str]
         yield "finished without using any tool"
 
 
-def show_session(report: SessionReport, *, prompts: bool) -> dict[str, Any]:
-    """Return what `--json` says of a session; only a prompt's first line, unless asked."""
+def show_session(report: SessionReport) -> dict[str, Any]:
+    """Return what `--json` says of a session; only a prompt's first line."""
     session = report.session
     agents = []
     for told in report.agents:
         agent = told.agent
         transcript = agent.transcript
-        shown = {
+        agents.append({
             "agent": agent.id, "name": agent.kind,
             "parent": agent.parent if agent.id else None,
             "state": told.state, "began": agent.began, "ended": agent.ended,
             "transcript": transcript.path if transcript else None,
             "served": list(told.served), "audit": list(told.verdicts),
-            "notes": list(told.notes)}
-        if prompts:
-            shown["prompt"] = transcript.prompt if transcript else None
-        agents.append(shown)
+            "notes": list(told.notes)})
     return {
         "session": session.id,
         "prompt": crop(clean_line(first_line(session.prompt)), 80),
@@ -22360,7 +22243,6 @@ class Subject(Record):
 
     model: Model
     seed: str = ""  # makes prompts new to the node, whatever it has cached
-    claims: tuple[str, ...] = ()  # its capabilities, as its node has them
     is_quick: bool = False
     loaded: int = 0
     prompt_rate: float | None = None
@@ -22404,12 +22286,11 @@ class Subject(Record):
 class Trial(Record):
     """A row: what is asked of a model, what is measured at the answer, who judges it."""
 
-    topic: str  # speed, tools, context, thinking or images
+    topic: str  # speed, tools or context
     name: str
     ask: Callable[[Subject], Question | None]  # None: this model is not asked
     judges: tuple[Callable[[Answer], str], ...] = ()  # "": right, else what it is instead
     speeds: tuple[str, ...] = ()  # fields of a Measurement that the answer tells
-    thinks: bool = False  # the model is asked to
     is_quick: bool = True  # asked with --quick, too
 
     @property
@@ -22462,12 +22343,9 @@ FILLER = (
     "A cook from the harbour sold soup on the stairs, with bread when there was any left.",
     "The old map shows a bridge where today there is only a row of stones in the river.",
     "At noon the office sent a note that the lift would be repaired on the following Tuesday.")
-RED_SQUARE = (  # a PNG, 64 by 64
-    "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAS0lEQVR42u3PQQkAAAgAsetfWiP4FgYrsKZeS0BA"
-    "QEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEDgsqnc8OJg6Ln3AAAAAElFTkSuQmCC")
 
 
-# == trials/rows.py, from line 34 =============================================
+# == trials/rows.py, from line 31 =============================================
 #
 # The trials and their judges, as rows.
 
@@ -22724,46 +22602,7 @@ CONTEXT_TRIALS = (
     Trial("context", "one token more", _ask_too_much, (refuses_too_much,), is_quick=False))
 
 
-# -- what it claims --
-
-
-def _ask_thought(subject: Subject) -> Question | None:
-    if "thinking" not in subject.claims:
-        return None
-    text = ("A bat and a ball cost 1.10 together; the bat costs 1.00 more. "
-            "What does the ball cost?")
-    return ask_about(subject, text, tokens=THINKING_TOKENS)
-
-
-def _ask_image(subject: Subject) -> Question | None:
-    if "vision" not in subject.claims:
-        return None
-    return ask_about(subject, Turn("user", texts=("Which colour is this? One word.",),
-                              images=(RED_SQUARE,)))
-
-
-def thinks_and_answers(answer: Answer) -> str:
-    """Judge whether there are thoughts, and an answer behind them."""
-    if not answer.thoughts.strip():
-        return "did not think"
-    if answer.text.strip():
-        return ""
-    if answer.end.reason == "max_tokens":
-        return f"was still thinking after {answer.end.output_tokens:,} tokens"
-    return "thought and did not answer"
-
-
-def sees_red(answer: Answer) -> str:
-    """Judge whether the red square was seen."""
-    if not re.search(r"\bred\b", answer.text.lower()):
-        return "did not see a red square"
-    return ""
-
-
-CLAIM_TRIALS = (Trial("thinking", "thinks", _ask_thought, (thinks_and_answers,), thinks=True,
-                      is_quick=False),
-                Trial("images", "sees", _ask_image, (sees_red,), is_quick=False))
-TRIALS = (*SPEED_TRIALS, *TOOL_TRIALS, *CONTEXT_TRIALS, *CLAIM_TRIALS)
+TRIALS = (*SPEED_TRIALS, *TOOL_TRIALS, *CONTEXT_TRIALS)
 
 
 # == trials/course.py, from line 41 ===========================================
@@ -22801,7 +22640,7 @@ class Course(Warmth):
                 self.stage = trial.title
                 question = trial.ask(self._subject)
                 if question and (trial.is_quick or not self._subject.is_quick):
-                    self.take(trial, self._ask(world, trial, question))
+                    self.take(trial, self._ask(world, question))
                 if trial is SPEED_TRIALS[0]:
                     self._subject = replace(self._subject, loaded=self._see_loaded(world))
         except NodeFailure as failure:
@@ -22854,12 +22693,9 @@ class Course(Warmth):
         wrong = list(filter(None, known))
         score = Score(known.count(""), len(known),
                       max(wrong, key=wrong.count, default="")[:256])
-        scores: dict[str, Any] = {trial.topic: score}
-        if trial.topic not in ("tools", "context"):
-            scores = {"claims": {**self.measurement.claims, **scores}}
         failed = [FailedAnswer(trial.title, flaw[:256], show_answer(answer))
                   for flaw in dict.fromkeys(flaws) if flaw]
-        self.note(**scores, failed=(*self.measurement.failed, *failed))
+        self.note(failed=(*self.measurement.failed, *failed), **{trial.topic: score})
 
     def note(self, **fields: Any) -> None:
         """Note what was measured; who looks meanwhile sees all of the old or of the new."""
@@ -22870,13 +22706,10 @@ class Course(Warmth):
         self.note(failure=why[:256])
         self.stage = "done"
 
-    def _ask(self, world: World, trial: Trial, question: Question) -> Answer:
+    def _ask(self, world: World, question: Question) -> Answer:
         """Return the answer; a node that fails and still lives gave none."""
-        model = self.model
-        if trial.thinks:
-            model = replace(model, thinking=True)
         try:
-            return ask_model(world, self.node, model, question)
+            return ask_model(world, self.node, self.model, question)
         except NodeFailure as failure:
             # One question too hard must not end the others: only who is gone
             # raises again here.
@@ -24746,6 +24579,7 @@ OTHER_NAMES = {"start": "up", "dashboard": "ui", "benchmark": "bench"}
 OTHER_WORDS = {
     "abort": "subagent-fleet task stop NAME",
     "bd": "subagent-fleet task add 'NAME:what to do'",
+    "commands": "subagent-fleet --help",
     "config": "edit tasks.yaml (`subagent-fleet help runs`) or fleet.yaml (`subagent-fleet "
               "help config`)",
     "create": "subagent-fleet run 'NAME:what to do'",
@@ -26218,9 +26052,6 @@ ADD_A_TASK = "subagent-fleet run 'NAME:what to do'"
 
 def open_folder(world: World, *, begins: bool = False) -> Folder:
     """Return the tasks of the repository that a person stands in, to be shown."""
-    if not world.can_supervise():
-        raise FleetError("no-posix", "tasks need a system with named pipes and file locks: "
-                         "Linux, macOS, or WSL", status=EXIT_REFUSED, fix="run it in WSL")
     return Folder(world, find_repository(world, world.directory, begins=begins))
 
 
@@ -26252,7 +26083,7 @@ def open_tasks(folder: Folder, *, trust: bool = False) -> Folder:
 def find_folders(options: Namespace, world: World, known: set[str], *,
                  begins: bool = False) -> list[Folder]:
     """Return the folder of the repository a person is in; with `--all`, of each not known."""
-    if not options.everywhere or not world.can_supervise():
+    if not options.everywhere:
         return [open_folder(world, begins=begins)]
     folders = []
     for path in read_repositories(world):
@@ -27223,7 +27054,7 @@ class RunJob:
 # =============================================================================
 
 
-# == views/requests.py, from line 38 ==========================================
+# == views/requests.py, from line 37 ==========================================
 #
 # Requests as rows: who asked, where, and how it went.
 
@@ -27251,21 +27082,14 @@ def format_served(before: Mapping[str, Mapping[str, Any]],
 
 
 class LogTable:
-    """A table of requests that grows: when, who, which model where, how long, how it ended.
+    """A table of requests that grows: when, who, which model where, how long, how it ended."""
 
-    A line is `short`, and stays one on a narrow terminal, `whole`, or `long`: with its waits.
-    """
-
-    def __init__(self, requests: Iterable[Mapping[str, Any]], look: Look, now: float,
-                 extent: str = "whole") -> None:
-        self._look, self._extent = look, extent
+    def __init__(self, requests: Iterable[Mapping[str, Any]], look: Look, now: float) -> None:
+        self._look = look
         self._widths = {"Time": 8, "Agent": 10, "Model": 10, "Machine": 10, "Took": 7}
         for request in requests:
             for column, cell in self._cells(request, now).items():
                 self._widths[column] = max(self._widths[column], width_of(clean_line(cell)))
-        width = sum(self._widths.values()) + 2 * len(self._widths)
-        if extent == "short" and 0 < look.columns < width + SHORT_OUTCOME:
-            del self._widths["Model"]
 
     def _cells(self, request: Mapping[str, Any], now: float) -> dict[str, str]:
         return {"Time": show_moment(request["time"], now), "Agent": request["name"],
@@ -27283,23 +27107,12 @@ class LogTable:
 
     def line(self, request: Mapping[str, Any], now: float) -> str:
         """Return a request."""
-        look = self._look
         role = "bad"
         if request["outcome"] == "ok":
             role = "warn" if request["failures"] else "ok"
-        outcome = mark(_describe_outcome(request), role, look)
-        shown = self._cells(request, now)
-        cells = [shown[column] for column in self._widths]
-        widths = list(self._widths.values())
-        if self._extent == "short" and look.columns:
-            head = crop(clean_line(pad_row(cells, widths)), look.columns - SHORT_OUTCOME)
-            room = look.columns - width_of(head) - 2
-            return f"{head}  {paint_words([Cell(crop(outcome.text, room), role)], look)}\n"
-        waits = Cell(_describe_request(request), "dim") if self._extent == "long" else ""
-        return format_entry(cells, widths, [outcome, waits], look)
-
-
-SHORT_OUTCOME = 12  # columns that a short one takes at least
+        outcome = mark(_describe_outcome(request), role, self._look)
+        return format_entry([*self._cells(request, now).values()], [*self._widths.values()],
+                            [outcome], self._look)
 
 
 def _describe_outcome(request: Mapping[str, Any]) -> str:
@@ -27309,19 +27122,6 @@ def _describe_outcome(request: Mapping[str, Any]) -> str:
     if said:
         said = f" after {said}" if tries else f": {said}"
     return clean_line(f"{request['outcome']}{said}")
-
-
-def _describe_request(request: Mapping[str, Any]) -> str:
-    """Return what else is known of a request: its waits and its tokens."""
-    words = [f"{word} {request[key]:.1f} s" for word, key in (
-        ("waited", "waited"), ("first token", "first_byte")) if request[key] is not None]
-    words.append(f"in {request['input_tokens']:,}, out {request['output_tokens']:,}")
-    if request["waited_for"]:
-        words.append(f"waited for {clean_line(request['waited_for'])}")
-    if request["read_again"]:
-        why = clean_line(request["read_again_why"])
-        words.append(f"read {request['read_again']:,} tokens again: {why}")
-    return f"({', '.join(words)})"
 
 
 def choose_failed(receipts: Iterable[Receipt]) -> list[Receipt]:
@@ -27336,7 +27136,7 @@ def log_requests(world: World, fleet: Fleet) -> Callable[[list[Receipt | Rejecti
     known = [("", model.ollama_model, model.node) for model in fleet.models.values()]
     known += [(agent, "-", "") for agent in fleet.agents]
     table = LogTable([{"time": now, "total": 0.0, "name": name, "model": model, "node": node}
-                      for name, model, node in known], look, now, "long")
+                      for name, model, node in known], look, now)
     world.err(table.head())
 
     def take(things: list[Receipt | Rejection]) -> None:
@@ -27432,7 +27232,7 @@ def list_failures(workspace: Workspace, fleet: Fleet, began: float, stream: str)
     look, now = look_of(workspace.world, stream), workspace.world.now()
     names = AgentNames(workspace.world, agents_by_alias(fleet))
     requests = [report_receipt(receipt, names) for receipt in failed[-FAILURES_SHOWN:]]
-    table = LogTable(requests, look, now, "short")
+    table = LogTable(requests, look, now)
     head = f"{count_of(failed, 'request')} failed or fell back to another machine"
     if len(failed) > FAILURES_SHOWN:
         head += f", the last {FAILURES_SHOWN}"
@@ -27485,7 +27285,7 @@ def _score_cell(score: Score | None, look: Look) -> Cell:
 
 def _measured_notes(known: Measurement) -> Iterator[str]:
     """Yield what a model did instead of what it was asked, and why it was asked no more."""
-    topics = {"tools": known.tools, "context": known.context, **known.claims}
+    topics = {"tools": known.tools, "context": known.context}
     for topic, score in topics.items():
         if score and not score.is_full:
             yield f"{topic}: {score.instead}"
@@ -27773,10 +27573,9 @@ class Lookout:
 
     def _read_log(self) -> list[bytes]:
         """Return the last lines of LiteLLM's log, where LiteLLM serves."""
-        path = self._options.log_file
-        if self._fleet.gateway.provider != "litellm" and not path:
+        if self._fleet.gateway.provider != "litellm":
             return []
-        path = path or self._workspace.enter(LITELLM_LOG_FILE)
+        path = self._workspace.enter(LITELLM_LOG_FILE)
         return list(Tail(self._world, path, last_bytes=LOG_PART_BYTES).lines())
 
     def _examine(self) -> list[Finding]:
@@ -28400,12 +28199,6 @@ Run `sudo systemctl edit ollama` and paste this where the file says so:
 """,
         line='  Environment="{name}={value}"\n',
         after="\nThen: sudo systemctl restart ollama\n"),
-    "windows": WorkerSetup(
-        before="""\
-In a Command Prompt, then quit Ollama in the tray and start it again:
-
-""",
-        line='  setx {name} "{value}"\n'),
     "docker": WorkerSetup(
         before="""\
 Stop the running container, then start it like this (add `--gpus=all` for a GPU):
@@ -28491,7 +28284,7 @@ def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
         dump_yaml(block))))
 
 
-@command("worker", "show how to add this machine", TIMEOUT, JSON,
+@command("worker", "show how to add this machine", TIMEOUT,
          group=SET_UP, examples=("worker",))
 def cmd_worker(options: Namespace, world: World) -> int:
     name, addresses = world.own_names()
@@ -28512,18 +28305,14 @@ def cmd_worker(options: Namespace, world: World) -> int:
     report = {
         "servers": [{"node": state, "open": [other.name for other in opened],
                      "setup": SERVER_SETUPS[state.provider]} for state, *opened in servers],
-        "system": system, "name": name, "program": program, "ollama": here,
+        "ollama": here,
         "addresses": [{"address": state.name, "kind": address_kind(state.name),
                        "open": state.online} for state in reached],
         "findings": findings,
         "setup": format_setup(system, here, reached),
-        "security": SECURITY_WARNING,
         "fleet": plan_worker_block(name, server[0], server[1:])}
 
-    if options.json:
-        print_report(world, "worker", report)
-    else:
-        world.out(format_worker(report, look_of(world)))
+    world.out(format_worker(report, look_of(world)))
     return exit_status(findings)
 
 
@@ -28537,8 +28326,9 @@ def find_system(world: World, *, in_docker: bool) -> str:
     """Return which of WORKER_SETUPS fits: how Ollama is run on this machine."""
     if in_docker and world.which("docker"):  # it answers and is not installed
         return "docker"
-    usual = "systemd" if world.which("systemctl") else "shell"
-    return {"darwin": "darwin", "win32": "windows"}.get(sys.platform, usual)
+    if sys.platform == "darwin":
+        return "darwin"
+    return "systemd" if world.which("systemctl") else "shell"
 
 
 # == commands/recommend.py, from line 43 ======================================
@@ -28872,42 +28662,32 @@ def parse_targets(options: Namespace) -> tuple[str, ...]:
     return tuple(name for name in TARGET_NAMES if name in words)
 
 
-# == commands/env.py, from line 20 ============================================
+# == commands/env.py, from line 19 ============================================
 #
 # `env`: variables for a shell.
 
 @command("env", "print Claude Code's environment for your shell", CONFIG, OUT,
-         Flag("--shell", "your shell", "SHELL",
-              {"default": "sh", "choices": ("sh", "bash", "zsh", "fish", "json")}),
          Flag("--show-key", "show the key on a terminal, too"), TRUST,
          group=SET_UP, examples=("env", 'eval "$(subagent-fleet env)"'))
 def cmd_env(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     ask_trust(fleet, options, world)
     workspace = open_workspace(options, world)
-    key = workspace.read_key(fleet)
+    workspace.read_key(fleet)  # without one there is nothing to print
     is_shown = options.show_key or not world.is_terminal()
 
-    if options.shell == "json":
-        unset = [variable.name for variable in plan_environment(fleet) if variable.is_unset]
-        shown = key if is_shown else "(--show-key shows it)"
-        print_report(world, "env", {
-            "set": merge_environment({}, fleet, shown), "unset": unset})
-    else:
-        # Only what the file keeps: a key of the environment stays where it is.
-        kept = workspace.kept_key(fleet) if is_shown else None
-        shell = "fish" if options.shell == "fish" else "sh"  # which bash and zsh understand
-        world.write(render_environment(fleet, kept, shell))
+    # Only what the file keeps: a key of the environment stays where it is.
+    world.write(render_environment(fleet, workspace.kept_key(fleet) if is_shown else None))
     return EXIT_OK
 
 
-# == commands/trust.py, from line 20 ==========================================
+# == commands/trust.py, from line 19 ==========================================
 #
 # `trust`: accept what a fleet file may do.
 
 @command("trust", "agree to what a fleet file would send beyond your own networks", CONFIG,
          YES, Flag("--show", "only show what that is, and what was accepted"),
-         Flag("--forget", "forget what you have agreed to"), JSON,
+         Flag("--forget", "forget what you have agreed to"),
          group=SET_UP, examples=("trust --show", "trust"),
          excludes=("forget show", "forget yes", "show yes"))
 def cmd_trust(options: Namespace, world: World) -> int:
@@ -28921,13 +28701,6 @@ def cmd_trust(options: Namespace, world: World) -> int:
         accept_stakes(world, source, find_untrusted(world, fleet))
     untrusted = find_untrusted(world, fleet)
     rows = [(stake, stake not in untrusted) for stake in find_stakes(world, fleet)]
-    if options.json:
-        print_report(world, "trust", {"file": source, "stakes": [
-            {"what": stake.what, "accepted": accepted} for stake, accepted in rows]})
-        if untrusted and not (options.show or options.forget):
-            tell(world, "Nothing was accepted; `subagent-fleet trust --yes` accepts it.\n")
-        return EXIT_OK
-
     world.out(format_stakes(source, rows, look_of(world)))
     if untrusted and not (options.show or options.forget):
         agree(world, "", "Do you want that?", FleetError(
@@ -29317,8 +29090,6 @@ def report_status(sight: Sight) -> dict[str, list[Any]]:
 @command("ui", "show the fleet live, on a page in your browser", CONFIG, OUT,
          Flag("--port", "the page's port; 0: any", "PORT", {"type": parse_port}),
          Flag("--no-open", "only print the address"),
-         Flag("--log-file", "the log of a LiteLLM that you have started yourself", "FILE",
-              {"default": ""}),
          group=LOOK, examples=("ui", "ui --port 8090 --no-open"))
 def cmd_ui(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
@@ -29432,14 +29203,16 @@ def mend_files(workspace: Workspace, facts: Facts) -> list[str]:
 @command("logs", "show the latest requests, and why some failed", CONFIG, OUT,
          Flag("--follow", "keep showing requests as they end, until Ctrl-C", short="-f"),
          Flag("--lines", "how many", "N", {"type": parse_count, "default": 20}, short="-n"),
-         Flag("--failed", "only requests that failed, or failed on a first machine"), JSON,
-         group=LOOK, examples=("logs", "logs --follow --failed"),
+         Flag("--failed", "only requests that failed, or failed on a first machine"),
+         Flag("--session", "only those of the session whose id begins so", "ID",
+              {"default": ""}), JSON,
+         group=LOOK, examples=("logs", "logs --follow --failed", "logs --session 5b1c"),
          excludes=("follow json",))
 def cmd_logs(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
     coming = Tail(world, workspace.enter(RECEIPTS_FILE), last_bytes=1)  # from now on
     names = AgentNames(world, known_agents(options, world))
-    receipts, count = find_latest(workspace, options.lines, is_failed=options.failed)
+    receipts, count = find_latest(workspace, options)
     requests = report_requests(receipts, names, options)
 
     if options.json:
@@ -29449,7 +29222,7 @@ def cmd_logs(options: Namespace, world: World) -> int:
         tell_all_read(workspace, receipts, count)
 
     look = look_of(world)
-    table = LogTable(requests, look, world.now(), "whole" if options.failed else "short")
+    table = LogTable(requests, look, world.now())
     if requests or options.follow:
         world.out(table.head())
     while True:
@@ -29461,23 +29234,26 @@ def cmd_logs(options: Namespace, world: World) -> int:
             tell_node_logs(receipts, options, world)
             return EXIT_OK
         world.sleep(TICK_SECONDS)
-        receipts = parse_receipts(coming.lines())
-        if options.failed:
-            receipts = choose_failed(receipts)
+        receipts = choose_wanted(parse_receipts(coming.lines()), options)
         requests = report_requests(receipts, names, options)
 
 
-def find_latest(workspace: Workspace, most: int, *, is_failed: bool
-                ) -> tuple[list[Receipt], int]:
-    """Return the latest receipts, or of those that failed; and how many were read for it."""
+def find_latest(workspace: Workspace, options: Namespace) -> tuple[list[Receipt], int]:
+    """Return the latest receipts that are wanted, and how many were read for it."""
     count = 0
     found: list[Receipt] = []
     for receipt in latest_receipts(workspace):
         count += 1
-        found += choose_failed([receipt]) if is_failed else [receipt]
-        if len(found) == most:
+        found += choose_wanted([receipt], options)
+        if len(found) == options.lines:
             break
     return found[::-1], count
+
+
+def choose_wanted(receipts: Iterable[Receipt], options: Namespace) -> list[Receipt]:
+    """Return the receipts of a session, or all; of them those that failed, if asked for."""
+    wanted = [receipt for receipt in receipts if receipt.session.startswith(options.session)]
+    return choose_failed(wanted) if options.failed else wanted
 
 
 def tell_all_read(workspace: Workspace, receipts: Sequence[Receipt], count: int) -> None:
@@ -29488,7 +29264,7 @@ def tell_all_read(workspace: Workspace, receipts: Sequence[Receipt], count: int)
         tell(world, "No requests yet. `subagent-fleet up` and `subagent-fleet serve` record "
              f"them in {path}.\n")
     elif not receipts:
-        tell(world, f"None of {count_of(count, 'request')} in {path} failed.\n")
+        tell(world, f"None of {count_of(count, 'request')} in {path} is such a one.\n")
     unread = world.size_of(workspace.enter(RECEIPTS_FILE)) - RECEIPTS_READ_BYTES
     if unread > 0:
         tell(world, f"The first {unread / 1e6:.1f} MB of {path} were not read.\n")
@@ -29507,7 +29283,7 @@ def tell_node_logs(receipts: Iterable[Receipt], options: Namespace, world: World
                 tell(world, f"\n{backend.title}'s own log on {name}: {backend.log}\n")
 
 
-# == commands/trace.py, from line 51 ==========================================
+# == commands/trace.py, from line 49 ==========================================
 #
 # `trace`: which machine served which agent.
 
@@ -29520,7 +29296,7 @@ _TRACE_HEADERS = ("Agent", "Model", "Machine", "Requests", "Waited", "First toke
 _TRACE_SPARES = ("First token", "Waited", "tok/s", "Out", "Requests", "In")
 
 
-def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = False) -> str:
+def format_trace(report: SessionReport, look: Look = PLAIN) -> str:
     """Return a session as a tree: each agent, and which model on which machine served it."""
     fleet = report.facts.fleet
     colours = plan_machine_colours(fleet.nodes) if fleet else {}
@@ -29542,8 +29318,6 @@ def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = F
     for place in report.session.torn[:3]:
         flaw = Cell(f"{place} cannot be read; it is cut off or not JSON")
         after += format_words([Cell("warning:", "warn"), flaw], look, indent="  ")
-    for told in report.agents if prompts else ():
-        after += _format_prompt(told.agent, look)
     head = format_words([Cell(_tell_session(report))], look, indent="  ")
     return f"{head}\n" + format_table(_TRACE_HEADERS, rows, look=look,
                                       right=_TRACE_HEADERS[3:-1], spare=_TRACE_SPARES) + after
@@ -29558,15 +29332,6 @@ def _trace_cells(served: Served, colours: Mapping[str, int]) -> list[object]:
             show_span(round(served.waited or 0, 1) or None), show_span(served.first_token),
             f"{served.rate:.0f}" if served.rate else "-", show_amount(served.input_tokens),
             show_amount(served.output_tokens)]
-
-
-def _format_prompt(agent: AgentTrace, look: Look) -> str:
-    """Return what an agent was asked, whole."""
-    text = "\n" + format_words([Cell(agent.kind, "bold")], look)
-    prompt = clean_text(agent.transcript.prompt if agent.transcript else "")
-    for line in prompt.splitlines() or ["(Claude Code kept no prompt)"]:
-        text += format_words([line], look, margin="  ") or "\n"
-    return text
 
 
 def _tell_rereading(name: str, served: Served, look: Look) -> str:
@@ -29681,12 +29446,9 @@ def format_sessions(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str
          Flag("session", "`last`, or how its id begins; without it, all are listed",
               "SESSION", {"nargs": "?", "default": ""}, offers=("last",)), CONFIG, OUT,
          Flag("--audit", "check every subagent with four questions; exit 1 if one fails"),
-         Flag("--requests", "show its requests one by one, too"),
          Flag("--since", "only sessions active within this time: 90s, 30m, 2h, 1d", "AGE",
               {"type": parse_age, "default": 0.0}),
-         Flag("--prompts", "show each agent's whole prompt"), JSON,
-         group=LOOK, examples=("trace", "trace last", "trace --audit",
-                               "trace last --requests"))
+         JSON, group=LOOK, examples=("trace", "trace last", "trace --audit"))
 def cmd_trace(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
     facts = observe_traces(workspace, options)
@@ -29694,8 +29456,7 @@ def cmd_trace(options: Namespace, world: World) -> int:
     if options.since:
         since = world.now() - options.since
         sessions = [session for session in sessions if session.at >= since]
-    is_meant = options.session or options.audit or options.prompts or options.requests
-    if not is_meant and (options.json or len(sessions) != 1):
+    if not (options.session or options.audit) and (options.json or len(sessions) != 1):
         return list_sessions(sessions, options, world)
 
     texts = []
@@ -29704,13 +29465,12 @@ def cmd_trace(options: Namespace, world: World) -> int:
     status = EXIT_OK
     for found in choose_sessions(sessions, options, world):
         report = read_session(workspace, found, facts, audits=options.audit)
-        requests = list_requests(report, world) if options.requests else []
         if options.json:
-            more = {"log": requests} if options.requests else {}
-            shown.append({**list_session(found, tasks, world), **more,
-                          **show_session(report, prompts=options.prompts)})
+            shown.append({**list_session(found, tasks, world), **show_session(report)})
         else:
-            texts.append(tell_trace(report, requests, options, look_of(world)))
+            look = look_of(world)
+            texts.append(format_trace(report, look)
+                         + (format_audit(report, look) if options.audit else ""))
         if any(verdict.answer == "no" for told in report.agents for verdict in told.verdicts):
             status = EXIT_PROBLEM
     if options.json:
@@ -29718,31 +29478,6 @@ def cmd_trace(options: Namespace, world: World) -> int:
     else:
         world.out("\n".join(texts))
     return status
-
-
-def list_requests(report: SessionReport, world: World) -> list[dict[str, Any]]:
-    """Return what `logs` would show of the requests of a session, in their order."""
-    names = AgentNames(world, {})
-    requests = []
-    for told in report.agents:
-        for one in told.judged:
-            requests.append({
-                **report_receipt(one.receipt, names), "session": report.session.id,
-                "agent": told.agent.id, "name": told.agent.kind})
-    return sorted(requests, key=lambda request: float(request["time"]))
-
-
-def tell_trace(report: SessionReport, requests: Sequence[dict[str, Any]], options: Namespace,
-               look: Look) -> str:
-    """Return a session as it was asked for."""
-    text = format_trace(report, look, prompts=options.prompts)
-    if requests:
-        now = report.facts.now
-        table = LogTable(requests, look, now)
-        text += "\n" + table.head() + "".join(table.line(one, now) for one in requests)
-    if options.audit:
-        text += format_audit(report, look)
-    return text
 
 
 def choose_sessions(sessions: Sequence[SessionFile], options: Namespace, world: World
@@ -30098,7 +29833,7 @@ def plan_courses(fleet: Fleet, options: Namespace, world: World) -> list[Course]
         if key in courses:
             continue
         node = fleet.nodes[model.node]
-        course = Course(node, Subject(model, seed, held.capabilities or (), options.quick))
+        course = Course(node, Subject(model, seed, options.quick))
         course.note(date=today(world), digest=held.digest,
                     versions={"subagent-fleet": VERSION, node.provider: state.version})
         if not state.online:
@@ -30142,25 +29877,17 @@ def run_courses(workspace: Workspace, courses: Sequence[Course]) -> None:
 # `serve`: run the gateway.
 
 @command("serve", "serve the fleet to Claude Code", CONFIG, OUT,
-         Flag("--host", "listen on this address instead", "HOST", {"default": ""}),
-         Flag("--port", "listen on this port instead (`launch` won't find it); 0: any",
-              "PORT", {"type": parse_port}),
-         Flag("--no-receipts", "keep no record of requests"), TRUST,
+         TRUST,
          Flag("--verbose", "print a line for each request and each refusal", short="-v"),
          group=SERVE, examples=("serve", "serve --verbose"))
 def cmd_serve(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     workspace = open_workspace(options, world)
-    port = fleet.gateway.port if options.port is None else options.port
-    host = options.host or fleet.gateway.host
     ask_trust(replace(fleet, gateway=Gateway()), options, world)  # it can only be served here
-    fleet = replace(fleet, gateway=replace(fleet.gateway, host=host, port=port))
-
     key = workspace.read_key(fleet)
     check_key(fleet, key, world)
     listener = open_door(world, fleet, key)
-    receipts = "" if options.no_receipts else receipts_path(world, workspace.out)
-    server = Server(fleet, key, world, receipts=receipts)
+    server = Server(fleet, key, world, receipts=receipts_path(world, workspace.out))
     world.on_stop(server.stop)
 
     address = f"{show_host(listener.host)}:{listener.port}"
@@ -30177,8 +29904,7 @@ def cmd_serve(options: Namespace, world: World) -> int:
     server.study()
     server.run(listener)
     world.out(format_served({}, server.ledger.totals, look_of(world)))
-    if receipts:
-        world.out(list_failures(workspace, fleet, began, "stdout"))
+    world.out(list_failures(workspace, fleet, began, "stdout"))
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK
 
 
@@ -31228,26 +30954,18 @@ def agree_to_clean(listed: Sequence[tuple[str, str]], options: Namespace,
 # `skills list`, `skills install`, `plugins install`.
 
 @command("skills list", "show the skills for assistants, and where they are installed", OUT,
-         CONFIG, Flag("--user", "in your home, not in this project"), JSON,
+         CONFIG, Flag("--user", "in your home, not in this project"),
          group=MORE, examples=("skills list",),
          excludes=("user out",))
 def cmd_skills_list(options: Namespace, world: World) -> int:
     workspace = skills_workspace(options, world)
-    skills = installed_skills()
     words = {"created": "absent", "unchanged": "installed"}
     states = {change.path: words.get(change.action, "differs") for change in
-              workspace.compare_files(render_skills(SKILL_PLACES, skills), "skills")}
-    if options.json:
-        rows = [{"skill": name, "summary": skill.summary,
-                 "installed": {target: states[f"{place}/{name}/SKILL.md"]
-                               for target, place in SKILL_PLACES.items()}}
-                for name, skill in skills.items()]
-        print_report(world, "skills list", {"out": workspace.out, "skills": rows})
-    else:
-        text = format_changes(f"Below {workspace.out}:", [*states.items()], look_of(world))
-        if "absent" in states.values():
-            text += "`subagent-fleet skills install` writes the absent ones.\n"
-        world.out(text)
+              workspace.compare_files(render_skills(SKILL_PLACES, installed_skills()), "skills")}
+    text = format_changes(f"Below {workspace.out}:", [*states.items()], look_of(world))
+    if "absent" in states.values():
+        text += "`subagent-fleet skills install` writes the absent ones.\n"
+    world.out(text)
     return EXIT_OK
 
 
@@ -31342,9 +31060,6 @@ START_FILES = {"zsh": "~/.zshrc", "bash": "~/.bashrc", "fish": "~/.config/fish/c
               "of your projects"),
          group=MORE, examples=("install", "install --remove"))
 def cmd_install(options: Namespace, world: World) -> int:
-    if not world.can_supervise():
-        raise FleetError("usage", "install: not on Windows; use pip there", status=EXIT_USAGE,
-                         fix="python -m pip install .  (in a checkout)")
     place = world.user_place("data")
     command = world.path(world.home, ".local", "bin", "subagent-fleet")
     launcher = LAUNCHER.format(repr(place)).encode("utf-8")
@@ -31492,8 +31207,7 @@ def format_overview(look: Look) -> str:
     text += "\nMore commands and topics:\n"
     more = [(group, ", ".join(names)) for group, names in others.items()]
     text += format_pairs([*more, ("help", ", ".join(TOPICS))], look) + "\n"
-    text += format_words(["`subagent-fleet help NAME` explains a command or a topic;",
-                          "`subagent-fleet help commands` lists every command."], look)
+    text += format_words(["`subagent-fleet help NAME` explains a command or a topic."], look)
     text += format_words(["Not installed? Type `python3 subagent_fleet.py` instead of "
                           "`subagent-fleet`."], look)
     return text + format_words(["Exit codes: 0 done, 1 a problem was found, 2 usage, 3 "
@@ -31644,7 +31358,7 @@ Without `launch` or `up`, in the shell you are in:
 claude
 ```
 
-(in fish: `subagent-fleet env --shell fish | source`). `launch` asks first whether this
+`launch` asks first whether this
 fleet's gateway answers; it and `up` take the settings from `fleet.yaml`, and only the key
 from `.env.subagent-fleet`. A proxy or a cloud that your shell names (`HTTPS_PROXY`,
 `CLAUDE_CODE_USE_BEDROCK`) does not come between Claude Code and the fleet. A second `up` uses
@@ -31660,6 +31374,9 @@ On each other machine, download `subagent_fleet.py`, too, and ask it what to do:
 ```sh
 python3 subagent_fleet.py worker
 ```
+
+(On Windows, type `setx OLLAMA_HOST 0.0.0.0` in a Command Prompt, quit Ollama in the tray,
+start it again, and go on with `add` below.)
 
 It says whether Ollama runs and can be reached, what to type to open it on this system, and
 prints what to put under the `nodes:` and `models:` of the `fleet.yaml` on your own machine;
@@ -32025,8 +31742,8 @@ main           qwen3-coder:30b  mini           23       -     75  413k  9.1k  �
   └ explorer   qwen3:8b         laptop          2       -     55  4.3k   210  ✓ yes
 ```
 
-Without a session it lists those of this directory, each with the first line of its prompt
-(only `--prompts` shows more); `--requests` shows the requests of one, as `logs` shows all.
+Without a session it lists those of this directory, each with the first line of its prompt.
+`logs --session ID` shows the requests of one, as `logs` shows all.
 `trace --audit` checks every subagent of the last session, or with `--since 1d` of all since
 then. Each answer that is not yes has its evidence, a line of a transcript or the id of a
 request, and where one is no the exit code is 1:
@@ -32272,7 +31989,7 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
 - `bench`: `fleet`, `measurements` (`node`, `endpoint`, `model`, `date`, `tokens`: the context
   asked with, `load_seconds`, `prompt_rate`, `long_prompt_rate`, `answer_rate` in tokens a
   second, `first_token_seconds`, null where not measured, `is_counted`: by the node's own
-  counters, `tools`, `context` (`passed`, `asked`, `instead`), `claims`: such a score by name,
+  counters, `tools`, `context` (`passed`, `asked`, `instead`),
   `exam`: its last score or null, `digest`, `failed` (`trial`, `why`, `answer`), `versions`,
   `failure`)
 - `bench --exam`: `fleet`, `check`, `questions` (commits), `left` (reasons, by commit),
@@ -32284,7 +32001,7 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   `output`, `date`), `not_counted`
 - `trace`: `sessions` (`session`, `task`: whose it is, or empty, `prompt`: its first line,
   `ended`, `subagents` and `requests`: how many); of one that is named, or with `--audit`,
-  `--prompts` or `--requests`, also `began`, `torn`: FILE:LINE of what cannot be read, `agents`
+  also `began`, `torn`: FILE:LINE of what cannot be read, `agents`
   (`agent`: its id, of the main one empty, `name`, `parent`, `state`: done, at work, failed,
   cut off or empty, `began`, `ended`, `transcript`, `served` (`model`: as its machine called it
   when it answered, empty where no record says it, `route`: its name in the fleet file then,
@@ -32293,8 +32010,7 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   `output_tokens`, `read_again`: input tokens that had been read before, `read_again_why`:
   pushed out, or moved from which machine, `waited_for`: agents or sessions), `audit`
   (`question`, `answer`: yes, no or unknown, `what`, `evidence`: FILE:LINE and request ids),
-  `notes`: how it ended, where that is worth a look, `prompt` with `--prompts`), `log` with
-  `--requests`: the requests as `logs` has them;
+  `notes`: how it ended, where that is worth a look);
   `began`, `ended` and `at` in seconds since 1970
 - `tasks`: `repository`, `supervisor` (its process, 0: none), `unreadable_files` (of state),
   `tasks` (`name`, `group`, `state`: waiting, preparing, starting, running, asking, checking,
@@ -32322,14 +32038,7 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   calls that were dropped, because their arguments were no JSON object or were cut, `asked`:
   seconds until the machine that answered was asked, `task`: whose session it is; and the rest of
   the receipt)
-- `skills list`: `out`, `skills` (`skill`, `summary`, `installed`: absent, installed or
-  differs, by program)
-- `env --shell json`: `set` (name: value), `unset` (names)
-- `trust`: `file`, `stakes` (`what`, `accepted`); with `--json` nothing is accepted without `--yes`
 - `doctor`: `verdict`, `mended`, `findings` (with `topic`)
-- `worker`: `servers` (what else than Ollama answers: `node`, `open`: its addresses that do,
-  `setup`), `system`, `name`, `program`, `ollama` (a node), `addresses` (`address`, `kind`,
-  `open`), `findings`, `setup`, `security`, `fleet`
 
 A finding has `id`, `level` (error, warning, info, ok), `what`, `where` (file:line:column) and
 `fix` (what to type). A node has `name`, `endpoint`, `provider`, `online`, `reason` (empty,
@@ -32340,10 +32049,10 @@ for one token of context): null when not known, `window_bytes` (of memory once a
 that see only the last tokens or keep a state), `remote`: whose model it is when it does not
 run there, `digest`), `loaded` (`name`, `context`, `gpu_percent`, `size`, `expires`: Ollama's
 own time) and `tells_loaded` (false: it has no page that says what is loaded).
-"""
-EXIT_CODES_PAGE = r"""Warnings stop nothing unless `--strict` says so. Where a command has
-`--json` (`env`: `--shell json`), programs should read that. Every command
-says with its exit code how it went:
+
+## Exit codes
+
+Every command says with its exit code how it went:
 
 | Exit code | Meaning |
 |---|---|
@@ -32364,7 +32073,6 @@ class Topic(Record):
 
 
 TOPICS = {
-    "commands": Topic("every command with its flags", lambda: render_commands_page()),
     "config": Topic("every key of fleet.yaml, and every warning",
                     lambda: CONFIG_PAGE.replace("@KEYS@", render_keys_table())),
     "machines": Topic("more machines: worker, add, scan; who does what where",
@@ -32383,24 +32091,6 @@ TOPICS = {
     "security": Topic("what this program trusts, and what leaves the house",
                       lambda: SECURITY_PAGE),
     "json": Topic("what --json prints, key by key", lambda: JSON_PAGE)}
-
-
-def render_commands_page() -> str:
-    """Return a table of every command: its flags and what it does."""
-    lines = ["# Commands", "", "| Command | What it does |", "|---|---|"]
-    for row in COMMANDS:
-        words = [row.name]
-        for flag in row.flags:
-            shown = show_flag(flag).split(", ")[-1].replace("|", "\\|")
-            several = "…" if flag.more.get("action") == "append" else ""
-            is_needed = not flag.name.startswith("-") and flag.more.get("nargs", "+") == "+"
-            if not is_needed and not shown.startswith("["):
-                shown = f"[{shown}]"
-            words.append(shown + several)
-        if row.passes:
-            words.append(f"[-- {row.passes}]")
-        lines.append(f"| `{' '.join(words)}` | {row.summary} |")
-    return "\n".join(lines) + "\n\n" + EXIT_CODES_PAGE
 
 
 def render_keys_table() -> str:
@@ -32670,6 +32360,14 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
 OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch"}
 FORMER_FLAGS = {  # what a command had once, and what is typed now
     "discover --check": "subagent-fleet doctor",
+    "env --shell": "subagent-fleet launch claude  (in any shell; `env` is for sh, bash and zsh)",
+    "serve --no-receipts": "leave it out: a receipt holds no prompt and no answer",
+    "skills list --json": "subagent-fleet skills list",
+    "trace --prompts": "Claude Code keeps them: ~/.claude/projects",
+    "trace --requests": "subagent-fleet logs --session ID",
+    "trust --json": "subagent-fleet trust --show",
+    "ui --log-file": "write `provider: litellm` under project.gateway in fleet.yaml",
+    "worker --json": "subagent-fleet worker",
     "init --memory": "write `memory_gb:` under the machine in fleet.yaml",
     "init --scan": "subagent-fleet discover --scan",
     "up --node": "subagent-fleet add NAME=URL",

@@ -456,27 +456,31 @@ def test_doctor_port_that_is_taken_is_an_error(doctor, fake_node):
 
 # -- worker --
 
-def told_by_worker(world, monkeypatch):
-    """What `worker --json` says in this world."""
-    told = []
-    monkeypatch.setattr(world, "write", told.append)
-    sf.main(["worker", "--timeout", "1", "--json"], world)
-    return json.loads(told[0])
+@pytest.fixture
+def worker(monkeypatch):
+    """Type `worker` in a world; give what it lays out."""
+    def tell(world):
+        told = []
+        monkeypatch.setattr(sf, "format_worker", lambda report, look: told.append(report) or "")
+        sf.main(["worker", "--timeout", "1"], world)
+        return told[0]
+    return tell
 
 
 @pytest.mark.parametrize("platform,programs,online,system", [
     ("darwin", ("ollama",), True, "darwin"), ("darwin", (), False, "darwin"),
     ("linux", ("systemctl", "ollama"), True, "systemd"), ("linux", ("systemctl",), False, "systemd"),
     ("linux", ("ollama",), True, "shell"), ("freebsd14", (), False, "shell"),
-    ("win32", ("ollama",), False, "windows"), ("linux", ("systemctl", "docker"), True, "docker")])
-def test_system_decides_the_setup(monkeypatch, platform, programs, online, system):
+    ("linux", ("systemctl", "docker"), True, "docker")])
+def test_system_decides_the_setup(monkeypatch, worker, platform, programs, online, system):
     world = sf.World()
     monkeypatch.setattr(world, "which", lambda name: name if name in programs else None)
     monkeypatch.setattr(sf.sys, "platform", platform)
     monkeypatch.setattr(sf, "probe_nodes", lambda _, nodes, __: {
         key: sf.NodeState(node.name, node.endpoint, "" if online else "refused", provider=node.provider)
         for key, node in nodes.items()})
-    assert told_by_worker(world, monkeypatch)["system"] == system
+    monkeypatch.setattr(sf, "format_setup", lambda system, *_: system)
+    assert worker(world)["setup"] == system
 
 
 @pytest.mark.parametrize("system", sorted(sf.WORKER_SETUPS))
@@ -486,7 +490,7 @@ def test_setup_names_every_setting_and_how_to_start(system):
     for name, value in sf.WORKER_SETTINGS.items():
         assert name in text and value.format(port=12000, models=2) in text
     assert {"darwin": "Expose Ollama to the network", "systemd": "systemctl edit ollama",
-            "windows": 'setx OLLAMA_HOST "0.0.0.0:12000"', "shell": "ollama serve",
+            "shell": "ollama serve",
             "docker": "-p 192.168.1.50:12000:12000 ollama/ollama"}[system] in text
     assert all(len(line) <= 100 for line in text.splitlines()) and "{" not in text
 
@@ -495,21 +499,19 @@ def test_setup_on_a_mac_says_that_launchctl_is_lost():
     assert "lost when the Mac restarts" in sf.format_setup("darwin", LOCAL, REACHED)
 
 
-def test_worker_sees_itself_only_when_it_listens_beyond_loopback(run_here, fake_node, in_lan):
+def test_worker_sees_itself_only_when_it_listens_beyond_loopback(worker, fake_node, in_lan):
     closed, opened = fake_node({"qwen3:8b": {}}), fake_node({"qwen3:8b": {}}, host="0.0.0.0")
 
     def ask(node):
-        done = run_here("worker", "--json", env={"OLLAMA_HOST": f"0.0.0.0:{node.port}"})
-        answer = json.loads(done.stdout)
-        assert answer["schema"] == "subagent-fleet/worker/1" and done.returncode == 0
-        assert answer["ollama"]["online"] and answer["ollama"]["version"] == "0.32.15"
+        answer = worker(world_with(PATH="/nowhere", OLLAMA_HOST=f"0.0.0.0:{node.port}"))
+        assert answer["ollama"].online and answer["ollama"].version == "0.32.15"
         return answer
 
     paste(ask(closed)["fleet"])
-    assert [f["id"] for f in ask(closed)["findings"]] == ["closed-node"]
+    assert [found.slug for found in ask(closed)["findings"]] == ["closed-node"]
     answer = ask(opened)
     assert [one["address"] for one in answer["addresses"] if one["open"]] == [in_lan]
-    assert "closed-node" not in [f["id"] for f in answer["findings"]]
+    assert "closed-node" not in [found.slug for found in answer["findings"]]
     assert paste(answer["fleet"]).nodes.popitem()[1].endpoint == f"http://{in_lan}:{opened.port}"
 
 
@@ -533,7 +535,7 @@ def test_worker_without_ollama_says_where_to_get_it(run_here, in_lan):
     assert "install it from ollama.com/download" in done.stdout or sys.platform == "darwin"
 
 
-def test_worker_tells_only_the_addresses_that_others_can_use(fake_node, monkeypatch):
+def test_worker_tells_only_the_addresses_that_others_can_use(fake_node, monkeypatch, worker):
     world = world_with(PATH="/nowhere", OLLAMA_HOST=f"http://0.0.0.0:{fake_node().port}")
     monkeypatch.setattr(world, "own_names", lambda: ("here", (
         "192.0.2.7", "127.0.0.1", "169.254.1.1", "100.101.102.103")))
@@ -542,9 +544,9 @@ def test_worker_tells_only_the_addresses_that_others_can_use(fake_node, monkeypa
     monkeypatch.setattr(sf, "probe_nodes", lambda world, nodes, seconds: ask(world, {
         name: replace(node, endpoint="http://127.0.0.1:9") if index else node
         for index, (name, node) in enumerate(nodes.items())}, seconds))
-    worker = told_by_worker(world, monkeypatch)
-    assert [one["address"] for one in worker["addresses"]] == ["192.0.2.7", "100.101.102.103"]
-    assert worker["ollama"]["online"] and worker["program"] == "" or sys.platform == "darwin"
+    told = worker(world)
+    assert [one["address"] for one in told["addresses"]] == ["192.0.2.7", "100.101.102.103"]
+    assert told["ollama"].online
 
 
 def test_own_addresses_are_addresses_of_this_machine():

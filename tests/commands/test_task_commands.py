@@ -737,13 +737,6 @@ def test_doctor_reads_the_task_file(typist):
     assert "unknown-key" in [finding["id"] for finding in found]
 
 
-def test_a_system_without_pipes_and_locks_is_told(typist, monkeypatch):
-    monkeypatch.setattr(sf.World, "can_supervise", lambda self: False)
-    with pytest.raises(sf.FleetError) as caught:
-        sf.open_folder(typist.rig.world)
-    assert (caught.value.slug, caught.value.status) == ("no-posix", 3)
-
-
 @pytest.mark.slow
 def test_a_gateway_that_does_not_start_and_a_session_that_is_not_given_up(typist, monkeypatch):
     world = typist.rig.world

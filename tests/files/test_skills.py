@@ -261,10 +261,9 @@ def test_what_a_person_changed_is_kept_unless_forced(run, tmp_path):
     mine.write_text("mine\n")
     status, _, told = run("skills", "install")
     assert status == 3 and "--force" in told and mine.read_text() == "mine\n"
-    listed = json.loads(run("skills", "list", "--json")[1])
-    states = {row["skill"]: row["installed"]["claude-code"] for row in listed["skills"]}
-    assert states["subagent-fleet-setup"] == "differs"
-    assert states["subagent-fleet-runs"] == "installed"
+    listed = run("skills", "list")[1]
+    assert re.search(r"\.claude/skills/subagent-fleet-setup/SKILL\.md +differs", listed)
+    assert re.search(r"\.claude/skills/subagent-fleet-runs/SKILL\.md +installed", listed)
 
     assert run("skills", "install", "--force")[0] == 0
     assert mine.read_text("utf-8") == sf.SKILLS["subagent-fleet-setup"].text
@@ -297,8 +296,8 @@ def test_generate_leaves_skills_and_clean_takes_them(run, tmp_path):
 def test_the_list_says_where_each_is_installed(run):
     status, told, _ = run("skills", "list")
     assert status == 0 and re.search(r"^  .claude/skills/.* +absent$", told, re.M)
-    for name, skill in sf.installed_skills().items():
-        assert name in told and skill.summary in run("skills", "list", "--json")[1]
+    for name in sf.installed_skills():
+        assert name in told
     assert "absent" in told.splitlines()[1] and "skills install`" in told
 
 

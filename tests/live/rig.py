@@ -491,8 +491,9 @@ class Project:
 
     def key(self):
         """Read the gateway's key as a program would: it is in the environment `env` prints."""
-        done = self.run("env", "--shell", "json", quiet=True)
-        return json.loads(done)["set"]["ANTHROPIC_AUTH_TOKEN"]
+        script = self.run("env", quiet=True) + 'printf %s "$ANTHROPIC_AUTH_TOKEN"'
+        return subprocess.run(["sh", "-c", script], env={}, check=True, text=True,
+                              stdout=subprocess.PIPE).stdout
 
     def note(self, *lines):
         self.spoken += [*lines, ""]
@@ -551,7 +552,10 @@ class Gateway:
 
 def serve_process(project, port, *words):
     """Start the embedded gateway; -v, so that its log tells what it did."""
-    return Process(project.argv("serve", "--port", str(port), "-v", *words),
+    tree = subagent_fleet.parse_yaml((project.folder / "fleet.yaml").read_text(encoding="utf-8"))
+    tree["project"].setdefault("gateway", {})["port"] = port
+    (project.folder / "served.yaml").write_text(subagent_fleet.dump_yaml(tree), encoding="utf-8")
+    return Process(project.argv("serve", "--config", "served.yaml", "-v", *words),
                    log=project.folder / "serve.log", env=project.environment(),
                    cwd=project.folder)
 

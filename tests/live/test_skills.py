@@ -241,14 +241,16 @@ def test_a_model_is_led_by_the_setup_skill(trap, tmp_path):
     env["PATH"] = f"{program.parent}{os.pathsep}{env['PATH']}"
     for words in (["generate"], ["skills", "install"]):
         run_ours(words, project, env)
-    settings = json.loads(run_ours(["env", "--shell", "json", "--show-key"], project, env).stdout)
+    script = f"{run_ours(['env'], project, env).stdout}env -0"
+    said = subprocess.run(["sh", "-c", script], env=env, check=True, text=True, stdout=subprocess.PIPE).stdout
+    settings = dict(line.split("=", 1) for line in said.split("\0") if line)
     gateway = rig.Process([sys.executable, PROGRAM, "serve"], log=tmp_path / "serve.log", env=env,
                           cwd=project)
     try:
         rig.wait_for_gateway(gateway, port)
         words = [install.CLAUDES["latest"], "-p", "Is my fleet file right?", "--allowedTools",
                  "Bash,Skill", *rig.CLAUDE_FLAGS]
-        session = rig.run_session(words, cwd=project, env={**env, **settings["set"]})
+        session = rig.run_session(words, cwd=project, env=settings)
     finally:
         gateway.stop()
         node.close()

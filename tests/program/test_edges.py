@@ -288,3 +288,10 @@ agents: {{planner: {{model: small, description: d}}, implementer: {{model: big, 
     said = " ".join(quick("status").stdout.split())
     assert "Next: write `model: qwen3:8b` in models.small, which mini has" in said
     assert "Next: `subagent-fleet warmup`" not in said
+
+
+def test_windows_is_sent_to_wsl(tmp_path):
+    code = f"import sys; sys.platform = 'win32'; exec(open({str(PROGRAM)!r}, encoding='utf-8').read())"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True,
+                          cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "subagent-fleet runs on macOS and Linux; on Windows, use WSL\n")

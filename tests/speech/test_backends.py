@@ -734,6 +734,4 @@ def test_worker_says_what_else_runs_here_and_how_it_is_opened(quick, in_lan, mon
     title = sf.NODE_KINDS[kind].title
     assert said.returncode == 0 and f"{title}" in said.stdout and "runs here" in said.stdout, said
     assert words in said.stdout and "Ollama is not installed" not in said.stdout
-    report = json.loads(quick("worker", "--json", "--timeout", "1").stdout)
-    assert [one["node"]["provider"] for one in report["servers"]] == [kind]
-    assert report["fleet"]["nodes"]["vm"]["provider"] == kind
+    assert f"\n    provider: {kind}\n" in said.stdout

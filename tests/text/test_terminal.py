@@ -77,7 +77,6 @@ def totals(*values):
 # -- how it may look --
 
 TERMINAL = {"TERM": "xterm-256color"}
-WINDOWS = {"OS": "Windows_NT"}
 
 
 @pytest.mark.parametrize("environ, is_terminal, encoding, wanted", [
@@ -100,9 +99,6 @@ WINDOWS = {"OS": "Windows_NT"}
     (TERMINAL, True, "cp437", (True, False, 80)),
     (TERMINAL, True, "", (True, False, 80)),
     (TERMINAL, True, "no-such-encoding", (True, False, 80)),
-    (WINDOWS, True, "utf-8", (False, True, 80)),
-    ({**WINDOWS, "WT_SESSION": "x"}, True, "utf-8", (True, True, 80)),
-    ({**WINDOWS, "TERM": "xterm"}, True, "utf-8", (True, True, 80)),
 ])
 def test_look_is_planned_from_the_stream_and_its_reader(environ, is_terminal, encoding, wanted):
     look = sf.plan_look(environ, is_terminal, encoding=encoding, columns=80)
@@ -525,7 +521,7 @@ def hostile_outputs(rng, look):
         sf.SessionTrace(pick(), tuple(agents), (pick(),)), sf.TraceFacts(fleet_of(), 0.0),
         tuple(sf.AgentReport(agent, rng.choice(["done", "at work"]), (),
                              (did,) * rng.randrange(3), (verdict,) * 5) for agent in agents))
-    yield "trace", sf.format_trace(traced, look, prompts=True)
+    yield "trace", sf.format_trace(traced, look)
     yield "audit", sf.format_audit(traced, look)
     yield "sessions", sf.format_sessions([(pick(), pick(), 2, 3, pick())], look)
 

@@ -184,7 +184,7 @@ def test_what_answered_is_told_and_never_what_the_file_says_now(newest, runs, sh
     report, = json.loads(newest.run("last", "--json")[1])["sessions"]
     served = report["agents"][1]["served"]
     assert [(row["model"], row["route"]) for row in served] == [(runs, "small")]
-    text = newest.run("last", "--requests")[1]
+    text = newest.run("last")[1]
     assert re.search(rf"explorer +{shown} +laptop", text) and "gemma4" not in text
 
 
@@ -439,7 +439,6 @@ def test_json_says_the_same_and_no_more_of_a_prompt_than_a_line(story):
     assert rows[0]["waited"] == pytest.approx(22.4) and rows[0]["first_token"] == pytest.approx(0.9)
     assert rows[0]["rate"] == pytest.approx(570 / (10 - 4.1))
     assert "redirect" not in out and "Plan the fix" not in out
-    assert "redirect" in story.run("last", "--json", "--prompts")[1]
 
 
 def test_a_pasted_prompt_has_its_own_first_words(story):
@@ -447,13 +446,6 @@ def test_a_pasted_prompt_has_its_own_first_words(story):
         '\n\n<pasted_content id="32f3">\nMend the <login> page\n</pasted_content>'}}
         if line["type"] == "user" else line)
     assert story.run("last")[1].startswith('"Mend the <login> page", ')
-
-
-def test_prompts_are_shown_whole_only_where_asked(story):
-    assert "redirect" not in story.run("last")[1]
-    out = story.run("last", "--prompts")[1]
-    assert "\nmain\n  Fix the login bug\n\n  It loops after a redirect.\n" in out
-    assert "\nexplorer\n  Where is the session cookie set?\n" in out
 
 
 def second_session(story, at):
@@ -544,20 +536,6 @@ def test_receipts_alone_name_agents_by_their_alias(story):
     assert story.run("last", "--audit")[0] == 0
 
 
-def test_requests_are_shown_one_by_one_as_logs_has_them(story):
-    out = story.run("last", "--requests")[1]
-    lines = out[out.index("\nTime"):].splitlines()[2:]
-    assert len(lines) == 42 and re.match(r"\S+ +main +qwen3-coder:30b +mini +7 s +ok$", lines[0])
-    assert re.search(r"implementer +devstral:24b +gpu .* ok after mini: refused", out)
-    report, = json.loads(story.run("last", "--requests", "--json")[1])["sessions"]
-    assert len(report["log"]) == report["requests"] == 42 and report["log"][0]["name"] == "main"
-    assert "log" not in json.loads(story.run("last", "--json")[1])["sessions"][0]
-    last = json.loads(story.main.read_text().splitlines()[-1])["requestId"]
-    story.file([receipt for receipt in story.written if receipt["id"] != last])
-    lost = story.run("last", "--requests")[1]  # it is known all the same
-    assert len(lost[lost.index("\nTime"):].splitlines()[2:]) == 42
-
-
 def test_what_was_read_again_is_said_with_its_reason(newest):
     file_with(newest, lambda index, receipt: receipt.update(
         read_again=900, read_again_why="pushed out", waited_for="planner"))
@@ -581,7 +559,7 @@ def test_no_line_of_a_transcript_or_receipt_can_break_it(story):
         for match in rng.sample(values, min(len(values), 3)):
             content = content.replace(match[0], rng.choice(odd), rng.choice([1, -1]))
         path.write_bytes(content)
-        for words in (["last", "--audit", "--prompts"], ["last", "--json", "--audit"]):
+        for words in (["last", "--audit"], ["last", "--json", "--audit"]):
             status, out, err = story.run(*words)
             assert status in (0, 1) and "\x1b" not in out + err
         path.write_bytes(kept[path])

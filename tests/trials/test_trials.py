@@ -12,7 +12,6 @@ MEASURED = sf.Measurement(
     date="2026-11-18T14:05:02Z", tokens=65536, load_seconds=4.2, prompt_rate=812.5,
     long_prompt_rate=640.0, answer_rate=58.1, first_token_seconds=0.3,
     tools=sf.Score(5, 6, "made one call of two"), context=sf.Score(3, 3),
-    claims={"thinking": sf.Score(0, 1, "it did not think")},
     failed=(sf.FailedAnswer("plan-config", "names no file", "Look around."),),
     versions={"ollama": "0.32.15", "subagent-fleet": "1.0.0"}, failure="")
 
@@ -54,7 +53,7 @@ def test_entry_of_a_bench_file_that_is_none_is_passed_over(entries):
 @pytest.mark.parametrize("field, value", [
     ("prompt_rate", -1), ("prompt_rate", True), ("answer_rate", "58"), ("load_seconds", 1e300),
     ("tools", {"passed": 7, "asked": 6}), ("tools", {"passed": 1}), ("tools", {"asked": 0}),
-    ("context", [3, 3]), ("claims", [1]), ("versions", {"x": 1}),
+    ("context", [3, 3]), ("versions", {"x": 1}),
     ("failed", {"trial": "x"}), ("failed", [{"trial": ""}, 3]), ("tokens", "many")])
 def test_field_of_the_wrong_kind_counts_as_absent(field, value):
     entry = {**json.loads(bench_file(MEASURED))["measurements"][0], field: value}
@@ -242,39 +241,6 @@ def test_context_answers_are_judged_by_word_and_count(name, given, flaw):
     assert judge_of("context", name)(given) == flaw
 
 
-@pytest.mark.parametrize("topic, given, flaw", [
-    ("thinking", answer("5 cents", thoughts="let me see"), ""),
-    ("thinking", answer("5 cents"), "did not think"),
-    ("thinking", answer(thoughts="hm"), "thought and did not answer"),
-    ("thinking", answer(thoughts="hm", reason="max_tokens"),
-     "was still thinking after 0 tokens"),
-    ("thinking", answer(refusal=sf.Refusal(400, "no")), "refused: no"),
-    ("images", answer("It is red."), ""),
-    ("images", answer("It is rendered blue."), "did not see a red square"),
-    ("images", answer(refusal=sf.NoImages(400, "no")), "refused: no"),
-])
-def test_claims_are_judged_by_what_was_done(topic, given, flaw):
-    name = {"thinking": "thinks", "images": "sees"}[topic]
-    assert judge_of(topic, name)(given) == flaw
-
-
-def test_what_is_claimed_is_asked_and_nothing_else():
-    def asked(*claims):
-        subject = sf.Subject(sf.Model("m", "n", "x", "x"), claims=claims)
-        return [trial.topic for trial in sf.CLAIM_TRIALS if trial.ask(subject)]
-    assert asked() == asked("completion", "tools") == []
-    assert asked("thinking") == ["thinking"]
-    assert asked("vision", "thinking") == ["thinking", "images"]
-
-
-def test_red_square_is_a_picture():
-    import base64
-    import struct
-    content = base64.b64decode(sf.RED_SQUARE, validate=True)
-    assert content.startswith(b"\x89PNG\r\n\x1a\n")
-    assert struct.unpack(">II", content[16:24]) == (64, 64)
-
-
 # -- prompts that fill --
 
 def subject_of(context=8192, **more):
@@ -346,7 +312,7 @@ def measured(**more):
 
 
 def test_a_new_measurement_replaces_the_old_one():
-    quick = measured(long_prompt_rate=None, prompt_rate=900.0, failed=(), claims={},
+    quick = measured(long_prompt_rate=None, prompt_rate=900.0, failed=(),
                      date="2026-11-20T00:00:00Z")
     assert sf.merge_measurements([MEASURED], [quick]) == (quick,)
 
@@ -486,7 +452,7 @@ def test_bench_measures_by_the_nodes_own_counters(benched, quick, tmp_path):
         assert known["tools"] == {"passed": 6, "asked": 6, "instead": ""}
         assert known["context"] == {"passed": 3, "asked": 3, "instead": ""}
         assert known["versions"] == {"ollama": "0.32.15", "subagent-fleet": sf.__version__}
-        assert known["claims"] == {} and known["failed"] == [] and known["failure"] == ""
+        assert known["failed"] == [] and known["failure"] == ""
     assert kept(tmp_path).keys() == {"coder:30b", "small:8b"}
     assert (tmp_path / ".subagent-fleet/bench.json").stat().st_mode & 0o777 == 0o600
 
@@ -658,7 +624,7 @@ def test_bench_of_an_unknown_model_is_refused(benched, quick):
 TABLED = (MEASURED, sf.replace(
     MEASURED, node="laptop", model="qwen2.5-coder:7b", answer_rate=29.0, long_prompt_rate=None,
     tools=sf.Score(0, 6, sf.PRINTED_CALL), context=sf.Score(2, 3, "counted 4,096 of 8,000"),
-    claims={}, failure="refused: \x1b[2Jconnection refused"))
+    failure="refused: \x1b[2Jconnection refused"))
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 160])

@@ -254,7 +254,7 @@ TYPED = {  # a command of which nothing stands here is run by its name alone
     "plugins install": [["plugins", "install"]], "demo": [["demo", "--seconds", "1"]],
     "ui": [["ui", "--no-open", "--port", "0"]],
     "install": [["install", "--remove"]],  # the other way it writes into the person's home
-    "up": [["up"], ["up", "--trust"]], "serve": [["serve"]], "env": [["env"], ["env", "--shell", "json"]],
+    "up": [["up"], ["up", "--trust"]], "serve": [["serve"]], "env": [["env"]],
 }
 TRUSTED = [["up"], ["launch", "claude"],
            ["status", "--timeout", "1"], ["doctor", "--timeout", "1"],

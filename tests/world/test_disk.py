@@ -1,12 +1,10 @@
 """The World's disk: no write leaves its root, nothing blocks, reads are bounded."""
-import contextlib
 import errno
 import fcntl
 import os
 import pathlib
 import re
 import resource
-import shutil
 import stat
 import subprocess
 import sys
@@ -43,113 +41,6 @@ def make_outside(tmp_path):
         path.write_text("theirs")
         path.chmod(0o644)
     return outside
-
-
-# -- a directory that becomes a link --
-
-class SwappingOs:
-    """The os module; at one of its uses a directory becomes a link to elsewhere, as one that
-    another process swaps would, and after some more uses it is back."""
-
-    def __init__(self, directory, outside, number, length):
-        self.directory, self.outside, self.uses = directory, outside, 0
-        self.begin, self.end = number, number + length
-
-    def __getattr__(self, name):
-        self.uses += 1
-        kept = f"{self.directory}.kept"
-        if self.uses == self.begin and os.path.isdir(self.directory):
-            os.rename(self.directory, kept)
-            os.symlink(self.outside, self.directory)
-        if self.uses == self.end and os.path.lexists(kept):
-            os.unlink(self.directory)
-            os.rename(kept, self.directory)
-        return getattr(os, name)
-
-
-@pytest.mark.parametrize("directory", [".claude", ".claude/agents", ".subagent-fleet"])
-@pytest.mark.parametrize("words", [("generate", "--force"), ("clean", "--force"), ("doctor", "--fix")])
-@pytest.mark.parametrize("length", [4, 10 ** 6])
-def test_a_directory_swapped_at_any_moment_leads_nothing_out(
-        tmp_path, monkeypatch, capsys, directory, words, length):
-    monkeypatch.setattr(sf, "probe_nodes", lambda world, nodes, *_: {
-        name: sf.NodeState(name, node.endpoint, "refused") for name, node in nodes.items()})
-    monkeypatch.setattr(sf.World, "open_exchange", refuse)
-    monkeypatch.setattr(sf.World, "read_program", lambda *_, **__: None)
-    monkeypatch.setattr(os, "environ", {"PATH": "/nowhere", "HOME": str(tmp_path)})
-    original, place, outside = tmp_path / "original", tmp_path / "place", make_outside(tmp_path)
-    original.mkdir()
-    monkeypatch.chdir(original)
-    pathlib.Path("fleet.yaml").write_text(workspace_cases.FLEET)
-    assert sf.main(["generate"]) == 0
-    pathlib.Path("fleet.yaml").write_text(workspace_cases.OTHER)
-    with open(".claude/agents/planner.md", "a") as stream:
-        stream.write("mine\n")
-    before, number, ends = marks(outside), 1, set()
-    step = 29 if "doctor" in words else 13
-    while True:
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(original, place)
-        monkeypatch.chdir(place)
-        swapping = SwappingOs(directory, str(outside), number, length)
-        monkeypatch.setattr(sf, "os", swapping)
-        ends.add(sf.main(list(words)))
-        monkeypatch.setattr(sf, "os", os)
-        said = capsys.readouterr()
-        assert marks(outside) == before, number
-        assert "this is a bug" not in said.err, (number, said.err)
-        if swapping.uses < number:
-            break
-        number += step
-    assert number > 50 and ends <= {0, 1, 3}
-
-
-def refuse(*_, **__):
-    raise sf.NodeFailure("refused", "nothing listens there")
-
-
-def test_a_directory_swapped_by_another_thread_leads_nothing_out(tmp_path, world):
-    root, outside = tmp_path / "root", make_outside(tmp_path)
-    inside, kept = root / "d", root / "d.kept"
-    inside.mkdir(parents=True)
-    before, is_over, swaps = marks(outside), threading.Event(), [0]
-
-    def swap():
-        while not is_over.is_set():
-            with contextlib.suppress(OSError):  # the other thread makes and removes there, too
-                os.rename(inside, kept)
-                os.symlink(outside, inside)
-                swaps[0] += 1
-            with contextlib.suppress(OSError):
-                os.unlink(inside)
-            shutil.rmtree(inside, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                os.rename(kept, inside)
-            shutil.rmtree(kept, ignore_errors=True)
-            inside.mkdir(exist_ok=True)
-
-    swapper = threading.Thread(target=swap)
-    swapper.start()
-    place = {name: sf.Place(str(root), f"d/{name}") for name in (
-        "manifest.json", "requests.jsonl", "litellm.log", "agents/planner.md", "backup")}
-    calls = [lambda: world.replace_files([(place["manifest.json"], b"ours", 0o600),
-                                          (place["agents/planner.md"], b"ours", 0o600)]),
-             lambda: world.append_line(place["requests.jsonl"], b"ours\n"),
-             lambda: world.remove(place["agents/planner.md"]),
-             lambda: world.make_directory(place["backup"]),
-             lambda: world.remove_empty(place["backup"]),
-             lambda: world.enter(str(root), "d/manifest.json")]
-    refused = 0
-    try:
-        for number in range(1400):
-            try:
-                calls[number % len(calls)]()
-            except sf.FleetError:
-                refused += 1
-    finally:
-        is_over.set()
-        swapper.join()
-    assert marks(outside) == before and swaps[0] > 20 and refused < 1400
 
 
 @pytest.mark.parametrize("words", [("generate",), ("clean",), ("skills", "install")])

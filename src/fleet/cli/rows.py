@@ -79,6 +79,7 @@ OTHER_NAMES = {"start": "up", "dashboard": "ui", "benchmark": "bench"}
 OTHER_WORDS = {
     "abort": "subagent-fleet task stop NAME",
     "bd": "subagent-fleet task add 'NAME:what to do'",
+    "commands": "subagent-fleet --help",
     "config": "edit tasks.yaml (`subagent-fleet help runs`) or fleet.yaml (`subagent-fleet "
               "help config`)",
     "create": "subagent-fleet run 'NAME:what to do'",

@@ -67,7 +67,7 @@ def plan_courses(fleet: Fleet, options: Namespace, world: World) -> list[Course]
         if key in courses:
             continue
         node = fleet.nodes[model.node]
-        course = Course(node, Subject(model, seed, held.capabilities or (), options.quick))
+        course = Course(node, Subject(model, seed, options.quick))
         course.note(date=today(world), digest=held.digest,
                     versions={"subagent-fleet": VERSION, node.provider: state.version})
         if not state.online:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fleet.cli.rows import MORE, Flag, command
 from fleet.cli.say import paths_that
 from fleet.files.skills import TAUGHT
-from fleet.start.constants import EXIT_OK, EXIT_REFUSED, EXIT_USAGE
+from fleet.start.constants import EXIT_OK, EXIT_REFUSED
 from fleet.start.errors import FleetError
 from fleet.start.gate import VERSION
 from fleet.text.phrases import count_of, quote_shell
@@ -42,9 +42,6 @@ START_FILES = {"zsh": "~/.zshrc", "bash": "~/.bashrc", "fish": "~/.config/fish/c
               "of your projects"),
          group=MORE, examples=("install", "install --remove"))
 def cmd_install(options: Namespace, world: World) -> int:
-    if not world.can_supervise():
-        raise FleetError("usage", "install: not on Windows; use pip there", status=EXIT_USAGE,
-                         fix="python -m pip install .  (in a checkout)")
     place = world.user_place("data")
     command = world.path(world.home, ".local", "bin", "subagent-fleet")
     launcher = LAUNCHER.format(repr(place)).encode("utf-8")

@@ -40,14 +40,16 @@ if TYPE_CHECKING:
 @command("logs", "show the latest requests, and why some failed", CONFIG, OUT,
          Flag("--follow", "keep showing requests as they end, until Ctrl-C", short="-f"),
          Flag("--lines", "how many", "N", {"type": parse_count, "default": 20}, short="-n"),
-         Flag("--failed", "only requests that failed, or failed on a first machine"), JSON,
-         group=LOOK, examples=("logs", "logs --follow --failed"),
+         Flag("--failed", "only requests that failed, or failed on a first machine"),
+         Flag("--session", "only those of the session whose id begins so", "ID",
+              {"default": ""}), JSON,
+         group=LOOK, examples=("logs", "logs --follow --failed", "logs --session 5b1c"),
          excludes=("follow json",))
 def cmd_logs(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
     coming = Tail(world, workspace.enter(RECEIPTS_FILE), last_bytes=1)  # from now on
     names = AgentNames(world, known_agents(options, world))
-    receipts, count = find_latest(workspace, options.lines, is_failed=options.failed)
+    receipts, count = find_latest(workspace, options)
     requests = report_requests(receipts, names, options)
 
     if options.json:
@@ -57,7 +59,7 @@ def cmd_logs(options: Namespace, world: World) -> int:
         tell_all_read(workspace, receipts, count)
 
     look = look_of(world)
-    table = LogTable(requests, look, world.now(), "whole" if options.failed else "short")
+    table = LogTable(requests, look, world.now())
     if requests or options.follow:
         world.out(table.head())
     while True:
@@ -69,23 +71,26 @@ def cmd_logs(options: Namespace, world: World) -> int:
             tell_node_logs(receipts, options, world)
             return EXIT_OK
         world.sleep(TICK_SECONDS)
-        receipts = parse_receipts(coming.lines())
-        if options.failed:
-            receipts = choose_failed(receipts)
+        receipts = choose_wanted(parse_receipts(coming.lines()), options)
         requests = report_requests(receipts, names, options)
 
 
-def find_latest(workspace: Workspace, most: int, *, is_failed: bool
-                ) -> tuple[list[Receipt], int]:
-    """Return the latest receipts, or of those that failed; and how many were read for it."""
+def find_latest(workspace: Workspace, options: Namespace) -> tuple[list[Receipt], int]:
+    """Return the latest receipts that are wanted, and how many were read for it."""
     count = 0
     found: list[Receipt] = []
     for receipt in latest_receipts(workspace):
         count += 1
-        found += choose_failed([receipt]) if is_failed else [receipt]
-        if len(found) == most:
+        found += choose_wanted([receipt], options)
+        if len(found) == options.lines:
             break
     return found[::-1], count
+
+
+def choose_wanted(receipts: Iterable[Receipt], options: Namespace) -> list[Receipt]:
+    """Return the receipts of a session, or all; of them those that failed, if asked for."""
+    wanted = [receipt for receipt in receipts if receipt.session.startswith(options.session)]
+    return choose_failed(wanted) if options.failed else wanted
 
 
 def tell_all_read(workspace: Workspace, receipts: Sequence[Receipt], count: int) -> None:
@@ -96,7 +101,7 @@ def tell_all_read(workspace: Workspace, receipts: Sequence[Receipt], count: int)
         tell(world, "No requests yet. `subagent-fleet up` and `subagent-fleet serve` record "
              f"them in {path}.\n")
     elif not receipts:
-        tell(world, f"None of {count_of(count, 'request')} in {path} failed.\n")
+        tell(world, f"None of {count_of(count, 'request')} in {path} is such a one.\n")
     unread = world.size_of(workspace.enter(RECEIPTS_FILE)) - RECEIPTS_READ_BYTES
     if unread > 0:
         tell(world, f"The first {unread / 1e6:.1f} MB of {path} were not read.\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet.cli.agree import ask_trust
-from fleet.cli.rows import CONFIG, OUT, SERVE, TRUST, Flag, command, parse_port
+from fleet.cli.rows import CONFIG, OUT, SERVE, TRUST, Flag, command
 from fleet.cli.say import open_workspace, tell
 from fleet.config.address import show_host
 from fleet.config.sections import Gateway
@@ -24,25 +24,17 @@ if TYPE_CHECKING:
 
 
 @command("serve", "serve the fleet to Claude Code", CONFIG, OUT,
-         Flag("--host", "listen on this address instead", "HOST", {"default": ""}),
-         Flag("--port", "listen on this port instead (`launch` won't find it); 0: any",
-              "PORT", {"type": parse_port}),
-         Flag("--no-receipts", "keep no record of requests"), TRUST,
+         TRUST,
          Flag("--verbose", "print a line for each request and each refusal", short="-v"),
          group=SERVE, examples=("serve", "serve --verbose"))
 def cmd_serve(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     workspace = open_workspace(options, world)
-    port = fleet.gateway.port if options.port is None else options.port
-    host = options.host or fleet.gateway.host
     ask_trust(replace(fleet, gateway=Gateway()), options, world)  # it can only be served here
-    fleet = replace(fleet, gateway=replace(fleet.gateway, host=host, port=port))
-
     key = workspace.read_key(fleet)
     check_key(fleet, key, world)
     listener = open_door(world, fleet, key)
-    receipts = "" if options.no_receipts else receipts_path(world, workspace.out)
-    server = Server(fleet, key, world, receipts=receipts)
+    server = Server(fleet, key, world, receipts=receipts_path(world, workspace.out))
     world.on_stop(server.stop)
 
     address = f"{show_host(listener.host)}:{listener.port}"
@@ -59,6 +51,5 @@ def cmd_serve(options: Namespace, world: World) -> int:
     server.study()
     server.run(listener)
     world.out(format_served({}, server.ledger.totals, look_of(world)))
-    if receipts:
-        world.out(list_failures(workspace, fleet, began, "stdout"))
+    world.out(list_failures(workspace, fleet, began, "stdout"))
     return EXIT_INTERRUPTED if server.stops[0] == "SIGINT" else EXIT_OK

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.cli.rows import CONFIG, FORCE, JSON, MORE, OUT, REPEAT, Flag, command, split_lists
-from fleet.cli.say import check_names, open_workspace, paths_that, print_report, refuse_edited
+from fleet.cli.rows import CONFIG, FORCE, MORE, OUT, REPEAT, Flag, command, split_lists
+from fleet.cli.say import check_names, open_workspace, paths_that, refuse_edited
 from fleet.files.skills import (
     PLUGIN_TARGETS,
     SKILL_PLACES,
@@ -26,26 +26,18 @@ if TYPE_CHECKING:
 
 
 @command("skills list", "show the skills for assistants, and where they are installed", OUT,
-         CONFIG, Flag("--user", "in your home, not in this project"), JSON,
+         CONFIG, Flag("--user", "in your home, not in this project"),
          group=MORE, examples=("skills list",),
          excludes=("user out",))
 def cmd_skills_list(options: Namespace, world: World) -> int:
     workspace = skills_workspace(options, world)
-    skills = installed_skills()
     words = {"created": "absent", "unchanged": "installed"}
     states = {change.path: words.get(change.action, "differs") for change in
-              workspace.compare_files(render_skills(SKILL_PLACES, skills), "skills")}
-    if options.json:
-        rows = [{"skill": name, "summary": skill.summary,
-                 "installed": {target: states[f"{place}/{name}/SKILL.md"]
-                               for target, place in SKILL_PLACES.items()}}
-                for name, skill in skills.items()]
-        print_report(world, "skills list", {"out": workspace.out, "skills": rows})
-    else:
-        text = format_changes(f"Below {workspace.out}:", [*states.items()], look_of(world))
-        if "absent" in states.values():
-            text += "`subagent-fleet skills install` writes the absent ones.\n"
-        world.out(text)
+              workspace.compare_files(render_skills(SKILL_PLACES, installed_skills()), "skills")}
+    text = format_changes(f"Below {workspace.out}:", [*states.items()], look_of(world))
+    if "absent" in states.values():
+        text += "`subagent-fleet skills install` writes the absent ones.\n"
+    world.out(text)
     return EXIT_OK
 
 

@@ -15,14 +15,13 @@ from fleet.text.terminal import (
     PLAIN,
     Cell,
     clean_line,
-    clean_text,
     crop,
     mark,
     plan_machine_colours,
 )
 from fleet.traces.audit import QUESTIONS, show_session
 from fleet.traces.judge import TraceFacts
-from fleet.views.requests import AgentNames, LogTable, name_task_sessions, report_receipt
+from fleet.views.requests import name_task_sessions
 from fleet.work.shown import find_task_rows
 from fleet.workspace.claude import (
     find_agent_sources,
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from fleet.text.terminal import Look
     from fleet.traces.audit import SessionReport
     from fleet.traces.judge import Served
-    from fleet.traces.session import AgentTrace
     from fleet.workspace.claude import SessionFile
     from fleet.workspace.directory import Workspace
     from fleet.world.world import World
@@ -57,7 +55,7 @@ _TRACE_HEADERS = ("Agent", "Model", "Machine", "Requests", "Waited", "First toke
 _TRACE_SPARES = ("First token", "Waited", "tok/s", "Out", "Requests", "In")
 
 
-def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = False) -> str:
+def format_trace(report: SessionReport, look: Look = PLAIN) -> str:
     """Return a session as a tree: each agent, and which model on which machine served it."""
     fleet = report.facts.fleet
     colours = plan_machine_colours(fleet.nodes) if fleet else {}
@@ -79,8 +77,6 @@ def format_trace(report: SessionReport, look: Look = PLAIN, *, prompts: bool = F
     for place in report.session.torn[:3]:
         flaw = Cell(f"{place} cannot be read; it is cut off or not JSON")
         after += format_words([Cell("warning:", "warn"), flaw], look, indent="  ")
-    for told in report.agents if prompts else ():
-        after += _format_prompt(told.agent, look)
     head = format_words([Cell(_tell_session(report))], look, indent="  ")
     return f"{head}\n" + format_table(_TRACE_HEADERS, rows, look=look,
                                       right=_TRACE_HEADERS[3:-1], spare=_TRACE_SPARES) + after
@@ -95,15 +91,6 @@ def _trace_cells(served: Served, colours: Mapping[str, int]) -> list[object]:
             show_span(round(served.waited or 0, 1) or None), show_span(served.first_token),
             f"{served.rate:.0f}" if served.rate else "-", show_amount(served.input_tokens),
             show_amount(served.output_tokens)]
-
-
-def _format_prompt(agent: AgentTrace, look: Look) -> str:
-    """Return what an agent was asked, whole."""
-    text = "\n" + format_words([Cell(agent.kind, "bold")], look)
-    prompt = clean_text(agent.transcript.prompt if agent.transcript else "")
-    for line in prompt.splitlines() or ["(Claude Code kept no prompt)"]:
-        text += format_words([line], look, margin="  ") or "\n"
-    return text
 
 
 def _tell_rereading(name: str, served: Served, look: Look) -> str:
@@ -218,12 +205,9 @@ def format_sessions(rows: Sequence[Sequence[object]], look: Look = PLAIN) -> str
          Flag("session", "`last`, or how its id begins; without it, all are listed",
               "SESSION", {"nargs": "?", "default": ""}, offers=("last",)), CONFIG, OUT,
          Flag("--audit", "check every subagent with four questions; exit 1 if one fails"),
-         Flag("--requests", "show its requests one by one, too"),
          Flag("--since", "only sessions active within this time: 90s, 30m, 2h, 1d", "AGE",
               {"type": parse_age, "default": 0.0}),
-         Flag("--prompts", "show each agent's whole prompt"), JSON,
-         group=LOOK, examples=("trace", "trace last", "trace --audit",
-                               "trace last --requests"))
+         JSON, group=LOOK, examples=("trace", "trace last", "trace --audit"))
 def cmd_trace(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
     facts = observe_traces(workspace, options)
@@ -231,8 +215,7 @@ def cmd_trace(options: Namespace, world: World) -> int:
     if options.since:
         since = world.now() - options.since
         sessions = [session for session in sessions if session.at >= since]
-    is_meant = options.session or options.audit or options.prompts or options.requests
-    if not is_meant and (options.json or len(sessions) != 1):
+    if not (options.session or options.audit) and (options.json or len(sessions) != 1):
         return list_sessions(sessions, options, world)
 
     texts = []
@@ -241,13 +224,12 @@ def cmd_trace(options: Namespace, world: World) -> int:
     status = EXIT_OK
     for found in choose_sessions(sessions, options, world):
         report = read_session(workspace, found, facts, audits=options.audit)
-        requests = list_requests(report, world) if options.requests else []
         if options.json:
-            more = {"log": requests} if options.requests else {}
-            shown.append({**list_session(found, tasks, world), **more,
-                          **show_session(report, prompts=options.prompts)})
+            shown.append({**list_session(found, tasks, world), **show_session(report)})
         else:
-            texts.append(tell_trace(report, requests, options, look_of(world)))
+            look = look_of(world)
+            texts.append(format_trace(report, look)
+                         + (format_audit(report, look) if options.audit else ""))
         if any(verdict.answer == "no" for told in report.agents for verdict in told.verdicts):
             status = EXIT_PROBLEM
     if options.json:
@@ -255,31 +237,6 @@ def cmd_trace(options: Namespace, world: World) -> int:
     else:
         world.out("\n".join(texts))
     return status
-
-
-def list_requests(report: SessionReport, world: World) -> list[dict[str, Any]]:
-    """Return what `logs` would show of the requests of a session, in their order."""
-    names = AgentNames(world, {})
-    requests = []
-    for told in report.agents:
-        for one in told.judged:
-            requests.append({
-                **report_receipt(one.receipt, names), "session": report.session.id,
-                "agent": told.agent.id, "name": told.agent.kind})
-    return sorted(requests, key=lambda request: float(request["time"]))
-
-
-def tell_trace(report: SessionReport, requests: Sequence[dict[str, Any]], options: Namespace,
-               look: Look) -> str:
-    """Return a session as it was asked for."""
-    text = format_trace(report, look, prompts=options.prompts)
-    if requests:
-        now = report.facts.now
-        table = LogTable(requests, look, now)
-        text += "\n" + table.head() + "".join(table.line(one, now) for one in requests)
-    if options.audit:
-        text += format_audit(report, look)
-    return text
 
 
 def choose_sessions(sessions: Sequence[SessionFile], options: Namespace, world: World

@@ -4,8 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet.cli.agree import agree, format_stakes
-from fleet.cli.rows import CONFIG, JSON, SET_UP, YES, Flag, command
-from fleet.cli.say import print_report, tell
+from fleet.cli.rows import CONFIG, SET_UP, YES, Flag, command
 from fleet.start.constants import EXIT_OK, EXIT_REFUSED
 from fleet.start.errors import FleetError
 from fleet.workspace.config import load_config, look_of
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 @command("trust", "agree to what a fleet file would send beyond your own networks", CONFIG,
          YES, Flag("--show", "only show what that is, and what was accepted"),
-         Flag("--forget", "forget what you have agreed to"), JSON,
+         Flag("--forget", "forget what you have agreed to"),
          group=SET_UP, examples=("trust --show", "trust"),
          excludes=("forget show", "forget yes", "show yes"))
 def cmd_trust(options: Namespace, world: World) -> int:
@@ -33,13 +32,6 @@ def cmd_trust(options: Namespace, world: World) -> int:
         accept_stakes(world, source, find_untrusted(world, fleet))
     untrusted = find_untrusted(world, fleet)
     rows = [(stake, stake not in untrusted) for stake in find_stakes(world, fleet)]
-    if options.json:
-        print_report(world, "trust", {"file": source, "stakes": [
-            {"what": stake.what, "accepted": accepted} for stake, accepted in rows]})
-        if untrusted and not (options.show or options.forget):
-            tell(world, "Nothing was accepted; `subagent-fleet trust --yes` accepts it.\n")
-        return EXIT_OK
-
     world.out(format_stakes(source, rows, look_of(world)))
     if untrusted and not (options.show or options.forget):
         agree(world, "", "Do you want that?", FleetError(

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 @command("ui", "show the fleet live, on a page in your browser", CONFIG, OUT,
          Flag("--port", "the page's port; 0: any", "PORT", {"type": parse_port}),
          Flag("--no-open", "only print the address"),
-         Flag("--log-file", "the log of a LiteLLM that you have started yourself", "FILE",
-              {"default": ""}),
          group=LOOK, examples=("ui", "ui --port 8090 --no-open"))
 def cmd_ui(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet

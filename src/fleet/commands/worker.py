@@ -4,8 +4,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from fleet.cli.rows import JSON, SET_UP, TIMEOUT, command
-from fleet.cli.say import exit_status, print_report
+from fleet.cli.rows import SET_UP, TIMEOUT, command
+from fleet.cli.say import exit_status
 from fleet.config.address import address_kind, split_endpoint
 from fleet.config.sections import Node
 from fleet.findings.files import check_worker
@@ -64,12 +64,6 @@ Run `sudo systemctl edit ollama` and paste this where the file says so:
 """,
         line='  Environment="{name}={value}"\n',
         after="\nThen: sudo systemctl restart ollama\n"),
-    "windows": WorkerSetup(
-        before="""\
-In a Command Prompt, then quit Ollama in the tray and start it again:
-
-""",
-        line='  setx {name} "{value}"\n'),
     "docker": WorkerSetup(
         before="""\
 Stop the running container, then start it like this (add `--gpus=all` for a GPU):
@@ -155,7 +149,7 @@ def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
         dump_yaml(block))))
 
 
-@command("worker", "show how to add this machine", TIMEOUT, JSON,
+@command("worker", "show how to add this machine", TIMEOUT,
          group=SET_UP, examples=("worker",))
 def cmd_worker(options: Namespace, world: World) -> int:
     name, addresses = world.own_names()
@@ -176,18 +170,14 @@ def cmd_worker(options: Namespace, world: World) -> int:
     report = {
         "servers": [{"node": state, "open": [other.name for other in opened],
                      "setup": SERVER_SETUPS[state.provider]} for state, *opened in servers],
-        "system": system, "name": name, "program": program, "ollama": here,
+        "ollama": here,
         "addresses": [{"address": state.name, "kind": address_kind(state.name),
                        "open": state.online} for state in reached],
         "findings": findings,
         "setup": format_setup(system, here, reached),
-        "security": SECURITY_WARNING,
         "fleet": plan_worker_block(name, server[0], server[1:])}
 
-    if options.json:
-        print_report(world, "worker", report)
-    else:
-        world.out(format_worker(report, look_of(world)))
+    world.out(format_worker(report, look_of(world)))
     return exit_status(findings)
 
 
@@ -201,5 +191,6 @@ def find_system(world: World, *, in_docker: bool) -> str:
     """Return which of WORKER_SETUPS fits: how Ollama is run on this machine."""
     if in_docker and world.which("docker"):  # it answers and is not installed
         return "docker"
-    usual = "systemd" if world.which("systemctl") else "shell"
-    return {"darwin": "darwin", "win32": "windows"}.get(sys.platform, usual)
+    if sys.platform == "darwin":
+        return "darwin"
+    return "systemd" if world.which("systemctl") else "shell"

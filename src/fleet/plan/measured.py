@@ -102,7 +102,6 @@ class Measurement(Record):
     context: Score | None = None
     exam: ExamScore | None = None
     digest: str = ""  # of the model, where the node says it
-    claims: dict[str, Score] = {}  # thinking, images: where it says so
     failed: tuple[FailedAnswer, ...] = ()
     versions: dict[str, str] = {}  # of the node's server, of this program
     failure: str = ""  # why it is not all there: the node's own words

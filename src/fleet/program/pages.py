@@ -39,8 +39,7 @@ def format_overview(look: Look) -> str:
     text += "\nMore commands and topics:\n"
     more = [(group, ", ".join(names)) for group, names in others.items()]
     text += format_pairs([*more, ("help", ", ".join(TOPICS))], look) + "\n"
-    text += format_words(["`subagent-fleet help NAME` explains a command or a topic;",
-                          "`subagent-fleet help commands` lists every command."], look)
+    text += format_words(["`subagent-fleet help NAME` explains a command or a topic."], look)
     text += format_words(["Not installed? Type `python3 subagent_fleet.py` instead of "
                           "`subagent-fleet`."], look)
     return text + format_words(["Exit codes: 0 done, 1 a problem was found, 2 usage, 3 "
@@ -84,7 +83,6 @@ TRACES_PAGE = asset("help/traces.md")
 TASKS_PAGE = asset("help/runs.md")
 SECURITY_PAGE = asset("help/security.md")
 JSON_PAGE = asset("help/json.md")
-EXIT_CODES_PAGE = asset("help/exit-codes.md")
 HELP_COLUMNS = 100
 
 
@@ -96,7 +94,6 @@ class Topic(Record):
 
 
 TOPICS = {
-    "commands": Topic("every command with its flags", lambda: render_commands_page()),
     "config": Topic("every key of fleet.yaml, and every warning",
                     lambda: CONFIG_PAGE.replace("@KEYS@", render_keys_table())),
     "machines": Topic("more machines: worker, add, scan; who does what where",
@@ -115,24 +112,6 @@ TOPICS = {
     "security": Topic("what this program trusts, and what leaves the house",
                       lambda: SECURITY_PAGE),
     "json": Topic("what --json prints, key by key", lambda: JSON_PAGE)}
-
-
-def render_commands_page() -> str:
-    """Return a table of every command: its flags and what it does."""
-    lines = ["# Commands", "", "| Command | What it does |", "|---|---|"]
-    for row in COMMANDS:
-        words = [row.name]
-        for flag in row.flags:
-            shown = show_flag(flag).split(", ")[-1].replace("|", "\\|")
-            several = "…" if flag.more.get("action") == "append" else ""
-            is_needed = not flag.name.startswith("-") and flag.more.get("nargs", "+") == "+"
-            if not is_needed and not shown.startswith("["):
-                shown = f"[{shown}]"
-            words.append(shown + several)
-        if row.passes:
-            words.append(f"[-- {row.passes}]")
-        lines.append(f"| `{' '.join(words)}` | {row.summary} |")
-    return "\n".join(lines) + "\n\n" + EXIT_CODES_PAGE
 
 
 def render_keys_table() -> str:

@@ -121,6 +121,14 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
 OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch"}
 FORMER_FLAGS = {  # what a command had once, and what is typed now
     "discover --check": "subagent-fleet doctor",
+    "env --shell": "subagent-fleet launch claude  (in any shell; `env` is for sh, bash and zsh)",
+    "serve --no-receipts": "leave it out: a receipt holds no prompt and no answer",
+    "skills list --json": "subagent-fleet skills list",
+    "trace --prompts": "Claude Code keeps them: ~/.claude/projects",
+    "trace --requests": "subagent-fleet logs --session ID",
+    "trust --json": "subagent-fleet trust --show",
+    "ui --log-file": "write `provider: litellm` under project.gateway in fleet.yaml",
+    "worker --json": "subagent-fleet worker",
     "init --memory": "write `memory_gb:` under the machine in fleet.yaml",
     "init --scan": "subagent-fleet discover --scan",
     "up --node": "subagent-fleet add NAME=URL",

@@ -23,6 +23,8 @@ import sys
 if sys.version_info < (3, 9):  # noqa: UP036 - this is what an older Python reaches
     # Python 2 and 3.5 read no f-string, and show the line that they cannot read: this one.
     sys.exit(f"subagent-fleet needs Python 3.9 or newer; this is {sys.version.split()[0]}")
+if sys.platform == "win32":
+    sys.exit("subagent-fleet runs on macOS and Linux; on Windows, use WSL")
 
 
 def _end_quietly(kind: type[BaseException], error: BaseException, trace: Any) -> None:

@@ -69,9 +69,6 @@ def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
               encoding: str, columns: int) -> Look:
     """Return the Look of a stream, from what it is and what its reader asked for."""
     is_dumb = environ.get("TERM") == "dumb"
-    # A Windows console that shows escapes instead of obeying them.
-    is_old = environ.get("OS") == "Windows_NT" and not any(
-        environ.get(name) for name in ("WT_SESSION", "TERM", "ANSICON", "ConEmuANSI"))
 
     # In the order of Python 3.13: who wants no colour is heard before who wants it anywhere.
     if environ.get("NO_COLOR"):
@@ -79,7 +76,7 @@ def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
     elif environ.get("FORCE_COLOR"):
         colour = True
     else:
-        colour = is_terminal and not is_dumb and not is_old
+        colour = is_terminal and not is_dumb
 
     # Colour that is forced into a pipe wraps nothing there: the reader behind it has a
     # width of its own, and a program does not know our marks.

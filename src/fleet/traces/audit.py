@@ -237,23 +237,20 @@ def _note_end(agent: AgentTrace, state: str, facts: TraceFacts) -> Iterator[str]
         yield "finished without using any tool"
 
 
-def show_session(report: SessionReport, *, prompts: bool) -> dict[str, Any]:
-    """Return what `--json` says of a session; only a prompt's first line, unless asked."""
+def show_session(report: SessionReport) -> dict[str, Any]:
+    """Return what `--json` says of a session; only a prompt's first line."""
     session = report.session
     agents = []
     for told in report.agents:
         agent = told.agent
         transcript = agent.transcript
-        shown = {
+        agents.append({
             "agent": agent.id, "name": agent.kind,
             "parent": agent.parent if agent.id else None,
             "state": told.state, "began": agent.began, "ended": agent.ended,
             "transcript": transcript.path if transcript else None,
             "served": list(told.served), "audit": list(told.verdicts),
-            "notes": list(told.notes)}
-        if prompts:
-            shown["prompt"] = transcript.prompt if transcript else None
-        agents.append(shown)
+            "notes": list(told.notes)})
     return {
         "session": session.id,
         "prompt": crop(clean_line(first_line(session.prompt)), 80),

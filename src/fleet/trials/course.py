@@ -69,7 +69,7 @@ class Course(Warmth):
                 self.stage = trial.title
                 question = trial.ask(self._subject)
                 if question and (trial.is_quick or not self._subject.is_quick):
-                    self.take(trial, self._ask(world, trial, question))
+                    self.take(trial, self._ask(world, question))
                 if trial is SPEED_TRIALS[0]:
                     self._subject = replace(self._subject, loaded=self._see_loaded(world))
         except NodeFailure as failure:
@@ -122,12 +122,9 @@ class Course(Warmth):
         wrong = list(filter(None, known))
         score = Score(known.count(""), len(known),
                       max(wrong, key=wrong.count, default="")[:256])
-        scores: dict[str, Any] = {trial.topic: score}
-        if trial.topic not in ("tools", "context"):
-            scores = {"claims": {**self.measurement.claims, **scores}}
         failed = [FailedAnswer(trial.title, flaw[:256], show_answer(answer))
                   for flaw in dict.fromkeys(flaws) if flaw]
-        self.note(**scores, failed=(*self.measurement.failed, *failed))
+        self.note(failed=(*self.measurement.failed, *failed), **{trial.topic: score})
 
     def note(self, **fields: Any) -> None:
         """Note what was measured; who looks meanwhile sees all of the old or of the new."""
@@ -138,13 +135,10 @@ class Course(Warmth):
         self.note(failure=why[:256])
         self.stage = "done"
 
-    def _ask(self, world: World, trial: Trial, question: Question) -> Answer:
+    def _ask(self, world: World, question: Question) -> Answer:
         """Return the answer; a node that fails and still lives gave none."""
-        model = self.model
-        if trial.thinks:
-            model = replace(model, thinking=True)
         try:
-            return ask_model(world, self.node, model, question)
+            return ask_model(world, self.node, self.model, question)
         except NodeFailure as failure:
             # One question too hard must not end the others: only who is gone
             # raises again here.

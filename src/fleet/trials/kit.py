@@ -71,7 +71,6 @@ class Subject(Record):
 
     model: Model
     seed: str = ""  # makes prompts new to the node, whatever it has cached
-    claims: tuple[str, ...] = ()  # its capabilities, as its node has them
     is_quick: bool = False
     loaded: int = 0
     prompt_rate: float | None = None
@@ -115,12 +114,11 @@ class Subject(Record):
 class Trial(Record):
     """A row: what is asked of a model, what is measured at the answer, who judges it."""
 
-    topic: str  # speed, tools, context, thinking or images
+    topic: str  # speed, tools or context
     name: str
     ask: Callable[[Subject], Question | None]  # None: this model is not asked
     judges: tuple[Callable[[Answer], str], ...] = ()  # "": right, else what it is instead
     speeds: tuple[str, ...] = ()  # fields of a Measurement that the answer tells
-    thinks: bool = False  # the model is asked to
     is_quick: bool = True  # asked with --quick, too
 
     @property
@@ -173,6 +171,3 @@ FILLER = (
     "A cook from the harbour sold soup on the stairs, with bread when there was any left.",
     "The old map shows a bridge where today there is only a row of stones in the river.",
     "At noon the office sent a note that the lift would be repaired on the following Tuesday.")
-RED_SQUARE = (  # a PNG, 64 by 64
-    "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAAAS0lEQVR42u3PQQkAAAgAsetfWiP4FgYrsKZeS0BA"
-    "QEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEDgsqnc8OJg6Ln3AAAAAElFTkSuQmCC")

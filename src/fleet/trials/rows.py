@@ -1,10 +1,9 @@
 """The trials and their judges, as rows."""
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
-from fleet.speech.talk import PromptTooLong, Tool, Turn
+from fleet.speech.talk import PromptTooLong, Tool
 from fleet.start.gate import LatePattern
 from fleet.start.record import replace
 from fleet.text.phrases import count_of
@@ -14,9 +13,7 @@ from fleet.trials.kit import (
     FILLER,
     FILLER_LINES_LIMIT,
     QUICK_SECONDS,
-    RED_SQUARE,
     SPEED_TOKENS,
-    THINKING_TOKENS,
     Trial,
     ask_about,
     ask_to_load_model,
@@ -284,43 +281,4 @@ CONTEXT_TRIALS = (
     Trial("context", "one token more", _ask_too_much, (refuses_too_much,), is_quick=False))
 
 
-# -- what it claims --
-
-
-def _ask_thought(subject: Subject) -> Question | None:
-    if "thinking" not in subject.claims:
-        return None
-    text = ("A bat and a ball cost 1.10 together; the bat costs 1.00 more. "
-            "What does the ball cost?")
-    return ask_about(subject, text, tokens=THINKING_TOKENS)
-
-
-def _ask_image(subject: Subject) -> Question | None:
-    if "vision" not in subject.claims:
-        return None
-    return ask_about(subject, Turn("user", texts=("Which colour is this? One word.",),
-                              images=(RED_SQUARE,)))
-
-
-def thinks_and_answers(answer: Answer) -> str:
-    """Judge whether there are thoughts, and an answer behind them."""
-    if not answer.thoughts.strip():
-        return "did not think"
-    if answer.text.strip():
-        return ""
-    if answer.end.reason == "max_tokens":
-        return f"was still thinking after {answer.end.output_tokens:,} tokens"
-    return "thought and did not answer"
-
-
-def sees_red(answer: Answer) -> str:
-    """Judge whether the red square was seen."""
-    if not re.search(r"\bred\b", answer.text.lower()):
-        return "did not see a red square"
-    return ""
-
-
-CLAIM_TRIALS = (Trial("thinking", "thinks", _ask_thought, (thinks_and_answers,), thinks=True,
-                      is_quick=False),
-                Trial("images", "sees", _ask_image, (sees_red,), is_quick=False))
-TRIALS = (*SPEED_TRIALS, *TOOL_TRIALS, *CONTEXT_TRIALS, *CLAIM_TRIALS)
+TRIALS = (*SPEED_TRIALS, *TOOL_TRIALS, *CONTEXT_TRIALS)

@@ -189,10 +189,9 @@ class Lookout:
 
     def _read_log(self) -> list[bytes]:
         """Return the last lines of LiteLLM's log, where LiteLLM serves."""
-        path = self._options.log_file
-        if self._fleet.gateway.provider != "litellm" and not path:
+        if self._fleet.gateway.provider != "litellm":
             return []
-        path = path or self._workspace.enter(LITELLM_LOG_FILE)
+        path = self._workspace.enter(LITELLM_LOG_FILE)
         return list(Tail(self._world, path, last_bytes=LOG_PART_BYTES).lines())
 
     def _examine(self) -> list[Finding]:

@@ -66,7 +66,7 @@ def _score_cell(score: Score | None, look: Look) -> Cell:
 
 def _measured_notes(known: Measurement) -> Iterator[str]:
     """Yield what a model did instead of what it was asked, and why it was asked no more."""
-    topics = {"tools": known.tools, "context": known.context, **known.claims}
+    topics = {"tools": known.tools, "context": known.context}
     for topic, score in topics.items():
         if score and not score.is_full:
             yield f"{topic}: {score.instead}"

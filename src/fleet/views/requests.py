@@ -14,7 +14,6 @@ from fleet.text.tables import (
     format_table,
     format_words,
     pad_row,
-    paint_words,
 )
 from fleet.text.terminal import PLAIN, Cell, clean_line, crop, mark, paint
 from fleet.text.width import width_of
@@ -59,21 +58,14 @@ def format_served(before: Mapping[str, Mapping[str, Any]],
 
 
 class LogTable:
-    """A table of requests that grows: when, who, which model where, how long, how it ended.
+    """A table of requests that grows: when, who, which model where, how long, how it ended."""
 
-    A line is `short`, and stays one on a narrow terminal, `whole`, or `long`: with its waits.
-    """
-
-    def __init__(self, requests: Iterable[Mapping[str, Any]], look: Look, now: float,
-                 extent: str = "whole") -> None:
-        self._look, self._extent = look, extent
+    def __init__(self, requests: Iterable[Mapping[str, Any]], look: Look, now: float) -> None:
+        self._look = look
         self._widths = {"Time": 8, "Agent": 10, "Model": 10, "Machine": 10, "Took": 7}
         for request in requests:
             for column, cell in self._cells(request, now).items():
                 self._widths[column] = max(self._widths[column], width_of(clean_line(cell)))
-        width = sum(self._widths.values()) + 2 * len(self._widths)
-        if extent == "short" and 0 < look.columns < width + SHORT_OUTCOME:
-            del self._widths["Model"]
 
     def _cells(self, request: Mapping[str, Any], now: float) -> dict[str, str]:
         return {"Time": show_moment(request["time"], now), "Agent": request["name"],
@@ -91,23 +83,12 @@ class LogTable:
 
     def line(self, request: Mapping[str, Any], now: float) -> str:
         """Return a request."""
-        look = self._look
         role = "bad"
         if request["outcome"] == "ok":
             role = "warn" if request["failures"] else "ok"
-        outcome = mark(_describe_outcome(request), role, look)
-        shown = self._cells(request, now)
-        cells = [shown[column] for column in self._widths]
-        widths = list(self._widths.values())
-        if self._extent == "short" and look.columns:
-            head = crop(clean_line(pad_row(cells, widths)), look.columns - SHORT_OUTCOME)
-            room = look.columns - width_of(head) - 2
-            return f"{head}  {paint_words([Cell(crop(outcome.text, room), role)], look)}\n"
-        waits = Cell(_describe_request(request), "dim") if self._extent == "long" else ""
-        return format_entry(cells, widths, [outcome, waits], look)
-
-
-SHORT_OUTCOME = 12  # columns that a short one takes at least
+        outcome = mark(_describe_outcome(request), role, self._look)
+        return format_entry([*self._cells(request, now).values()], [*self._widths.values()],
+                            [outcome], self._look)
 
 
 def _describe_outcome(request: Mapping[str, Any]) -> str:
@@ -117,19 +98,6 @@ def _describe_outcome(request: Mapping[str, Any]) -> str:
     if said:
         said = f" after {said}" if tries else f": {said}"
     return clean_line(f"{request['outcome']}{said}")
-
-
-def _describe_request(request: Mapping[str, Any]) -> str:
-    """Return what else is known of a request: its waits and its tokens."""
-    words = [f"{word} {request[key]:.1f} s" for word, key in (
-        ("waited", "waited"), ("first token", "first_byte")) if request[key] is not None]
-    words.append(f"in {request['input_tokens']:,}, out {request['output_tokens']:,}")
-    if request["waited_for"]:
-        words.append(f"waited for {clean_line(request['waited_for'])}")
-    if request["read_again"]:
-        why = clean_line(request["read_again_why"])
-        words.append(f"read {request['read_again']:,} tokens again: {why}")
-    return f"({', '.join(words)})"
 
 
 def choose_failed(receipts: Iterable[Receipt]) -> list[Receipt]:
@@ -144,7 +112,7 @@ def log_requests(world: World, fleet: Fleet) -> Callable[[list[Receipt | Rejecti
     known = [("", model.ollama_model, model.node) for model in fleet.models.values()]
     known += [(agent, "-", "") for agent in fleet.agents]
     table = LogTable([{"time": now, "total": 0.0, "name": name, "model": model, "node": node}
-                      for name, model, node in known], look, now, "long")
+                      for name, model, node in known], look, now)
     world.err(table.head())
 
     def take(things: list[Receipt | Rejection]) -> None:
@@ -240,7 +208,7 @@ def list_failures(workspace: Workspace, fleet: Fleet, began: float, stream: str)
     look, now = look_of(workspace.world, stream), workspace.world.now()
     names = AgentNames(workspace.world, agents_by_alias(fleet))
     requests = [report_receipt(receipt, names) for receipt in failed[-FAILURES_SHOWN:]]
-    table = LogTable(requests, look, now, "short")
+    table = LogTable(requests, look, now)
     head = f"{count_of(failed, 'request')} failed or fell back to another machine"
     if len(failed) > FAILURES_SHOWN:
         head += f", the last {FAILURES_SHOWN}"

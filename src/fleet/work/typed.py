@@ -76,9 +76,6 @@ ADD_A_TASK = "subagent-fleet run 'NAME:what to do'"
 
 def open_folder(world: World, *, begins: bool = False) -> Folder:
     """Return the tasks of the repository that a person stands in, to be shown."""
-    if not world.can_supervise():
-        raise FleetError("no-posix", "tasks need a system with named pipes and file locks: "
-                         "Linux, macOS, or WSL", status=EXIT_REFUSED, fix="run it in WSL")
     return Folder(world, find_repository(world, world.directory, begins=begins))
 
 
@@ -110,7 +107,7 @@ def open_tasks(folder: Folder, *, trust: bool = False) -> Folder:
 def find_folders(options: Namespace, world: World, known: set[str], *,
                  begins: bool = False) -> list[Folder]:
     """Return the folder of the repository a person is in; with `--all`, of each not known."""
-    if not options.everywhere or not world.can_supervise():
+    if not options.everywhere:
         return [open_folder(world, begins=begins)]
     folders = []
     for path in read_repositories(world):

@@ -237,11 +237,10 @@ class Network(Processes):
 
     def allow_files(self, count: int) -> None:
         """Let the process open so many files, if the system lets it: macOS starts at 256."""
-        with contextlib.suppress(ImportError):  # Windows has no such limit
-            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-            if soft != resource.RLIM_INFINITY and soft < wanted:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
     def own_names(self) -> tuple[str, tuple[str, ...]]:
         """Return this machine's name and IPv4 addresses it would call from. Send nothing."""

@@ -20,7 +20,6 @@ from fleet.world.places import (
     Place,
     as_place,
     in_the_way,
-    is_rooted,
     is_straight,
     open_to_read,
     refuse_link,
@@ -68,13 +67,11 @@ class Disk(Terminal):
 
         It is never relative: what lies in the working directory may be anybody's.
         """
-        for name in ("HOME", "USERPROFILE"):
-            if is_rooted(self.environ.get(name, "")):
-                return self.environ[name]
-        # No such user, as in some containers; no such module, as on Windows.
-        with contextlib.suppress(KeyError, ImportError):
+        if self.environ.get("HOME", "").startswith("/"):
+            return self.environ["HOME"]
+        with contextlib.suppress(KeyError):  # no such user, as in some containers
             home = pwd.getpwuid(os.getuid()).pw_dir
-            if is_rooted(home):
+            if home.startswith("/"):
                 return home
         return NO_HOME
 
@@ -83,7 +80,7 @@ class Disk(Terminal):
         variable, usual = USER_PLACES[kind]
         base = self.environ.get(variable, "")
         # A relative one does not count, by its standard.
-        if not is_rooted(base):
+        if not base.startswith("/"):
             base = self.path(self.home, usual)
         return self.path(base, "subagent-fleet", *names)
 
@@ -112,9 +109,6 @@ class Disk(Terminal):
 
     def others_may_read(self, path: str) -> bool:
         """Tell whether a file is there that not only its owner can read."""
-        if os.name != "posix":  # Windows keeps its rights elsewhere
-            return False
-
         try:
             mode = os.stat(path).st_mode
         except (OSError, ValueError):  # it has just gone
@@ -123,8 +117,6 @@ class Disk(Terminal):
 
     def belongs_to_other(self, path: str) -> bool:
         """Tell whether a file is there that is another user's."""
-        if os.name != "posix":
-            return False
         try:
             return os.stat(path).st_uid != os.getuid()
         except (OSError, ValueError):  # it has just gone
@@ -191,7 +183,8 @@ class Disk(Terminal):
 
     def make_directory(self, path: str, *, is_private: bool = False) -> None:
         """Make a directory and those above it; if `is_private`, only its owner enters."""
-        with trying("make", path), Directory(path, makes=True, is_whole=True) as directory:
+        with trying("make", path):
+            directory = Directory(path, makes=True, is_whole=True)
             if is_private:
                 directory.close_to_others()
 
@@ -202,38 +195,36 @@ class Disk(Terminal):
         With `syncs` that holds for a power cut, too.
         """
         staged = []
-        held = {}  # by root and path: 200 agents share one
-        with contextlib.ExitStack() as holding:
-            try:
-                # All are written beside their places first, so that a full disk
-                # changes nothing.
-                for path, content, mode in files:
-                    place = as_place(path)
-                    key = (place.root, place.above)
-                    with trying("write", place):
-                        if key not in held:
-                            directory = Directory(place, makes=True)
-                            held[key] = holding.enter_context(directory)
-                        staged.append((held[key], place))
-                        held[key].write_new(place.new_name, content, mode, syncs=syncs)
+        known: dict[tuple[str, str], Directory] = {}  # by root and path: 200 agents share one
+        try:
+            # All are written beside their places first, so that a full disk changes nothing.
+            for path, content, mode in files:
+                place = as_place(path)
+                key = (place.root, place.above)
+                with trying("write", place):
+                    if key not in known:
+                        known[key] = Directory(place, makes=True)
+                    staged.append((known[key], place))
+                    known[key].write_new(place.new_name, content, mode, syncs=syncs)
 
-                for directory, place in staged:
-                    with trying("write", place):
-                        directory.replace(place.new_name, place.name)
-                        if syncs:
-                            directory.sync()
-            except FleetError:
-                for directory, place in staged:
-                    with contextlib.suppress(OSError):
-                        directory.unlink(place.new_name)
-                raise
+            for directory, place in staged:
+                with trying("write", place):
+                    directory.replace(place.new_name, place.name)
+                    if syncs:
+                        directory.sync()
+        except FleetError:
+            for directory, place in staged:
+                with contextlib.suppress(OSError):
+                    directory.unlink(place.new_name)
+            raise
 
     def append_line(self, path: str, line: bytes) -> None:
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`.
 
         Where the disk is full, nothing of it is added.
         """
-        with trying("write", path), Directory(path) as directory:
+        with trying("write", path):
+            directory = Directory(path)
             descriptor = directory.open_to_append()
             if os.fstat(descriptor).st_size > RECEIPTS_LIMIT_BYTES:
                 directory.turn_over(descriptor)
@@ -254,15 +245,15 @@ class Disk(Terminal):
 
     def remove(self, path: str) -> None:
         """Remove a file, where there is one."""
-        with trying("remove", path), contextlib.suppress(FileNotFoundError), \
-                Directory(path) as directory:
+        with trying("remove", path), contextlib.suppress(FileNotFoundError):
+            directory = Directory(path)
             directory.unlink(directory.name)
 
     def remove_empty(self, path: str) -> None:
         """Remove a directory in which nothing is left."""
         # it is used, was never there, or lies behind a link
-        with contextlib.suppress(OSError, FleetError), Directory(path) as directory:
-            directory.rmdir()
+        with contextlib.suppress(OSError, FleetError):
+            Directory(path).rmdir()
 
     def names_in(self, directory: str) -> list[str]:
         """Return the names in a directory; none where it is absent."""
@@ -310,11 +301,11 @@ class Disk(Terminal):
     def copy_file(self, source: str, target: str) -> None:
         """Copy a file with its mode, or a link; none is followed out of the target's root."""
         if os.path.islink(source):
-            with trying("copy", source), Directory(target, makes=True) as directory:
-                directory.link(os.readlink(source))
+            with trying("copy", source):
+                Directory(target, makes=True).link(os.readlink(source))
             return
-        with trying("copy", source), open_to_read(source) as stream, \
-                Directory(target, makes=True) as directory:
+        with trying("copy", source), open_to_read(source) as stream:
+            directory = Directory(target, makes=True)
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
             descriptor = directory.open(directory.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL,
                                         mode & 0o777)

@@ -1,11 +1,10 @@
-"""Places, directories entered without following links, ends of files."""
+"""Places, directories to which no link leads, ends of files."""
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
 import os
-import re
 import shlex
 import shutil
 import stat
@@ -66,11 +65,6 @@ def _mend_refusal(path: str, code: int | None) -> str:
     return f"check it: `ls -la {shlex.quote(path or '.')}`"
 
 
-def is_rooted(path: str) -> bool:
-    """Tell whether a path names the same place from every directory."""
-    return bool(re.match(r"/|[A-Za-z]:", path))
-
-
 class Place(str):
     """A path below a directory, its `root`, which no link may lead it out of."""
 
@@ -125,93 +119,27 @@ def refuse_link(place: Place) -> FleetError:
                           f"`ls -ld {shlex.quote(link)}`")
 
 
-def _open_below(step: str, here: int, *, makes: bool) -> int:
-    """Return a descriptor of a directory in another, which is no link."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-    try:
-        return os.open(step, flags, dir_fd=here)
-    except FileNotFoundError:
-        if not makes:
-            raise
-    with contextlib.suppress(FileExistsError):  # somebody else was faster
-        os.mkdir(step, dir_fd=here)
-    return os.open(step, flags, dir_fd=here)
-
-
-def _descend(place: Place, inner: str, *, makes: bool) -> int:
-    """Return a descriptor of a directory below a root, to which no link leads.
-
-    Each step is taken by the descriptor of the one before: a link that is put there at any
-    moment, even between two steps, is seen.
-    """
-    here = os.open(place.root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        for step in inner.split("/"):
-            if step in ("", "."):
-                continue
-            if step == "..":
-                raise in_the_way(place, "leads outside")
-            try:
-                below = _open_below(step, here, makes=makes)
-            except OSError:
-                # A link is ENOTDIR on Linux, ELOOP on macOS; `readlink` knows what it is.
-                with contextlib.suppress(OSError):
-                    os.readlink(step, dir_fd=here)
-                    raise refuse_link(place) from None
-                raise
-            os.close(here)
-            here = below
-    except BaseException:
-        os.close(here)
-        raise
-    return here
-
-
 class Directory:
-    """The directory of a path, held open: work in it is done there, wherever links lead.
-
-    Where a system has no descriptors of directories (Windows), its path is looked
-    at and used.
-    """
+    """The directory of a path: no link leads to it from its root. It is looked at, then used."""
 
     def __init__(self, path: str, *, makes: bool = False, is_whole: bool = False) -> None:
         place = as_place(path)
         inner = place.inner if is_whole else place.above  # the path is the directory's own
         self.name = place.name
-        self._path = os.path.join(place.root, inner)
-        self._descriptor = None
-        if makes:
-            os.makedirs(place.root, exist_ok=True)
-        if os.name == "posix":
-            self._descriptor = _descend(place, inner, makes=makes)
-            return
-
+        self.path = os.path.join(place.root, inner)
         if not is_straight(place.root, inner):
             raise refuse_link(place)
         if makes:
-            os.makedirs(self._path, exist_ok=True)
+            os.makedirs(self.path or ".", exist_ok=True)
 
-    def __enter__(self) -> Directory:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-
-    def _reach(self, name: str) -> str:
-        """Return a name as the calls below take it."""
-        return os.path.join(self._path, name) if self._descriptor is None else name
+    def reach(self, name: str) -> str:
+        """Return the path of a name here."""
+        return os.path.join(self.path, name)
 
     def open(self, name: str, flags: int, mode: int = 0o600) -> int:
         """Return a descriptor of a file here; links are not followed, pipes not awaited."""
         # A FIFO without O_NONBLOCK holds the thread until somebody reads it: for ever.
-        for more in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):
-            flags |= getattr(os, more, 0)
-        return os.open(self._reach(name), flags, mode, dir_fd=self._descriptor)
-
-    def link(self, leads: str) -> None:
-        """Make a symbolic link of the path."""
-        os.symlink(leads, self._reach(self.name), dir_fd=self._descriptor)
+        return os.open(self.reach(name), flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
 
     def open_to_append(self) -> int:
         """Return a descriptor of a regular file that only its owner can read, at its end."""
@@ -221,7 +149,7 @@ class Directory:
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(mode):
                 raise OSError(errno.ENXIO, "it is a device or pipe, not a file")
-            if os.name == "posix" and mode & 0o077:
+            if mode & 0o077:
                 os.fchmod(descriptor, 0o600)
         except OSError:
             os.close(descriptor)
@@ -230,24 +158,28 @@ class Directory:
 
     def turn_over(self, descriptor: int) -> None:
         """Give an open file of this name the name `.1`, unless another writer just did."""
-        with contextlib.suppress(ImportError):  # Windows
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):  # the other is about to make it
-            there = os.stat(self._reach(self.name), dir_fd=self._descriptor,
-                            follow_symlinks=False)
-            if os.path.samestat(there, os.fstat(descriptor)):
+            if os.path.samestat(os.lstat(self.reach(self.name)), os.fstat(descriptor)):
                 self.replace(self.name, f"{self.name}.1")
+
+    def link(self, leads: str) -> None:
+        """Make a symbolic link of the path."""
+        os.symlink(leads, self.reach(self.name))
 
     def close_to_others(self) -> None:
         """Let nobody but the owner enter this directory."""
-        if self._descriptor is not None:
-            os.fchmod(self._descriptor, 0o700)
+        os.chmod(self.path, 0o700)
+
+    def rmdir(self) -> None:
+        """Remove an empty directory."""
+        os.rmdir(self.reach(self.name))
 
     def make_pipe(self) -> None:
         """Make a named pipe in the place of what has its name."""
         with contextlib.suppress(FileNotFoundError):
             self.unlink(self.name)
-        os.mkfifo(self._reach(self.name), 0o600, dir_fd=self._descriptor)
+        os.mkfifo(self.reach(self.name), 0o600)
 
     def write_new(self, name: str, content: bytes, mode: int, *, syncs: bool = False) -> None:
         """Write a file that was not there; what is left of a run that was cut off goes."""
@@ -262,21 +194,19 @@ class Directory:
 
     def sync(self) -> None:
         """Return when the disk has what was renamed here."""
-        if self._descriptor is not None:
-            os.fsync(self._descriptor)
+        descriptor = os.open(self.path or ".", os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def replace(self, old: str, new: str) -> None:
         """Give a file here another name; what had that name is gone."""
-        os.replace(self._reach(old), self._reach(new), src_dir_fd=self._descriptor,
-                   dst_dir_fd=self._descriptor)
+        os.replace(self.reach(old), self.reach(new))
 
     def unlink(self, name: str) -> None:
         """Remove a file, or a link itself."""
-        os.unlink(self._reach(name), dir_fd=self._descriptor)
-
-    def rmdir(self) -> None:
-        """Remove an empty directory."""
-        os.rmdir(self._reach(self.name), dir_fd=self._descriptor)
+        os.unlink(self.reach(name))
 
 
 def is_straight(root: str, inner: str) -> bool:
@@ -295,8 +225,7 @@ def open_to_read(path: str) -> IO[bytes]:
     """Return a regular file to read, or standard input for `-`; a pipe cannot block it."""
     if path == "-":
         return open(0, "rb", closefd=False)
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.ENXIO, "it is no longer a file")

@@ -159,7 +159,7 @@ class Processes(Programs):
         """
         import marshal
         source = self.own_source()
-        if source is None or os.name != "posix":
+        if source is None:
             return ""
         place = self.user_place("cache", "bytecode")
         version = f"{sys.implementation.cache_tag}-{sys.hexversion:x}"

@@ -40,8 +40,8 @@ class Programs(Disk):
     def which(self, name: str) -> str | None:
         """Return where a program lies on the PATH, or that a path is one.
 
-        What the PATH holds relative to the working directory (on Windows always first) is not
-        looked at: a program there is whoever's that directory is.
+        What the PATH holds relative to the working directory is not looked at: a program
+        there is whoever's that directory is.
         """
         places = self.environ.get("PATH", os.defpath).split(os.pathsep)
         program = shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, places)))
@@ -126,9 +126,8 @@ class Programs(Disk):
 
         # Functions, not SIG_IGN, which the child would inherit. Ctrl-C reaches it anyway. A
         # terminal that closes (SIGHUP) must not leave behind what is removed at the end.
-        handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on}
-        if hasattr(signal, "SIGHUP"):
-            handlers[signal.SIGHUP] = hand_on
+        handlers = {signal.SIGINT: lambda *_: None, signal.SIGTERM: hand_on,
+                    signal.SIGHUP: hand_on}
         with self._take_signals(handlers):
             with trying("run", argv[0]):
                 child = subprocess.Popen(argv, env=environ, cwd=directory)
@@ -154,18 +153,16 @@ class Programs(Disk):
 
     def _open_log(self, path: str) -> IO[bytes]:
         """Return a file that a child's output is added to; only its owner can read it."""
-        with trying("write", path), Directory(path, makes=True) as directory:
+        with trying("write", path):
+            directory = Directory(path, makes=True)
             return open(directory.open_to_append(), "ab", buffering=0)
 
     def open_page(self, url: str) -> bool:
         """Show a page in the browser of who sits here; False where nobody does."""
-        has_screen = sys.platform in ("darwin", "win32") or any(
+        has_screen = sys.platform == "darwin" or any(
             self.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
         if not has_screen or self.environ.get("SSH_CONNECTION"):
             return False
-        if sys.platform == "win32":
-            os.startfile(url)
-            return True
 
         # webbrowser would start a browser for terminals where there is no other.
         program = self.which("open" if sys.platform == "darwin" else "xdg-open")
@@ -177,13 +174,10 @@ class Programs(Disk):
 
     # -- programs that outlive this one, and what is known of them --
 
-    def can_supervise(self) -> bool:
-        """Tell whether this system has what programs that outlive us need."""
-        return os.name == "posix"
-
     def hold(self, path: str) -> Hold | None:
         """Return the lock of a file, None where somebody else holds it."""
-        with trying("lock", path), Directory(path) as directory:
+        with trying("lock", path):
+            directory = Directory(path)
             descriptor = directory.open(directory.name, os.O_RDWR | os.O_CREAT)
             hold = Hold(descriptor)
             for _ in range(LOOKERS_LIMIT):
@@ -201,7 +195,8 @@ class Programs(Disk):
         """Tell whether somebody holds the lock of a file; `hold` knows who only looks."""
         if self.kind_of(path) != "file":
             return False
-        with trying("lock", path), Directory(path) as directory:
+        with trying("lock", path):
+            directory = Directory(path)
             looking = Hold(directory.open(directory.name, os.O_RDWR))
             try:
                 return not lock_file(looking.fileno(), fcntl.LOCK_SH)
@@ -224,12 +219,13 @@ class Programs(Disk):
 
     def make_pipe(self, path: str) -> None:
         """Make a named pipe in the place of what is there."""
-        with trying("make", path), Directory(path) as directory:
-            directory.make_pipe()
+        with trying("make", path):
+            Directory(path).make_pipe()
 
     def open_pipe(self, path: str) -> Pipe:
         """Return a named pipe to write to; it stays open when its reader ends."""
-        with trying("write", path), Directory(path) as directory:
+        with trying("write", path):
+            directory = Directory(path)
             # For both, it opens at once, and what is written is not lost with the reader.
             return Pipe(directory.open(directory.name, os.O_RDWR))
 

@@ -62,7 +62,7 @@ class Surroundings:
     @property
     def is_root(self) -> bool:
         """Whether this is the user that may do everything."""
-        return os.name == "posix" and os.geteuid() == 0
+        return os.geteuid() == 0
 
     # -- this machine --
 

@@ -283,11 +283,6 @@ def wait_ready(things: Sequence[Any], seconds: float) -> list[Any]:
     closed = [thing for thing in things if thing.fileno() < 0]
     if closed:  # by another thread, a moment ago: whoever reads it finds its end
         return closed
-    if not hasattr(select, "poll"):  # Windows
-        sending = [thing for thing in things if getattr(thing, "is_sending", False)]
-        reading = [thing for thing in things if thing not in sending]
-        readable, sendable, _ = select.select(reading, sending, [], seconds)
-        return readable + sendable
 
     poll = select.poll()  # select.select fails on descriptors above 1023
     for thing in things:
