@@ -5874,8 +5874,9 @@ passes; what an agent says of itself counts for nothing.
 - `after`: what must be done first; with exactly one, it starts from that task's branch.
 - `setup: [uv sync]` runs in the worktree first; `copy: [.env]` brings files that git does not
   have.
-- `times: 3` tries the same task three times side by side; compare with `subagent-fleet task
-  diff jwt-a`.
+- `models: [small-coder, heavy-coder]` is a ladder: what fails its check on one moves up.
+- `times: 3` tries the same task three times side by side, `times: [small-coder, heavy-coder]`
+  once on each; compare with `subagent-fleet tasks jwt`.
 - `changes: none` for a task whose right answer changes nothing.
 - Ask the person about `allow` (which commands run without asking) before you widen it.
 
@@ -5891,7 +5892,7 @@ passes; what an agent says of itself counts for nothing.
 | fixed | `subagent-fleet task retry parser` |
 | parked | it says why: setup, scope, a prompt too large. Never widen `touch` unasked |
 | review | `subagent-fleet task diff parser`; only the person may say `task accept` |
-| done | `subagent-fleet task diff parser`, then the person merges |
+| done | `subagent-fleet task diff parser`, then the person lands it: `subagent-fleet task land` |
 
 `subagent-fleet tasks parser --json` holds the receipt: rounds of the check, files, commits,
 which machine served it, and `flags` (said it ran tests and ran none; named a file that is not
@@ -5900,7 +5901,7 @@ in the diff).
 ## End
 
 ```sh
-git merge run/parser                   # when the person says so
+subagent-fleet task land               # when the person says so: merged, checked as a whole
 subagent-fleet task tidy --dry-run     # which worktrees could go, and what keeps the others
 subagent-fleet task tidy               # remove what is provably saved
 ```
@@ -5909,7 +5910,7 @@ subagent-fleet task tidy               # remove what is provably saved
 
 - Never answer a task's question on the person's behalf when it is about money, data, names or
   taste.
-- Never merge, push, or delete a branch or worktree yourself (`git worktree remove`, `git
+- Never merge, land, push, or delete a branch or worktree yourself (`git worktree remove`, `git
   branch -D`); `task tidy` removes only what is saved elsewhere.
 - Never report a task as done because its log says so. `subagent-fleet tasks` knows the state.
 - Never stop other people's tasks: `subagent-fleet task stop parser` takes patterns, too: name
@@ -18189,110 +18190,6 @@ def _find_tool_stall(task: TaskSpec, heard: Heard, view: str, now: float) -> str
     return ""
 
 
-# == tasks/landing.py, from line 16 ===========================================
-#
-# In which order work lands, and which of it breaks the whole.
-
-# Landing is a merge queue for one person. The tasks that are done are merged one after another,
-# and the checks of all of them run on the whole. Example: a, b, c and d are merged, and the
-# check fails. It passes on a+b and fails on a+b+c: c is sent back to its agent, d is merged
-# behind b, and the checks run again. So what lands has always passed as it lands.
-
-MARKER = "^(<<<<<<<|>>>>>>>) "  # that git leaves in a file both have changed
-
-
-class LandingPlan(Record):
-    """What can land, in order, and why other work that is done cannot."""
-
-    queue: tuple[TaskState, ...] = ()
-    held: Mapping[str, str] = {}  # by task
-
-
-def plan_landing(states: Mapping[str, TaskState], landed: Collection[str],
-                 names: Collection[str] = ()) -> LandingPlan:
-    """Return which tasks land, and in which order: `after`, priority, when they were done.
-
-    `landed` are those whose work is in the branch already. With `names`, only these and
-    what they come after.
-    """
-    able = {name: state for name, state in states.items()
-            if state.state == "done" and state.kept and not state.forgotten
-            and name not in landed and state.kept != state.base}
-    held: dict[str, str] = {}
-    for name, state in able.items():
-        twins = [other for other in states.values()
-                 if other.task.group == state.task.group != other.name and not other.forgotten]
-        if len(twins) > 1:
-            held[name] = f"one of {some_of([twin.name for twin in twins], 3)}: choose it " \
-                         "with `subagent-fleet task accept`"
-
-    queue: list[TaskState] = []
-    wanted = [able[name] for name in able if not names or name in names]
-    todo = sorted(wanted, key=lambda state: (-state.task.priority, state.at, state.order))
-
-    def put(state: TaskState) -> bool:
-        """Put a task behind those it comes after; tell whether it can land."""
-        name = state.name
-        if state in queue:
-            return True
-        if name in held:
-            return False
-        for other in dependencies_of(state.task, states):
-            if other not in landed and not (other in able and put(able[other])):
-                held[name] = f"{other} has not landed"
-                return False
-        queue.append(state)
-        return True
-
-    for state in todo:
-        put(state)
-    return LandingPlan(tuple(queue), {name: why for name, why in held.items()
-                                      if not names or name in names})
-
-
-def find_culprit(count: int, passes: Callable[[int], bool]) -> int:
-    """Return which of so many breaks the whole: all before it pass together.
-
-    The whole was seen to fail; `passes` asks about the first so many.
-    """
-    good, bad = 0, count
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if passes(middle):
-            good = middle
-        else:
-            bad = middle
-    return good
-
-
-def can_go_back(state: TaskState) -> bool:
-    """Tell whether a task's agent gets another round for its work to land."""
-    return state.returned < state.task.rounds
-
-
-def tell_conflict(into: str, others: Collection[str], files: Collection[str]) -> str:
-    """Return what an agent is told whose work conflicts with what has landed."""
-    return (f"Your work was done, but {some_of(sorted(others), 3) or into} has landed on {into} "
-            "meanwhile and changed the same lines. This is a new worktree that has both. "
-            f"Conflict markers are in: {some_of(sorted(files), 20)}. Settle them so that both "
-            "changes hold, and leave the rest of your work as it is.")
-
-
-def tell_failure(into: str, others: Collection[str], check: str, code: int, tail: str) -> str:
-    """Return what an agent is told whose work fails together with what has landed."""
-    beside = f" ({some_of(sorted(others), 5)})" if others else ""
-    return (f"Your work passed its check alone, but not together with what has landed on {into} "
-            f"meanwhile{beside}. This is a new worktree that has both. `{check}` fails there "
-            f"(exit {code}):\n\n{tail or 'It printed nothing.'}\n\nFix that. The check runs again "
-            "when you end.")
-
-
-def merge_message(state: TaskState) -> str:
-    """Return the message of the commit with which a task lands."""
-    first = (state.task.prompt or "").strip().split("\n")[0]
-    return f"{state.name}: {' '.join(first.split())[:100]}"
-
-
 # == tasks/rows.py, from line 18 ==============================================
 #
 # What is shown of tasks: for `tasks`, the dashboard and `trace` alike.
@@ -18351,6 +18248,36 @@ def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
     ranks = {"done": 0, "review": 1}
     return sorted((plan_task_row(state, sight) for state in shown), key=lambda row: (
         firsts[row.group], ranks.get(row.state, 2), row.plus + row.minus))
+
+
+def find_twins(states: Mapping[str, TaskState], state: TaskState) -> list[TaskState]:
+    """Return the other tasks of the same group that are still in question."""
+    return [other for other in states.values() if other.task.group == state.task.group
+            and other.task.times != 1 and other.name != state.name and not other.forgotten]
+
+
+def find_best(rows: Sequence[TaskRow]) -> TaskRow | None:
+    """Return the twin to take, if all have ended: one that is done, the smallest of those."""
+    if any(row.state not in TERMINAL_STATES for row in rows):
+        return None
+    good = [row for row in rows if row.state == "done"]
+    good = good or [row for row in rows if row.state == "review"]
+    return min(good, key=lambda row: row.plus + row.minus) if len(rows) > 1 and good else None
+
+
+def suggest_best(rows: Sequence[TaskRow]) -> str:
+    """Return which twin of each group to take, a line each; or nothing."""
+    groups: dict[str, list[TaskRow]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
+    lines = []
+    for group, twins in groups.items():
+        best = find_best(twins)
+        if best:
+            lines.append(f"Best of {group}: {best.name} ({best.state}, +{best.plus} "
+                         f"-{best.minus}). Compare: subagent-fleet tasks {group}. Take it: "
+                         f"subagent-fleet task accept {best.name}")
+    return "\n".join(lines)
 
 
 def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
@@ -18443,6 +18370,232 @@ def suggest_task_step(state: TaskState) -> str:
     if state.state == "failed" or state.state == "parked" and state.cause in LOGGED:
         return f"subagent-fleet task log {name}{LOGGED.get(state.cause, '')}"
     return f"subagent-fleet tasks {name}" if state.state in ("parked", UNREADABLE) else ""
+
+
+# == tasks/landing.py, from line 17 ===========================================
+#
+# In which order work lands, and which of it breaks the whole.
+
+# Landing is a merge queue for one person. The tasks that are done are merged one after another,
+# and the checks of all of them run on the whole. Example: a, b, c and d are merged, and the
+# check fails. It passes on a+b and fails on a+b+c: c is sent back to its agent, d is merged
+# behind b, and the checks run again. So what lands has always passed as it lands.
+
+MARKER = "^(<<<<<<<|>>>>>>>) "  # that git leaves in a file both have changed
+
+
+class LandingPlan(Record):
+    """What can land, in order, and why other work that is done cannot."""
+
+    queue: tuple[TaskState, ...] = ()
+    held: Mapping[str, str] = {}  # by task
+
+
+def plan_landing(states: Mapping[str, TaskState], landed: Collection[str],
+                 names: Collection[str] = ()) -> LandingPlan:
+    """Return which tasks land, and in which order: `after`, priority, when they were done.
+
+    `landed` are those whose work is in the branch already. With `names`, only these and
+    what they come after.
+    """
+    able = {name: state for name, state in states.items()
+            if state.state == "done" and state.kept and not state.forgotten
+            and name not in landed and state.kept != state.base}
+    held: dict[str, str] = {}
+    for name, state in able.items():
+        if find_twins(states, state):
+            held[name] = "choose one of its twins: subagent-fleet task accept"
+
+    queue: list[TaskState] = []
+    wanted = [able[name] for name in able if not names or name in names]
+    todo = sorted(wanted, key=lambda state: (-state.task.priority, state.at, state.order))
+
+    def put(state: TaskState) -> bool:
+        """Put a task behind those it comes after; tell whether it can land."""
+        name = state.name
+        if state in queue:
+            return True
+        if name in held:
+            return False
+        for other in dependencies_of(state.task, states):
+            if other not in landed and not (other in able and put(able[other])):
+                held[name] = f"{other} has not landed"
+                return False
+        queue.append(state)
+        return True
+
+    for state in todo:
+        put(state)
+    return LandingPlan(tuple(queue), {name: why for name, why in held.items()
+                                      if not names or name in names})
+
+
+def find_culprit(count: int, passes: Callable[[int], bool]) -> int:
+    """Return which of so many breaks the whole: all before it pass together.
+
+    The whole was seen to fail; `passes` asks about the first so many.
+    """
+    good, bad = 0, count
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        if passes(middle):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+def can_go_back(state: TaskState) -> bool:
+    """Tell whether a task's agent gets another round for its work to land."""
+    return state.returned < state.task.rounds
+
+
+def tell_conflict(into: str, others: Collection[str], files: Collection[str]) -> str:
+    """Return what an agent is told whose work conflicts with what has landed."""
+    return (f"Your work was done, but {some_of(sorted(others), 3) or into} has landed on {into} "
+            "meanwhile and changed the same lines. This is a new worktree that has both. "
+            f"Conflict markers are in: {some_of(sorted(files), 20)}. Settle them so that both "
+            "changes hold, and leave the rest of your work as it is.")
+
+
+def tell_failure(into: str, others: Collection[str], check: str, code: int, tail: str) -> str:
+    """Return what an agent is told whose work fails together with what has landed."""
+    beside = f" ({some_of(sorted(others), 5)})" if others else ""
+    return (f"Your work passed its check alone, but not together with what has landed on {into} "
+            f"meanwhile{beside}. This is a new worktree that has both. `{check}` fails there "
+            f"(exit {code}):\n\n{tail or 'It printed nothing.'}\n\nFix that. The check runs again "
+            "when you end.")
+
+
+def merge_message(state: TaskState) -> str:
+    """Return the message of the commit with which a task lands."""
+    first = (state.task.prompt or "").strip().split("\n")[0]
+    return f"{state.name}: {' '.join(first.split())[:100]}"
+
+
+# == tasks/starter.py, from line 15 ===========================================
+#
+# A task file to start from: how a project is set up and checked, guessed from its files.
+
+class ProjectGuess(Record):
+    """How a project is set up and checked, and the files that say so."""
+
+    kind: str = ""  # "": nothing was recognized
+    seen: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    check: str = ""
+
+
+# The files that are read; of a directory, only that it is there.
+PROJECT_FILES = ("uv.lock", "poetry.lock", "pyproject.toml", "requirements.txt", "setup.py",
+                 "package.json", "pnpm-lock.yaml", "yarn.lock", "package-lock.json", "Gemfile",
+                 "go.mod", "Cargo.toml", "Makefile")
+PROJECT_DIRECTORIES = ("tests", "test", "spec")
+
+
+def guess_project(files: Mapping[str, str]) -> ProjectGuess:
+    """Return the first kind that a project's files tell. Directories have no text."""
+    for guess in (_guess_rails, _guess_python, _guess_node, _guess_go, _guess_rust, _guess_make):
+        found = guess(files)
+        if found:
+            return found
+    return ProjectGuess()
+
+
+def _guess_rails(files: Mapping[str, str]) -> ProjectGuess | None:
+    if not re.search(r"""gem ["']rails["']""", files.get("Gemfile", "")):
+        return None
+    check = "bundle exec rspec" if "spec" in files else "bin/rails test"
+    return ProjectGuess("Rails", ("Gemfile",), ("bundle install",), check)
+
+
+def _guess_python(files: Mapping[str, str]) -> ProjectGuess | None:
+    seen = tuple(name for name in PROJECT_FILES[:5] if name in files)
+    if not seen:
+        return None
+    setup: tuple[str, ...] = ()
+    python = "python3"
+    if "uv.lock" in files:
+        setup, python = ("uv sync",), "uv run python"
+    elif "poetry.lock" in files:
+        setup, python = ("poetry install",), "poetry run python"
+    elif "requirements.txt" in files:
+        setup = ("python3 -m venv .venv", ".venv/bin/pip install -q -r requirements.txt")
+        python = ".venv/bin/python"
+    uses_pytest = any("pytest" in files[name] for name in seen)
+    return ProjectGuess("Python", seen, setup,
+                        f"{python} -m {'pytest -q' if uses_pytest else 'unittest -q'}")
+
+
+def _guess_node(files: Mapping[str, str]) -> ProjectGuess | None:
+    if "package.json" not in files:
+        return None
+    program, setup, lock = "npm", "npm install", ""
+    for name, own, command in (("pnpm-lock.yaml", "pnpm", "pnpm install --frozen-lockfile"),
+                               ("yarn.lock", "yarn", "yarn install --frozen-lockfile"),
+                               ("package-lock.json", "npm", "npm ci")):
+        if name in files and not lock:
+            program, setup, lock = own, command, name
+    page = parse_object(files["package.json"].encode("utf-8")) or {}
+    scripts = page.get("scripts")
+    scripts = scripts if isinstance(scripts, dict) else {}
+    check = ""
+    if "no test specified" not in str(scripts.get("test", "no test specified")):
+        check = f"{program} test"
+    elif "build" in scripts:
+        check = f"{program} run build"
+    return ProjectGuess("Node", tuple(filter(None, ("package.json", lock))), (setup,), check)
+
+
+def _guess_go(files: Mapping[str, str]) -> ProjectGuess | None:
+    if "go.mod" not in files:
+        return None
+    return ProjectGuess("Go", ("go.mod",), (), "go vet ./... && go test ./...")
+
+
+def _guess_rust(files: Mapping[str, str]) -> ProjectGuess | None:
+    if "Cargo.toml" not in files:
+        return None
+    return ProjectGuess("Rust", ("Cargo.toml",), (), "cargo test --quiet")
+
+
+def _guess_make(files: Mapping[str, str]) -> ProjectGuess | None:
+    if not re.search(r"(?m)^(test|check)\s*:(?!=)", files.get("Makefile", "")):
+        return None
+    target = "test" if re.search(r"(?m)^test\s*:(?!=)", files["Makefile"]) else "check"
+    return ProjectGuess("make", ("Makefile",), (), f"make {target}")
+
+
+def render_tasks(guess: ProjectGuess) -> str:
+    """Return a task file with two tasks that any project can use."""
+    defaults: dict[str, object] = {}
+    if guess.setup:
+        defaults["setup"] = list(guess.setup)
+    if guess.check:
+        defaults["check"] = guess.check
+    tasks = {"tests": {"prompt": "Find the most important function that no test covers, and "
+                                 "write a test for it."},
+             "readme": {"prompt": "Read README.md beside the code, and fix what is no longer "
+                                  "true."}}
+    lines = ["# Each task is done by an agent in a place of its own. `subagent-fleet run --land`",
+             "# merges what passes its check. All keys: `subagent-fleet help runs`."]
+    if not guess.check:
+        lines += ["# No check was found. Add one, and nothing counts before it passes:",
+                  "# defaults: {check: make test}"]
+    if defaults:
+        lines.append(dump_yaml({"defaults": defaults}).rstrip("\n"))
+    lines.append(dump_yaml({"tasks": tasks}).rstrip("\n"))
+    return "\n".join(lines) + "\n"
+
+
+def describe_guess(guess: ProjectGuess) -> str:
+    """Return in a sentence what was guessed, and from what."""
+    if not guess.kind:
+        return ("No check was guessed: none of Python, Node, Rails, Go, Rust or make was "
+                "recognized here.")
+    setup = f"setup `{'`, `'.join(guess.setup)}`" if guess.setup else "no setup"
+    check = f"check `{guess.check}`" if guess.check else "no check: add one"
+    return f"Guessed from {', '.join(guess.seen)} ({guess.kind}): {setup}, {check}."
 
 
 # =============================================================================
@@ -27855,7 +28008,7 @@ def tell_weakness(fleet: Fleet, main: Model, states: Mapping[str, NodeState], wo
                                   look_of(world, "stderr"), memory))
 
 
-# == commands/init.py, from line 50 ===========================================
+# == commands/init.py, from line 59 ===========================================
 #
 # `init`: write a new fleet file; the examples it can write.
 
@@ -27959,17 +28112,42 @@ def write_example(options: Namespace, world: World) -> int:
     """Write an example as the fleet file and say what to do with it, or list them all."""
     if options.example == "list":
         rows = [(name, summary) for name, (summary, _) in EXAMPLES.items()]
+        rows.append((TASKS_EXAMPLE, "tasks for agents in parallel: a tasks.yaml"))
         world.out(format_pairs(rows, look_of(world)))
         return EXIT_OK
 
     name = EXAMPLE_ALIASES.get(options.example, options.example)
-    check_names("example", (name,), EXAMPLES, "init")
+    check_names("example", (name,), (*EXAMPLES, TASKS_EXAMPLE), "init")
+    if name == TASKS_EXAMPLE:
+        return write_tasks_example(options, world)
     output = check_output(options, world)
     summary, text = EXAMPLES[name]
     lines = [*write_fleet(world, output, text), f"{name}: {summary}.",
              "Fill in your own machines and models, then run `subagent-fleet doctor`."]
     said = wrap_text("".join(clean_line(line) + "\n" for line in lines), look_of(world))
     world.out(said)
+    return EXIT_OK
+
+
+def write_tasks_example(options: Namespace, world: World) -> int:
+    """Write a task file whose setup and check are guessed from the files around it."""
+    output = options.output or TASK_FILES[0]
+    directory = world.split(output)[0] or "."
+    if world.kind_of(output) != "absent" and not options.force:
+        raise FleetError("exists", f"{output} already exists", status=EXIT_REFUSED,
+                         fix=f"edit it, or `subagent-fleet init --example {TASKS_EXAMPLE} "
+                             "--force`")
+    files = {name: "" for name in PROJECT_DIRECTORIES
+             if world.kind_of(world.path(directory, name)) == "directory"}
+    for name in PROJECT_FILES:
+        path = world.path(directory, name)
+        if world.kind_of(path) == "file":
+            files[name] = world.read_part(path, 0, TEXT_LIMIT_BYTES).decode("utf-8", "replace")
+    guess = guess_project(files)
+    world.replace_files([(output, render_tasks(guess).encode("utf-8"), 0o644)])
+    said = [f"Wrote {output}.", describe_guess(guess),
+            "Write your own prompts into it, then: subagent-fleet run --land"]
+    world.out(wrap_text("".join(f"{clean_line(line)}\n" for line in said), look_of(world)))
     return EXIT_OK
 
 
@@ -28117,6 +28295,7 @@ EXAMPLES = {
     "hybrid": ("the main session on your Claude login, subagents at home",
                HYBRID_EXAMPLE),
 }
+TASKS_EXAMPLE = "tasks"  # which is made of the project it is written for
 # What the examples of the first versions were called.
 EXAMPLE_ALIASES = {"ollama-laptop-only": "laptop", "claude-agents": "laptop",
                    "multi-node-cluster": "three-machines", "litellm-proxy": "three-machines"}
@@ -30157,7 +30336,7 @@ def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
         return False
 
 
-# == commands/tasks.py, from line 43 ==========================================
+# == commands/tasks.py, from line 56 ==========================================
 #
 # `tasks`: how tasks stand.
 
@@ -30178,7 +30357,9 @@ def cmd_tasks(options: Namespace, world: World) -> int:
         world.out(clear)
         if options.task:
             held = [folder for folder in folders if options.task in folder.read_states()[0]]
-            show_task((held or folders or [open_folder(world)])[0], options.task, options)
+            folder = (held or folders or [open_folder(world)])[0]
+            if held or not show_group(folder, options):
+                show_task(folder, options.task, options)
         else:
             show_tasks(folders, options, world)
         return True
@@ -30211,10 +30392,43 @@ def show_sight(sight: TaskSight, world: World) -> None:
     if sight.unreadable:
         world.err(f"{count_of(sight.unreadable, 'state file')} could not be read.\n")
     world.out(format_tasks(rows, look) if rows else f"No tasks. Start one: {ADD_A_TASK}\n")
-    advice = [suggest_retry(sight.tasks), "" if sight.holder else suggest_run(sight.tasks),
-              suggest_forget(sight.tasks)]
+    advice = [suggest_best(rows), suggest_retry(sight.tasks),
+              "" if sight.holder else suggest_run(sight.tasks), suggest_forget(sight.tasks)]
     text = "".join(f"{line}\n" for line in advice if line)
     world.err(wrap_text(text, look_of(world, "stderr")))
+
+
+def show_group(folder: Folder, options: Namespace) -> bool:
+    """Print the twins of a task side by side; False: it has none."""
+    world = folder.world
+    sight = see_folder(folder, options)
+    rows = [row for row in plan_task_rows(sight) if row.group == options.task]
+    if not rows:
+        return False
+    tokens = {row.name: count_tokens(folder, sight.tasks[row.name]) for row in rows}
+    best = find_best(rows)
+    if options.json:
+        print_report(world, "tasks", {
+            "group": options.task, "best": best.name if best else None,
+            "tasks": [{**vars(row), "tokens": tokens[row.name]} for row in rows]})
+        return True
+    look = look_of(world)
+    world.out(format_table(
+        ("NAME", "MODEL", "STATE", "TOOK", "TOKENS", "DIFF", "WHY"),
+        [[row.name, row.rung or row.alias or "-", mark_task(row.state, look),
+          show_span(row.total), f"{tokens[row.name]:,}" if tokens[row.name] else "-",
+          f"+{row.plus} -{row.minus}" if row.files else "-", crop(clean_line(row.reason), 40)]
+         for row in rows], look=look))
+    world.err(wrap_text(f"{suggest_best(rows)}\n" if best else "", look_of(world, "stderr")))
+    return True
+
+
+def count_tokens(folder: Folder, state: TaskState) -> int:
+    """Return the tokens that a task has read and written in all its tries, by its receipts."""
+    receipts = [folder.read_receipt(state, number)
+                for number in range(state.first + 1, state.tried + 1)]
+    return sum(int(row.get(word) or 0) for receipt in receipts
+               for row in receipt.get("served") or [] for word in ("input", "output"))
 
 
 def suggest_forget(tasks: Mapping[str, TaskState]) -> str:
@@ -30317,7 +30531,7 @@ def show_key(word: str, value: object) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-# == commands/task_orders.py, from line 44 ====================================
+# == commands/task_orders.py, from line 46 ====================================
 #
 # `task add`, `say`, `answer`, `stop`, `retry`, `accept`, `forget`.
 
@@ -30510,9 +30724,27 @@ def cmd_task_retry(options: Namespace, world: World) -> int:
 
 
 @command("task accept", "call tasks done: what they changed is put on their branches",
-         TASK_PATTERNS, group=WORK, examples=("task accept parser",))
+         TASK_PATTERNS, replace(YES, note="also drop the other twins"), group=WORK,
+         examples=("task accept parser", "task accept jwt-b --yes"))
 def cmd_task_accept(options: Namespace, world: World) -> int:
-    return order_tasks("accept", options, world)
+    folder = open_tasks(open_folder(world))
+    chosen = match_tasks(folder, options, "task accept")
+    states = see_states(folder)[0]
+    names = [state.name for state in chosen]
+    twins = {twin.name: twin for state in chosen for twin in find_twins(states, state)
+             if twin.name not in names}
+    settled = [state for state in chosen if state.state == "done" and find_twins(states, state)]
+    options.patterns = [name for name in names if name not in {one.name for one in settled}]
+    status = order_tasks("accept", options, world) if options.patterns else EXIT_OK
+    for state in settled:
+        tell_task(world, state.name, "done", f"branch {state.branch}")
+    if twins and status == EXIT_OK and (options.yes or world.confirm(
+            f"Drop {some_of([*twins], 5)}? Their branches and refs stay.")):
+        options.patterns = [*twins]
+        if any(not twin.is_over for twin in twins.values()):
+            order_tasks("stop", options, world)
+        status = order_tasks("forget", options, world)
+    return status
 
 
 @command("task forget", "drop finished tasks from every list; their branches and refs stay",
@@ -31854,14 +32086,21 @@ subagent-fleet task diff parser                       # what it has changed
 subagent-fleet task add 'css:Tidy the styles'         # more work for the same run
 ```
 
-You merge, with git. Then remove the worktrees; one is removed only if everything in it is in
-a branch or a ref:
+When they are done, land them, and remove the worktrees (one is removed only if everything in
+it is in a branch or a ref):
 
 ```sh
-git merge run/docs
-git merge run/storage
+subagent-fleet task land            # or merge one: git merge run/docs
 subagent-fleet task tidy
 ```
+
+`task land` (or `run --land`, as tasks get done) merges every finished task, in the order of
+`after`, `priority`, and when they were done, in a repository of its own; runs the checks of all
+of them on the merged tree; and moves the branch you are on (`--into` names another) only if
+all pass, it is still where it was, and your checkout has no uncommitted changes. Otherwise the
+result is on `run/landed`, with the line to type. What conflicts, or fails together with the
+others, goes back to its agent on top of what has landed, for as many times as its `rounds`;
+then it stays out, and the others land. `subagent-fleet task log NAME landing` says why.
 
 - **Ctrl-C leaves the agents running**, and so does a crash or `kill -9`: the next
   `subagent-fleet run` takes over where they are. `task stop '*'` ends them. What is known of
@@ -31907,8 +32146,9 @@ subagent-fleet task tidy
   the check printed. `login` is the coder's own login, without your fleet. What leaves your
   house is used only if it is written here, only after a failure at home, and at most for
   `cloud_limit` tasks a day (default 3). `run` ends with where the tasks were done.
-- `times: 3` makes `NAME-a`, `NAME-b`, `NAME-c` of one prompt, to choose from: `tasks` lists
-  finished and small ones first.
+- `times: 3` makes `NAME-a`, `NAME-b`, `NAME-c` of one prompt, to choose from; `times:
+  [small-coder, heavy-coder]` one on each model. `tasks NAME` shows them side by side and names
+  the best; `task accept NAME-b` takes it and offers to drop the others.
 - `coder:` names another program: `codex`, `opencode`, `aider` or `qwen`, or any command as a
   list. It gets the whole prompt on stdin, can't be asked or steered, and its exit code
   counts where there is no check, and where nothing was changed.
@@ -32020,7 +32260,8 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   `memory_mb`, `cpu_percent`, `processes`, `fix`, `session`, `branch`, `worktree`,
   `agent`, `alias`, `reason`, `cause`: check, diff, scope, deadline, stalled, lost, api, too-large,
   coder or the id of an error); with `--all` a list of such objects under `repositories`; with a
-  name that task's fields, `keys` (`key`, `value`, `origin`), `tries`: its receipts
+  name that task's fields (of twins `group`, `best`, `tasks`, each with its `tokens`), `keys`
+  (`key`, `value`, `origin`), `tries`: its receipts
 - `task answer`: `questions` (`task`, `questions`: `question`, `choices`)
 - `task diff`: `task`, `base`, `after` (a ref or a tree), `files` (lines added, lines removed,
   path)
@@ -32263,7 +32504,7 @@ def offered_words(flag: Flag, before: Sequence[str], world: World) -> list[str]:
             return [name for name, state in tasks.items() if not state.forgotten]
         return []
     if offers == EXAMPLE_NAMES:
-        return list(EXAMPLES)
+        return [*EXAMPLES, TASKS_EXAMPLE]
     if offers and offers[0] in NAME_KINDS:
         config = dict(zip(before, before[1:])).get("--config")
         return list(getattr(load_config(world, config).fleet, offers[0]))

@@ -36,10 +36,10 @@ SAYS = {
     "run --dry-run": (0, "branch run/survey"), "schema": (0, '"[$]schema"'),
     "skills install": (0, r"subagent-fleet-setup/SKILL.md +created"),
     "status": (0, ROUTE), "status --check": (1, ROUTE), "task answer": (1, "parser"),
-    "task diff": (1, "parser|jwt-a"), "task log": (0, "run/tasks/parser"),
+    "task diff": (1, "parser|jwt-a"), "task land": (0, "Nothing has landed"), "task log": (0, "run/tasks/parser"),
     "task retry": (1, r"parser +waiting"), "task say": (0, r"parser .*Leave the docs alone"),
     "task stop": (0, r"parser +stopped"), "task tidy": (0, "(?i)tidy"),
-    "tasks": (0, r"jwt-a +waiting"), "tasks parser --json": (0, '"state": "waiting"'),
+    "tasks": (0, r"jwt-a +waiting"), "tasks jwt": (2, "jwt-a"), "tasks parser --json": (0, '"state": "waiting"'),
     "trace": (0, "session"), "trace --audit": (1, "session"),
     "validate": (0, "fleet.yaml is valid"), "warmup": (0, r"qwen3:8b +ok"),
     "worker": (1, "OLLAMA_HOST=0.0.0.0:9")}

@@ -1,4 +1,5 @@
 """Landing: what is done is merged, checked as a whole, and only then on the person's branch."""
+import json
 import os
 import random
 import re
@@ -149,10 +150,26 @@ def test_what_comes_after_another_lands_behind_it_and_never_without_it(shop):
 
 
 def test_of_twins_one_lands_and_a_person_chooses(shop):
-    run_tasks(shop, add_done(shop, "t", "echo $FLEET_TASK_ID > t.txt", times=2))
+    grow = '[ $FLEET_TASK_ID = t-a ] && seq 5 > t.txt || seq 2 > t.txt'
+    run_tasks(shop, add_done(shop, "t", grow, times=2))
     done = shop.type("task", "land")
     assert "2 tasks held" in done.out and "task accept" in done.out, done
     assert shop.git("rev-parse", "main") == shop.start
+
+    seen = shop.type("tasks", "t")
+    assert re.search(r"NAME +MODEL +STATE +TOOK +TOKENS +DIFF", seen.out), seen
+    assert "Best of t: t-b (done, +2 -0)" in " ".join(seen.err.split())
+    report = json.loads(shop.type("tasks", "t", "--json").out)
+    assert (report["best"], [row["name"] for row in report["tasks"]]) == ("t-b", ["t-b", "t-a"])
+    assert "subagent-fleet task accept t-b" in " ".join(shop.type("tasks").err.split())
+
+    assert shop.type("task", "accept", "t-b").code == 0  # off a terminal nothing is dropped
+    assert set(shop.rows()) == {"t-a", "t-b"}
+    done = shop.type("task", "accept", "t-b", "--yes")
+    assert done.code == 0 and "forgotten" in done.out, done
+    assert set(shop.rows()) == {"t-b"} and shop.tip("t-a")
+    assert "1 landed on main" in shop.type("task", "land").out
+    assert shop.git("show", "main:t.txt") == "1\n2"
 
 
 def test_it_lands_on_another_branch_than_the_one_checked_out(shop):
@@ -230,6 +247,19 @@ def test_work_with_no_common_history_is_refused(shop):
     states.write_state(sf.replace(state, kept=alone))
     done = shop.type("task", "land")
     assert "b could not be merged: fatal: refusing to merge unrelated histories" in done.err  # "merge-failed"
+
+
+def test_a_task_file_to_start_from_runs_and_lands(shop):
+    shop.commit(**{"Makefile": "test:\n\ttest -s a.txt\n"})
+    done = shop.type("init", "--example", "tasks")
+    assert done.code == 0 and "Guessed from Makefile (make): no setup, check `make test`." in done.out
+    assert shop.type("init", "--example", "tasks").code == 3  # it is there already
+    assert shop.type("validate", "--json").code in (0, 1)
+    text = (shop.repo / "tasks.yaml").read_text()
+    (shop.repo / "tasks.yaml").write_text(text.replace(
+        "defaults:", "defaults:\n  coder: [sh, -c, 'echo $FLEET_TASK_ID > $FLEET_TASK_ID.txt']"))
+    assert "2 landed on main" in shop.run("--land").out
+    assert shop.files("main") == {"Makefile", "a.txt", "readme.txt", "tests.txt"}
 
 
 # -- random histories --

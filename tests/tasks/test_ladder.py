@@ -160,3 +160,43 @@ def test_three_machines_of_different_ability_do_all_in_little_more_than_half_the
         everywhere += turns
         alone += simulate(seed, {"strong-local": 1})[1]
     assert everywhere / alone <= 0.6, everywhere / alone
+
+
+# -- a task file to start from --
+
+@pytest.mark.parametrize("files, kind, setup, check", [
+    ({"pyproject.toml": "pytest", "uv.lock": ""}, "Python", ("uv sync",), "uv run python -m pytest -q"),
+    ({"pyproject.toml": "pytest", "poetry.lock": ""}, "Python", ("poetry install",),
+     "poetry run python -m pytest -q"),
+    ({"setup.py": ""}, "Python", (), "python3 -m unittest -q"),
+    ({"requirements.txt": "pytest"}, "Python",
+     ("python3 -m venv .venv", ".venv/bin/pip install -q -r requirements.txt"),
+     ".venv/bin/python -m pytest -q"),
+    ({"package.json": '{"scripts": {"test": "vitest"}}', "pnpm-lock.yaml": ""}, "Node",
+     ("pnpm install --frozen-lockfile",), "pnpm test"),
+    ({"package.json": '{"scripts": {"test": "echo \\"Error: no test specified\\"", "build": "tsc"}}',
+      "package-lock.json": ""}, "Node", ("npm ci",), "npm run build"),
+    ({"package.json": "not json"}, "Node", ("npm install",), ""),
+    ({"Gemfile": 'gem "rails"', "package.json": "{}"}, "Rails", ("bundle install",), "bin/rails test"),
+    ({"Gemfile": "gem 'rails'", "spec": ""}, "Rails", ("bundle install",), "bundle exec rspec"),
+    ({"go.mod": ""}, "Go", (), "go vet ./... && go test ./..."),
+    ({"Cargo.toml": ""}, "Rust", (), "cargo test --quiet"),
+    ({"Makefile": "all:\n\ntest: all\n"}, "make", (), "make test"),
+    ({"Makefile": "test := 1\n"}, "", (), ""), ({}, "", (), "")])
+def test_what_a_project_is_set_up_and_checked_with_is_guessed(files, kind, setup, check):
+    guess = sf.guess_project(files)
+    assert (guess.kind, guess.setup, guess.check) == (kind, setup, check)
+    plan, problems = sf.check_tasks(sf.Document(sf.render_tasks(guess), "tasks.yaml"))
+    assert not problems
+    assert all((task.setup, task.check) == (setup, check or None) for task in plan.tasks.values())
+    assert all(word in sf.describe_guess(guess) for word in (*setup, check))
+
+
+def test_twins_of_a_list_have_a_model_each():
+    plan, problems = sf.check_tasks(sf.Document(
+        "defaults: {agent: implementer}\ntasks:\n  t: {prompt: x, times: [weak, login]}\n", "tasks.yaml"), FLEET)
+    assert not problems
+    assert {name: (task.models, task.agent, task.group) for name, task in plan.tasks.items()} == {
+        "t-a": (("weak",), None, "t"), "t-b": (("login",), None, "t")}
+    _, problems = sf.check_tasks(sf.Document("tasks:\n  t: {prompt: x, times: [weka]}\n", "tasks.yaml"), FLEET)
+    assert problems[0].where == "tasks.yaml:2:26" and problems[0].fix == "did you mean `weak`?"

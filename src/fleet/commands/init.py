@@ -11,12 +11,14 @@ from fleet.config.node import NodeState
 from fleet.config.sections import Node
 from fleet.plan.starter import plan_hybrid
 from fleet.plan.trust import plan_node_stakes
+from fleet.runs.folder import TASK_FILES
 from fleet.start.constants import (
     CLAUDE_ENDPOINT,
     CONFIG_NAMES,
     EXIT_OK,
     EXIT_REFUSED,
     EXIT_USAGE,
+    TEXT_LIMIT_BYTES,
 )
 from fleet.start.errors import FleetError
 from fleet.start.gate import asset
@@ -31,6 +33,13 @@ from fleet.steps.machines import (
     write_starter,
 )
 from fleet.steps.words import format_flaw, format_starter
+from fleet.tasks.starter import (
+    PROJECT_DIRECTORIES,
+    PROJECT_FILES,
+    describe_guess,
+    guess_project,
+    render_tasks,
+)
 from fleet.text.phrases import some_of
 from fleet.text.tables import format_pairs, format_words, wrap_text
 from fleet.text.terminal import PLAIN, clean_line
@@ -147,17 +156,42 @@ def write_example(options: Namespace, world: World) -> int:
     """Write an example as the fleet file and say what to do with it, or list them all."""
     if options.example == "list":
         rows = [(name, summary) for name, (summary, _) in EXAMPLES.items()]
+        rows.append((TASKS_EXAMPLE, "tasks for agents in parallel: a tasks.yaml"))
         world.out(format_pairs(rows, look_of(world)))
         return EXIT_OK
 
     name = EXAMPLE_ALIASES.get(options.example, options.example)
-    check_names("example", (name,), EXAMPLES, "init")
+    check_names("example", (name,), (*EXAMPLES, TASKS_EXAMPLE), "init")
+    if name == TASKS_EXAMPLE:
+        return write_tasks_example(options, world)
     output = check_output(options, world)
     summary, text = EXAMPLES[name]
     lines = [*write_fleet(world, output, text), f"{name}: {summary}.",
              "Fill in your own machines and models, then run `subagent-fleet doctor`."]
     said = wrap_text("".join(clean_line(line) + "\n" for line in lines), look_of(world))
     world.out(said)
+    return EXIT_OK
+
+
+def write_tasks_example(options: Namespace, world: World) -> int:
+    """Write a task file whose setup and check are guessed from the files around it."""
+    output = options.output or TASK_FILES[0]
+    directory = world.split(output)[0] or "."
+    if world.kind_of(output) != "absent" and not options.force:
+        raise FleetError("exists", f"{output} already exists", status=EXIT_REFUSED,
+                         fix=f"edit it, or `subagent-fleet init --example {TASKS_EXAMPLE} "
+                             "--force`")
+    files = {name: "" for name in PROJECT_DIRECTORIES
+             if world.kind_of(world.path(directory, name)) == "directory"}
+    for name in PROJECT_FILES:
+        path = world.path(directory, name)
+        if world.kind_of(path) == "file":
+            files[name] = world.read_part(path, 0, TEXT_LIMIT_BYTES).decode("utf-8", "replace")
+    guess = guess_project(files)
+    world.replace_files([(output, render_tasks(guess).encode("utf-8"), 0o644)])
+    said = [f"Wrote {output}.", describe_guess(guess),
+            "Write your own prompts into it, then: subagent-fleet run --land"]
+    world.out(wrap_text("".join(f"{clean_line(line)}\n" for line in said), look_of(world)))
     return EXIT_OK
 
 
@@ -173,6 +207,7 @@ EXAMPLES = {
     "hybrid": ("the main session on your Claude login, subagents at home",
                HYBRID_EXAMPLE),
 }
+TASKS_EXAMPLE = "tasks"  # which is made of the project it is written for
 # What the examples of the first versions were called.
 EXAMPLE_ALIASES = {"ollama-laptop-only": "laptop", "claude-agents": "laptop",
                    "multi-node-cluster": "three-machines", "litellm-proxy": "three-machines"}

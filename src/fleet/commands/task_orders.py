@@ -3,15 +3,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.cli.rows import CONFIG, JSON, TRUST, WORK, Flag, command
+from fleet.cli.rows import CONFIG, JSON, TRUST, WORK, YES, Flag, command
 from fleet.cli.say import print_report
 from fleet.runs.agent import shorten
 from fleet.runs.see import see_states
 from fleet.speech.claude_stream import plan_answers, questions_in
 from fleet.start.constants import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE
 from fleet.start.errors import FleetError
+from fleet.start.record import replace
+from fleet.tasks.rows import find_twins
 from fleet.tasks.state import LIVE_STATES, can_accept, freeze
-from fleet.text.phrases import count_of
+from fleet.text.phrases import count_of, some_of
 from fleet.text.tables import format_pairs
 from fleet.work.backing import end_serving
 from fleet.work.orders import carry_out, match_tasks, tell_outcomes
@@ -230,9 +232,27 @@ def cmd_task_retry(options: Namespace, world: World) -> int:
 
 
 @command("task accept", "call tasks done: what they changed is put on their branches",
-         TASK_PATTERNS, group=WORK, examples=("task accept parser",))
+         TASK_PATTERNS, replace(YES, note="also drop the other twins"), group=WORK,
+         examples=("task accept parser", "task accept jwt-b --yes"))
 def cmd_task_accept(options: Namespace, world: World) -> int:
-    return order_tasks("accept", options, world)
+    folder = open_tasks(open_folder(world))
+    chosen = match_tasks(folder, options, "task accept")
+    states = see_states(folder)[0]
+    names = [state.name for state in chosen]
+    twins = {twin.name: twin for state in chosen for twin in find_twins(states, state)
+             if twin.name not in names}
+    settled = [state for state in chosen if state.state == "done" and find_twins(states, state)]
+    options.patterns = [name for name in names if name not in {one.name for one in settled}]
+    status = order_tasks("accept", options, world) if options.patterns else EXIT_OK
+    for state in settled:
+        tell_task(world, state.name, "done", f"branch {state.branch}")
+    if twins and status == EXIT_OK and (options.yes or world.confirm(
+            f"Drop {some_of([*twins], 5)}? Their branches and refs stay.")):
+        options.patterns = [*twins]
+        if any(not twin.is_over for twin in twins.values()):
+            order_tasks("stop", options, world)
+        status = order_tasks("forget", options, world)
+    return status
 
 
 @command("task forget", "drop finished tasks from every list; their branches and refs stay",

@@ -12,12 +12,25 @@ from fleet.config.keys import FILE_KEYS
 from fleet.start.constants import EXIT_OK
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
-from fleet.tasks.rows import plan_task_row, plan_task_rows, suggest_retry
+from fleet.tasks.rows import (
+    find_best,
+    plan_task_row,
+    plan_task_rows,
+    suggest_best,
+    suggest_retry,
+)
 from fleet.tasks.state import TERMINAL_STATES, freeze
 from fleet.text.phrases import count_of, show_span, some_of
-from fleet.text.tables import format_pairs, wrap_text
-from fleet.text.terminal import PLAIN, clean_line
-from fleet.work.shown import TIDIED_LIMIT, find_task, format_tasks, see_folder, suggest_run
+from fleet.text.tables import format_pairs, format_table, wrap_text
+from fleet.text.terminal import PLAIN, clean_line, crop
+from fleet.work.shown import (
+    TIDIED_LIMIT,
+    find_task,
+    format_tasks,
+    mark_task,
+    see_folder,
+    suggest_run,
+)
 from fleet.work.typed import (
     ADD_A_TASK,
     MAYBE_TASK,
@@ -57,7 +70,9 @@ def cmd_tasks(options: Namespace, world: World) -> int:
         world.out(clear)
         if options.task:
             held = [folder for folder in folders if options.task in folder.read_states()[0]]
-            show_task((held or folders or [open_folder(world)])[0], options.task, options)
+            folder = (held or folders or [open_folder(world)])[0]
+            if held or not show_group(folder, options):
+                show_task(folder, options.task, options)
         else:
             show_tasks(folders, options, world)
         return True
@@ -90,10 +105,43 @@ def show_sight(sight: TaskSight, world: World) -> None:
     if sight.unreadable:
         world.err(f"{count_of(sight.unreadable, 'state file')} could not be read.\n")
     world.out(format_tasks(rows, look) if rows else f"No tasks. Start one: {ADD_A_TASK}\n")
-    advice = [suggest_retry(sight.tasks), "" if sight.holder else suggest_run(sight.tasks),
-              suggest_forget(sight.tasks)]
+    advice = [suggest_best(rows), suggest_retry(sight.tasks),
+              "" if sight.holder else suggest_run(sight.tasks), suggest_forget(sight.tasks)]
     text = "".join(f"{line}\n" for line in advice if line)
     world.err(wrap_text(text, look_of(world, "stderr")))
+
+
+def show_group(folder: Folder, options: Namespace) -> bool:
+    """Print the twins of a task side by side; False: it has none."""
+    world = folder.world
+    sight = see_folder(folder, options)
+    rows = [row for row in plan_task_rows(sight) if row.group == options.task]
+    if not rows:
+        return False
+    tokens = {row.name: count_tokens(folder, sight.tasks[row.name]) for row in rows}
+    best = find_best(rows)
+    if options.json:
+        print_report(world, "tasks", {
+            "group": options.task, "best": best.name if best else None,
+            "tasks": [{**vars(row), "tokens": tokens[row.name]} for row in rows]})
+        return True
+    look = look_of(world)
+    world.out(format_table(
+        ("NAME", "MODEL", "STATE", "TOOK", "TOKENS", "DIFF", "WHY"),
+        [[row.name, row.rung or row.alias or "-", mark_task(row.state, look),
+          show_span(row.total), f"{tokens[row.name]:,}" if tokens[row.name] else "-",
+          f"+{row.plus} -{row.minus}" if row.files else "-", crop(clean_line(row.reason), 40)]
+         for row in rows], look=look))
+    world.err(wrap_text(f"{suggest_best(rows)}\n" if best else "", look_of(world, "stderr")))
+    return True
+
+
+def count_tokens(folder: Folder, state: TaskState) -> int:
+    """Return the tokens that a task has read and written in all its tries, by its receipts."""
+    receipts = [folder.read_receipt(state, number)
+                for number in range(state.first + 1, state.tried + 1)]
+    return sum(int(row.get(word) or 0) for receipt in receipts
+               for row in receipt.get("served") or [] for word in ("input", "output"))
 
 
 def suggest_forget(tasks: Mapping[str, TaskState]) -> str:

@@ -15,7 +15,7 @@ from fleet.cli.rows import (
     first_words,
     second_words,
 )
-from fleet.commands.init import EXAMPLES
+from fleet.commands.init import EXAMPLES, TASKS_EXAMPLE
 from fleet.program.pages import TOPICS
 from fleet.runs.see import see_states
 from fleet.start.constants import EXIT_OK, EXIT_USAGE
@@ -92,7 +92,7 @@ def offered_words(flag: Flag, before: Sequence[str], world: World) -> list[str]:
             return [name for name, state in tasks.items() if not state.forgotten]
         return []
     if offers == EXAMPLE_NAMES:
-        return list(EXAMPLES)
+        return [*EXAMPLES, TASKS_EXAMPLE]
     if offers and offers[0] in NAME_KINDS:
         config = dict(zip(before, before[1:])).get("--config")
         return list(getattr(load_config(world, config).fleet, offers[0]))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from fleet.start.record import Record
 from fleet.tasks.next import dependencies_of
+from fleet.tasks.rows import find_twins
 from fleet.text.phrases import some_of
 
 if TYPE_CHECKING:
@@ -40,11 +41,8 @@ def plan_landing(states: Mapping[str, TaskState], landed: Collection[str],
             and name not in landed and state.kept != state.base}
     held: dict[str, str] = {}
     for name, state in able.items():
-        twins = [other for other in states.values()
-                 if other.task.group == state.task.group != other.name and not other.forgotten]
-        if len(twins) > 1:
-            held[name] = f"one of {some_of([twin.name for twin in twins], 3)}: choose it " \
-                         "with `subagent-fleet task accept`"
+        if find_twins(states, state):
+            held[name] = "choose one of its twins: subagent-fleet task accept"
 
     queue: list[TaskState] = []
     wanted = [able[name] for name in able if not names or name in names]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from fleet.speech.claude_stream import Heard, question_of
 from fleet.start.record import Record
 from fleet.tasks.next import Limits, blockers_of, explain_wait
-from fleet.tasks.state import UNREADABLE
+from fleet.tasks.state import TERMINAL_STATES, UNREADABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,6 +69,36 @@ def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
     ranks = {"done": 0, "review": 1}
     return sorted((plan_task_row(state, sight) for state in shown), key=lambda row: (
         firsts[row.group], ranks.get(row.state, 2), row.plus + row.minus))
+
+
+def find_twins(states: Mapping[str, TaskState], state: TaskState) -> list[TaskState]:
+    """Return the other tasks of the same group that are still in question."""
+    return [other for other in states.values() if other.task.group == state.task.group
+            and other.task.times != 1 and other.name != state.name and not other.forgotten]
+
+
+def find_best(rows: Sequence[TaskRow]) -> TaskRow | None:
+    """Return the twin to take, if all have ended: one that is done, the smallest of those."""
+    if any(row.state not in TERMINAL_STATES for row in rows):
+        return None
+    good = [row for row in rows if row.state == "done"]
+    good = good or [row for row in rows if row.state == "review"]
+    return min(good, key=lambda row: row.plus + row.minus) if len(rows) > 1 and good else None
+
+
+def suggest_best(rows: Sequence[TaskRow]) -> str:
+    """Return which twin of each group to take, a line each; or nothing."""
+    groups: dict[str, list[TaskRow]] = {}
+    for row in rows:
+        groups.setdefault(row.group, []).append(row)
+    lines = []
+    for group, twins in groups.items():
+        best = find_best(twins)
+        if best:
+            lines.append(f"Best of {group}: {best.name} ({best.state}, +{best.plus} "
+                         f"-{best.minus}). Compare: subagent-fleet tasks {group}. Take it: "
+                         f"subagent-fleet task accept {best.name}")
+    return "\n".join(lines)
 
 
 def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
