@@ -3934,17 +3934,12 @@ def plan_node_stakes(nodes: Iterable[Node], own_hosts: Collection[str] = ()) -> 
             stakes.append(Stake(f"node {node.endpoint}", "prompts, and what agents read, go "
                                 f"to {node.endpoint} (node {node.name})"))
         if node.api_key_env:
-            stakes.append(plan_key_stake(node))
+            stakes.append(Stake(f"key {node.api_key_env} {node.endpoint}", f"the key in "
+                                f"{node.api_key_env} goes to {node.endpoint} (node {node.name})"))
         if node.auth:
             stakes.append(Stake(f"login {node.endpoint}", "the login that Claude Code sends "
                                 f"goes to {node.endpoint} (node {node.name})"))
     return stakes
-
-
-def plan_key_stake(node: Node) -> Stake:
-    """Return what is at stake when a node is sent the key that it wants."""
-    return Stake(f"key {node.api_key_env} {node.endpoint}",
-                 f"the key in {node.api_key_env} goes to {node.endpoint} (node {node.name})")
 
 
 # == plan/environment.py, from line 20 ========================================
@@ -6992,7 +6987,7 @@ def leads_away(name: str) -> bool:
     return bool(re.match("ANTHROPIC_(BASE_URL|AUTH|API_)|CLAUDE_CODE_USE", name))
 
 
-# == findings/files.py, from line 23 ==========================================
+# == findings/files.py, from line 22 ==========================================
 #
 # Findings on generated files, the key, and a worker.
 
@@ -7038,18 +7033,6 @@ def check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     if "env-tracked" in facts.leaks:
         yield Finding("env-tracked", "error", f"the key in {path} is in git",
                       fix=f"git rm -f --cached {path}; rm {path}; subagent-fleet generate")
-    if "env-unignored" in facts.leaks:
-        ignore = quote_shell(facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore"))
-        yield Finding("env-unignored", "warning",
-                      f"git would commit your key: {path} is not ignored",
-                      fix=write_ignored(ignore))
-
-
-def write_ignored(path: str) -> str:
-    """Return the command that adds to a `.gitignore` what others shall not get."""
-    # The bare names: `./` or `../` before them would ignore nothing. An editor may have left
-    # out the end of the last line.
-    return f"printf '\\n{ENVIRONMENT_FILE}\\n{STATE_DIRECTORY}/\\n' >> {path}"
 
 
 # -- worker --
@@ -18603,7 +18586,7 @@ def describe_guess(guess: ProjectGuess) -> str:
 # =============================================================================
 
 
-# == runs/folder.py, from line 28 =============================================
+# == runs/folder.py, from line 27 =============================================
 #
 # A repository, and where the files of its tasks are.
 
@@ -18667,6 +18650,13 @@ def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
     if top in ("/", world.real_path(world.home)):
         return "go into your project's directory (`cd PROJECT`), and run this there"
     return f"{write_ignored(ignore)} && {first}git add -A && git commit -m start"
+
+
+def write_ignored(path: str) -> str:
+    """Return the command that adds to a `.gitignore` what others shall not get."""
+    # The bare names: `./` or `../` before them would ignore nothing. An editor may have left
+    # out the end of the last line.
+    return f"printf '\\n{ENVIRONMENT_FILE}\\n{STATE_DIRECTORY}/\\n' >> {path}"
 
 
 def find_commit(world: World, repository: Repository, revision: str, where: str = "") -> str:
@@ -23830,59 +23820,50 @@ def play_session(session: DemoSession, mini: SimulatedNode,
 # =============================================================================
 
 
-# == workspace/trust.py, from line 23 =========================================
+# == workspace/trust.py, from line 21 =========================================
 #
 # What a person has accepted.
 
 class TrustPage(Record):
-    """What the trust file holds: hashes of what was accepted, by the path of a fleet file."""
+    """What the trust file holds: what was accepted, as a hash, by the path of a fleet file."""
 
-    trusted: dict[str, tuple[str, ...]] = {}
+    trusted: dict[str, str] = {}
 
 
-def read_trusted(world: World) -> dict[str, tuple[str, ...]]:
-    """Return {path of a fleet file: hashes of what was accepted of it}."""
+def read_trusted(world: World) -> dict[str, str]:
+    """Return {path of a fleet file: the hash of what was accepted of it}."""
     path = world.user_place("state", "trusted.json")
     page = None
     with contextlib.suppress(FleetError):  # absent, or out of reach: nothing was accepted
         if not world.others_may_read(path) and not world.belongs_to_other(path):
-            page = read_page(TrustPage, world.read_bytes(path), "trusted/1")
+            page = read_page(TrustPage, world.read_bytes(path), "trusted/2")
     return page.trusted if page else {}
 
 
-def trust_name(world: World, source: str) -> str:
-    """Return under which name a fleet file is accepted: where it really lies."""
-    return source if source == "<stdin>" else world.real_path(source)
+def name_trust(world: World, fleet: Fleet) -> tuple[str, str]:
+    """Return where a fleet file really lies, and the hash of all that is at stake with it."""
+    source = fleet.document.source
+    name = source if source == "<stdin>" else world.real_path(source)
+    facts = sorted(stake.fact for stake in plan_stakes(fleet))
+    return name, digest("\n".join([name, *facts]).encode("utf-8", "surrogateescape"))
 
 
-def hash_of(name: str, stake: Stake) -> str:
-    """Return what is kept of something that was accepted of a fleet file."""
-    return digest(f"{name}\n{stake.fact}".encode("utf-8", "surrogateescape"))
+def is_trusted(world: World, fleet: Fleet) -> bool:
+    """Tell whether a person has accepted exactly what is at stake with a fleet file."""
+    name, accepted = name_trust(world, fleet)
+    return read_trusted(world).get(name) == accepted
 
 
-def choose_new(world: World, source: str, stakes: Iterable[Stake]) -> list[Stake]:
-    """Return what was not accepted yet of a fleet file."""
-    name = trust_name(world, source)
-    hashes = read_trusted(world).get(name, ())
-    return [stake for stake in stakes if hash_of(name, stake) not in hashes]
-
-
-def accept_stakes(world: World, source: str, stakes: Iterable[Stake]) -> None:
-    """Keep that this is accepted of a fleet file, beside what was before."""
-    new = choose_new(world, source, stakes)
-    if new:
-        name = trust_name(world, source)
-        hashes = [hash_of(name, stake) for stake in new]
-        keep_trusted(world, source, [*read_trusted(world).get(name, ()), *hashes])
-
-
-def keep_trusted(world: World, source: str, hashes: Sequence[str]) -> None:
-    """Keep what is accepted of a fleet file from now on, beside what is of the others."""
-    trusted = {**read_trusted(world), trust_name(world, source): list(dict.fromkeys(hashes))}
-    report = {"schema": "subagent-fleet/trusted/1",
-              "trusted": {name: kept for name, kept in trusted.items() if kept}}
-    content = json.dumps(report, indent=1).encode("utf-8") + b"\n"
-    world.replace_files([(world.user_place("state", "trusted.json"), content, 0o600)])
+def keep_trusted(world: World, fleet: Fleet, *, accepts: bool) -> None:
+    """Keep that what is at stake with a fleet file is accepted, or is no longer."""
+    name, accepted = name_trust(world, fleet)
+    trusted = {**read_trusted(world), name: accepted}
+    if not accepts or not plan_stakes(fleet):
+        del trusted[name]
+    if trusted != read_trusted(world):
+        report = {"schema": "subagent-fleet/trusted/2", "trusted": trusted}
+        content = json.dumps(report, indent=1).encode("utf-8") + b"\n"
+        world.replace_files([(world.user_place("state", "trusted.json"), content, 0o600)])
 
 
 def find_stakes(world: World, fleet: Fleet) -> list[Stake]:
@@ -23921,19 +23902,19 @@ def is_at_home(world: World, host: str) -> bool:
 
 def unlock_keys(world: World, fleet: Fleet) -> None:
     """Let those keys go to nodes that were accepted to go there."""
-    for node in fleet.nodes.values():
-        variable = node.api_key_env or ""
-        key = world.environ.get(variable)
-        if key and not choose_new(world, fleet.document.source, [plan_key_stake(node)]):
-            world.node_keys[node.endpoint, variable] = key
+    nodes = [node for node in fleet.nodes.values() if node.api_key_env]
+    if nodes and is_trusted(world, fleet):
+        for node in nodes:
+            variable = node.api_key_env or ""
+            if world.environ.get(variable):
+                world.node_keys[node.endpoint, variable] = world.environ[variable]
 
 
 def find_untrusted(world: World, fleet: Fleet) -> list[Stake]:
-    """Return what is at stake with a fleet and was not accepted."""
-    stakes = find_stakes(world, fleet)
-    if not stakes:
+    """Return what is at stake with a fleet, if it was not accepted."""
+    if not plan_stakes(fleet) or is_trusted(world, fleet):
         return []  # as with every fleet of machines at home: nothing is read
-    return choose_new(world, fleet.document.source, stakes)
+    return find_stakes(world, fleet)
 
 
 # == workspace/config.py, from line 26 ========================================
@@ -24050,7 +24031,7 @@ def find_output(world: World, *, out: str | None, config: str | None) -> str:
         return "."
 
 
-# == workspace/directory.py, from line 31 =====================================
+# == workspace/directory.py, from line 32 =====================================
 #
 # The directory of generated files, and who may read its key.
 
@@ -24110,7 +24091,7 @@ class Workspace(Record):
 
     def _refuse_known_key(self, path: str) -> None:
         """Refuse the key of a file that others have read, or have put there."""
-        leaks = known_by_others(self.world, self.path(ENVIRONMENT_FILE))
+        leaks = find_leaks(self.world, self.path(ENVIRONMENT_FILE))
         reasons = {"env-readable": "other users can read it", "env-tracked": "git tracks it",
                    "env-foreign": "it belongs to another user"}
         if not leaks:
@@ -24148,7 +24129,7 @@ class Workspace(Record):
         wanted = {}
         if fleet:
             key = self.kept_key(fleet)
-            if renews and known_by_others(self.world, self.path(ENVIRONMENT_FILE)):
+            if renews and find_leaks(self.world, self.path(ENVIRONMENT_FILE)):
                 key = ""
             wanted = render_files(fleet, key or f"sk-{self.world.token(32)}", targets)
         return self._plan_changes(wanted, targets, written)
@@ -24211,10 +24192,13 @@ class Workspace(Record):
         if after != during:
             self._replace([(MANIFEST_FILE, render_manifest(after), 0o644)])
 
-        # 3. Whoever loosened the mode of the key's file, it is closed again.
+        # 3. Whoever loosened the mode of the key's file, it is closed again; git leaves it out.
         place = self.enter(ENVIRONMENT_FILE)
         if self.world.others_may_read(place):
             self.world.replace_files([(place, self.world.read_bytes(place), 0o600)])
+        if self.world.kind_of(place) == "file":
+            with contextlib.suppress(FleetError):  # a link, or a disk that is read-only
+                hide_from_git(self.world, self.world.real_path(self.out))
 
     def keep(self, path: str, content: bytes) -> None:
         """Write a file of ours that only its owner can read."""
@@ -24243,40 +24227,44 @@ def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
     try:
         changes = workspace.compare(fleet)
         path = workspace.enter(ENVIRONMENT_FILE)
-        if world.kind_of(path) != "absent" and not known_by_others(world, path):
+        leaks = find_leaks(world, path)
+        if world.kind_of(path) != "absent" and not leaks:
             workspace.read_key(fleet)
     except FleetError as error:
         return replace(facts, file_problems=(error.finding,))
 
-    return replace(facts, changes=tuple(changes), env_path=path,
-                   leaks=find_leaks(world, path))
+    return replace(facts, changes=tuple(changes), env_path=path, leaks=leaks)
 
 
 def find_leaks(world: World, path: str) -> tuple[str, ...]:
-    """Return the ids of what is wrong with the environment file: who may read it, and git."""
+    """Return the ids of what lets others know the key in an environment file."""
     leaks = []
     if world.others_may_read(path):
         leaks.append("env-readable")
     if world.belongs_to_other(path):
         leaks.append("env-foreign")
 
-    listed = world.run_git(["ls-files", "-t", "--cached", "--others", "--exclude-standard",
-                            "--", ENVIRONMENT_FILE], world.parent(path), seconds=1.0)
+    listed = world.run_git(["ls-files", "--", ENVIRONMENT_FILE], world.parent(path), seconds=1.0)
     if listed.code == 0 and listed.text:
-        leaks.append("env-unignored" if listed.text.startswith("?") else "env-tracked")
+        leaks.append("env-tracked")
     return tuple(leaks)
 
 
-def ignores_secrets(world: World, directory: str) -> bool:
-    """Tell whether git, asked in a directory, ignores the key and what is kept beside it."""
-    ignored = world.run_git(["check-ignore", "--", ENVIRONMENT_FILE, f"{STATE_DIRECTORY}/x"],
-                            directory, seconds=1.0)
-    return len(ignored.text.splitlines()) == 2
-
-
-def known_by_others(world: World, path: str) -> tuple[str, ...]:
-    """Return the ids of what lets others know the key in an environment file."""
-    return tuple(leak for leak in find_leaks(world, path) if leak != "env-unignored")
+def hide_from_git(world: World, directory: str) -> None:
+    """Tell git what is ours, in the file of a clone that is never committed."""
+    git = search_config(world, directory, shown=directory, names=(".git",))
+    if not git or world.kind_of(git, follow=False) != "directory":
+        return
+    place = world.enter(world.parent(git), ".git/info/exclude")
+    text = world.read_bytes(place) if world.kind_of(place) == "file" else b""
+    ours = [ENVIRONMENT_FILE, f"{STATE_DIRECTORY}/"]
+    if world.kind_of(world.path(directory, "subagent_fleet.py")) == "file":
+        ours.append("subagent_fleet.py")
+    new = [name for name in ours if name.encode() not in text.split(b"\n")]
+    if new:
+        end = b"" if text.endswith(b"\n") or not text else b"\n"
+        lines = "".join(f"{name}\n" for name in new).encode()
+        world.replace_files([(place, text + end + lines, 0o644)])
 
 
 # == workspace/records.py, from line 23 =======================================
@@ -25004,16 +24992,14 @@ def agree(world: World, text: str, question: str, refusal: FleetError) -> None:
         raise refusal
 
 
-def format_stakes(source: str, stakes: Sequence[tuple[Stake, bool]],
+def format_stakes(source: str, stakes: Sequence[Stake], word: str,
                   look: Look = PLAIN) -> str:
-    """Return what would go where with a fleet file, and what of that was accepted."""
+    """Return what goes where with a fleet file, and a word on that: accepted, or new."""
     name = clean_line(source)
     if not stakes:
         said = f"{name} sends nothing outside your machines and private networks.\n"
         return wrap_text(said, look)
-    rows = []
-    for stake, accepted in stakes:
-        rows.append(("accepted" if accepted else "new", clean_line(stake.what)))
+    rows = [(word, clean_line(stake.what)) for stake in stakes]
     return f"With {name}:\n{format_pairs(rows, look)}"
 
 
@@ -25026,12 +25012,11 @@ def ask_trust(fleet: Fleet, options: Namespace, world: World) -> None:
     source = fleet.document.source
     if not options.trust:
         words = "; ".join(stake.what for stake in stakes)
-        text = format_stakes(source, [(stake, False) for stake in stakes],
-                             look_of(world, "stderr"))
+        text = format_stakes(source, stakes, "new", look_of(world, "stderr"))
         agree(world, text, "Do you want that?", FleetError(
             "untrusted", f"with {source}, {words}; you have not agreed to that",
             fix="`subagent-fleet trust`, or add --trust", status=EXIT_REFUSED))
-    accept_stakes(world, source, stakes)
+    keep_trusted(world, fleet, accepts=True)
     unlock_keys(world, fleet)
 
 
@@ -25350,10 +25335,12 @@ def replace_config(world: World, path: str, text: str) -> list[str]:
     return [f"Updated {path}", f"The old one is kept: {copy}"]
 
 
-def insert_node(world: World, path: str, node: Node, text: str) -> str:
+def insert_node(world: World, config: Config, path: str, text: str) -> str:
     """Write a fleet file with one more machine; return where the old one is kept."""
+    is_agreed = not find_untrusted(world, config.fleet)
     _, kept = replace_config(world, path, text)
-    accept_stakes(world, path, plan_node_stakes([node]))
+    if is_agreed:  # and the machine was typed
+        keep_trusted(world, load_config(world, path).fleet, accepts=True)
     return kept
 
 
@@ -25431,7 +25418,7 @@ def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[
     return new
 
 
-# == steps/machines.py, from line 39 ==========================================
+# == steps/machines.py, from line 38 ==========================================
 #
 # Machines as typed, this machine, the first fleet file.
 
@@ -25547,7 +25534,7 @@ def ask_machines(world: World, nodes: Mapping[str, Node]) -> list[NodeState]:
     return list(states.values())
 
 
-def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter: Starter, *,
+def write_starter(world: World, output: str, starter: Starter, *,
                   offline: bool = False) -> str:
     """Write a fleet file of what was found; say what was written."""
     gateway = Gateway()
@@ -25561,7 +25548,7 @@ def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter:
     if gateway.port != Gateway.port:
         lines.append(f"Port {Gateway.port} is in use by something else "
                      f"(`lsof -i :{Gateway.port}` shows what): this fleet uses {gateway.port}.")
-    accept_stakes(world, output, plan_node_stakes(nodes.values()))
+    keep_trusted(world, load_config(world, output).fleet, accepts=True)
     return "".join(clean_line(line) + "\n" for line in lines)
 
 
@@ -26033,7 +26020,7 @@ def tell_session(workspace: Workspace, began: float, command: str) -> None:
 # =============================================================================
 
 
-# == work/backing.py, from line 36 ============================================
+# == work/backing.py, from line 33 ============================================
 #
 # What serves the agents of tasks.
 
@@ -26071,11 +26058,6 @@ def need_key(workspace: Workspace, fleet: Fleet) -> str:
     """Return the gateway's key; the first who needs one makes it, as `generate` does."""
     if not workspace.find_key(fleet):
         workspace.write(workspace.compare(fleet, ("env",)))
-        path = workspace.enter(ENVIRONMENT_FILE)
-        if "env-unignored" in find_leaks(workspace.world, path):
-            ignore = quote_shell(path.replace(ENVIRONMENT_FILE, ".gitignore"))
-            tell(workspace.world, f"The gateway's new key is in {clean_line(path)}, and git "
-                 f"would commit it. Type: {write_ignored(ignore)}\n")
     return workspace.read_key(fleet)
 
 
@@ -27795,7 +27777,7 @@ def listen_for_page(world: World, gateway: Gateway, typed: int | None = None) ->
 # =============================================================================
 
 
-# == commands/up.py, from line 66 =============================================
+# == commands/up.py, from line 63 =============================================
 #
 # `up`: everything in one step.
 
@@ -27814,8 +27796,6 @@ def cmd_up(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
     is_first = world.kind_of(workspace.enter(ENVIRONMENT_FILE)) == "absent"
     write_unedited(workspace, fleet)
-    if is_first:
-        offer_ignore(workspace)
     key = workspace.read_key(fleet)
     check_key(fleet, key, world)
 
@@ -27900,7 +27880,7 @@ def write_first_fleet(world: World, path: str) -> None:
         raise FleetError("no-model", f"no fleet.yaml, and no model to write one with: {what}",
                          fix=fix)
     look = look_of(world, "stderr")
-    world.err(wrap_text(write_starter(world, path, nodes, starter), look)
+    world.err(wrap_text(write_starter(world, path, starter), look)
               + format_starter(starter, states, look, memory) + "\n")
 
 
@@ -27917,25 +27897,6 @@ def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
             paths = [f"{len(agents)} agents in .claude/agents/", *rest]
         if paths:
             tell(workspace.world, clean_line(f"{word}: {some_of(paths)}.") + "\n")
-
-
-def offer_ignore(workspace: Workspace) -> None:
-    """Offer, the first time, to keep the key and what only counts here out of git."""
-    world = workspace.world
-    path = workspace.enter(ENVIRONMENT_FILE)
-    if not world.can_ask() or "env-unignored" not in find_leaks(world, path):
-        return
-    if not world.confirm(f"Add {ENVIRONMENT_FILE} (the gateway's key), {STATE_DIRECTORY}/ and "
-                         f"{LITELLM_FILE} to .gitignore?"):
-        return
-    try:
-        text = workspace.read(".gitignore") or b""
-        if text and not text.endswith(b"\n"):
-            text += b"\n"
-        text += f"{ENVIRONMENT_FILE}\n{STATE_DIRECTORY}/\n{LITELLM_FILE}\n".encode()
-        world.replace_files([(workspace.enter(".gitignore"), text, 0o644)])
-    except FleetError as error:  # only an offer: what was asked for goes on
-        tell_findings([replace(error.finding, level="warning")], world)
 
 
 JOINED_MODELS = 4  # as many that are loaded without trouble are told in one line
@@ -28068,7 +28029,7 @@ def cmd_init(options: Namespace, world: World) -> int:
         starter = plan_hybrid(starter)
         nodes["anthropic"] = Node("anthropic", split_endpoint(CLAUDE_ENDPOINT).url,
                                   provider="anthropic", auth="client")
-    said = wrap_text(write_starter(world, output, nodes, starter, offline=options.offline),
+    said = wrap_text(write_starter(world, output, starter, offline=options.offline),
                      look_of(world))
     memory = with_own_memory(world, {})
     said += format_starter(starter, states, look_of(world), memory)
@@ -28328,7 +28289,7 @@ def cmd_add(options: Namespace, world: World) -> int:
         world.out(clean_text(shown))
         return EXIT_OK
 
-    kept = insert_node(world, path, node, text)
+    kept = insert_node(world, config, path, text)
     world.out(clean_text(shown))
     # That nothing asks the new models yet is no fault: the next command is about that.
     known = {finding.what for finding in config.warnings}
@@ -28733,7 +28694,7 @@ def report_recommendation(advised: Recommendation, written: Sequence[str]) -> di
             "block": dump_yaml(plan_block(advised)), "written": bool(written)}
 
 
-# == commands/generate.py, from line 57 =======================================
+# == commands/generate.py, from line 55 =======================================
 #
 # `generate`: write the files.
 
@@ -28795,20 +28756,16 @@ def show_generation(report: Mapping[str, Any], fleet: Fleet, changes: Sequence[C
         world.write(format_diff(changes, fleet, look))
     elif report["written"]:
         targets = parse_targets(options) or fleet.targets
-        is_new = (ENVIRONMENT_FILE, "created") in listed
-        shows_key = is_new and not ignores_secrets(world, report["out"])
         world.out(format_changes("Generated:", listed, look)
-                  + format_after_generate(fleet, targets, report["out"], look,
-                                          shows_key=shows_key))
+                  + format_after_generate(fleet, targets, report["out"], look))
     else:
         world.out(format_changes("Would generate:", listed, look))
     differs = any(action != "unchanged" for _, action in listed)
     return EXIT_PROBLEM if options.check and differs else EXIT_OK
 
 
-def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: Look, *,
-                          shows_key: bool) -> str:
-    """Return where work goes, what is typed next and perhaps how the key stays out of git."""
+def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: Look) -> str:
+    """Return where work goes, and what is typed next."""
     everything = "  subagent-fleet up\n"
     if targets != fleet.targets:
         lines = "".join(f"  subagent-fleet launch {name}\n" for name in targets
@@ -28827,9 +28784,6 @@ def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: 
             f"{everything}\nOr start the gateway in its own terminal:\n{serve}"
             "and Claude Code in another:\n  subagent-fleet launch claude\n"
             f"(or: . {environment}; claude)\n")
-    if shows_key:
-        text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ "
-                 "to .gitignore.\n")
     return f"\n{format_routes(fleet, look)}{wrap_text(text, look)}"
 
 
@@ -28873,19 +28827,16 @@ def cmd_trust(options: Namespace, world: World) -> int:
     """Show what is at stake and have a person accept it."""
     fleet = load_config(world, options.config).fleet
     source = fleet.document.source
-    if options.forget:
-        keep_trusted(world, source, ())
-
-    if options.yes:
-        accept_stakes(world, source, find_untrusted(world, fleet))
-    untrusted = find_untrusted(world, fleet)
-    rows = [(stake, stake not in untrusted) for stake in find_stakes(world, fleet)]
-    world.out(format_stakes(source, rows, look_of(world)))
-    if untrusted and not (options.show or options.forget):
+    if options.forget or options.yes:
+        keep_trusted(world, fleet, accepts=options.yes)
+    stakes = find_stakes(world, fleet)
+    is_new = bool(find_untrusted(world, fleet))
+    world.out(format_stakes(source, stakes, "new" if is_new else "accepted", look_of(world)))
+    if is_new and not (options.show or options.forget):
         agree(world, "", "Do you want that?", FleetError(
             "untrusted", "nothing was accepted", status=EXIT_REFUSED,
             fix=f"`subagent-fleet trust --yes` accepts it; or change {source}"))
-        accept_stakes(world, source, untrusted)
+        keep_trusted(world, fleet, accepts=True)
         world.out("Accepted.\n")
     return EXIT_OK
 
@@ -30051,7 +30002,7 @@ def run_courses(workspace: Workspace, courses: Sequence[Course]) -> None:
             world.err(f"what was measured is kept in {BENCH_FILE}\n")
 
 
-# == commands/serve.py, from line 26 ==========================================
+# == commands/serve.py, from line 24 ==========================================
 #
 # `serve`: run the gateway.
 
@@ -30062,7 +30013,7 @@ def run_courses(workspace: Workspace, courses: Sequence[Course]) -> None:
 def cmd_serve(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     workspace = open_workspace(options, world)
-    ask_trust(replace(fleet, gateway=Gateway()), options, world)  # it can only be served here
+    ask_trust(fleet, options, world)
     key = workspace.read_key(fleet)
     check_key(fleet, key, world)
     listener = open_door(world, fleet, key)
@@ -31575,13 +31526,9 @@ one of them was edited by you, `generate` writes nothing and shows the differenc
 `--force` overwrites after a copy into `.subagent-fleet/backup/` (so does `init --force`);
 `up` keeps yours and writes the others. Agents that left the fleet are removed under the same
 rule. `clean` removes what was written, keeps what you edited and says so, and leaves the
-copies, `requests.jsonl` and the logs. Your own agents are never touched. Put this into your
-`.gitignore`:
-
-```text
-.env.subagent-fleet
-.subagent-fleet/
-```
+copies, `requests.jsonl` and the logs. Your own agents are never touched. Git is told to
+leave out `.env.subagent-fleet` and `.subagent-fleet/` (in `.git/info/exclude`, which counts
+for your clone alone).
 
 Without `launch` or `up`, in the shell you are in:
 

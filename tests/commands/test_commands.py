@@ -14,7 +14,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from tools import PROC, PROGRAM, ROOT, clean_environment, free_port, keys_near, on_terminal
+from tools import PROC, PROGRAM, clean_environment, free_port, keys_near, on_terminal
 from workspace_cases import (
     ENV,
     FILES,
@@ -310,16 +310,7 @@ def test_generate_says_what_to_type_next(fleet, quick):
     rewrite(fleet, FLEET.replace("litellm}", "builtin}"))
     done = quick("generate", "--out", "some where", "--config", "fleet.yaml")
     assert "  subagent-fleet serve\n" in done.stdout
-    assert (fleet / "some where" / ENV).exists() and "to .gitignore" in done.stdout
-    assert "to .gitignore" not in quick("generate").stdout
-
-
-@pytest.mark.parametrize("ignored, is_told", [
-    (".env.subagent-fleet\n.subagent-fleet/\n", False), (".env.subagent-fleet\n", True), ("", True)])
-def test_generate_asks_for_a_gitignore_only_where_git_takes_the_key(fleet, quick, ignored, is_told):
-    subprocess.run(["git", "-C", str(fleet), "init", "-q"], check=True)
-    (fleet / ".gitignore").write_text(ignored, encoding="utf-8")
-    assert ("to .gitignore" in quick("generate").stdout) == is_told
+    assert (fleet / "some where" / ENV).exists()
 
 
 def test_second_run_touches_nothing(generated, run_cli):
@@ -471,13 +462,17 @@ def test_clean_yes_asks_nobody_and_keeps_what_was_edited(generated, run_cli):
     assert set(tree(generated)) == {"fleet.yaml", MANIFEST, PLANNER}
 
 
-def test_readme_keeps_out_of_git_what_is_nobodys_to_commit(generated):
-    line, = re.findall(r"(?m)^printf .* >> \.gitignore$", (ROOT / "README.md").read_text("utf-8"))
-    (generated / "subagent_fleet.py").write_text("")
-    subprocess.run(["sh", "-c", f"git init -q && {line}"], cwd=str(generated), check=True)
-    said = subprocess.run(["git", "status", "--porcelain"], cwd=str(generated), check=True,
+def test_git_leaves_out_what_is_nobodys_to_commit(fleet, run_cli):
+    (fleet / "subagent_fleet.py").write_text("")
+    (fleet / "sub").mkdir()
+    subprocess.run(["git", "init", "-q"], cwd=str(fleet), check=True)
+    for words in (["generate"], ["generate", "--out", "sub"]):
+        assert run_cli(*words).returncode == 0
+    said = subprocess.run(["git", "status", "--porcelain"], cwd=str(fleet), check=True,
                           stdout=subprocess.PIPE).stdout.decode()
-    assert said.split() == ["??", ".claude/", "??", ".gitignore", "??", "fleet.yaml"]
+    assert said.split() == ["??", ".claude/", "??", "fleet.yaml", "??", "litellm_config.yaml", "??", "sub/"]
+    lines = (fleet / ".git/info/exclude").read_text().splitlines()
+    assert lines.count(".env.subagent-fleet") == 1 and "subagent_fleet.py" in lines
 
 
 # -- env --

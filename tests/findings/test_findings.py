@@ -300,7 +300,6 @@ CASES = [
     ("env readable", on(leaks=["env-readable"]), {"env-readable": "error"}),
     ("env tracked", on(leaks=["env-tracked"]), {"env-tracked": "error"}),
     ("env foreign", on(leaks=["env-foreign"]), {"env-foreign": "error"}),
-    ("env not ignored", on(leaks=["env-unignored"]), {"env-unignored": "warning"}),
 ]
 
 

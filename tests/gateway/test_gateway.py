@@ -1643,38 +1643,22 @@ def test_up_ends_with_the_requests_that_failed_or_fell_back(project):
     assert lines[3] == "Why: `subagent-fleet logs --failed`"
 
 
-def test_up_asks_once_whether_git_shall_ignore_the_key(project, monkeypatch):
-    ignore, asked = project.place / ".gitignore", []
+def test_git_is_told_what_is_ours(project):
     subprocess.run(["git", "init", "-q"], cwd=str(project.place), check=True)
-    ignore.write_text("*.pyc")  # without an end of its line
-    assert project("up").returncode == 7
-    assert ignore.read_text() == "*.pyc"  # off a terminal nobody is asked
-    (project.place / ".env.subagent-fleet").unlink()
-
-    monkeypatch.setattr(sf.World, "is_terminal", lambda self, stream="stdout": stream != "stdout")
-    monkeypatch.setattr(sf.World, "confirm", lambda self, question: asked.append(question) or False)
+    exclude = project.place / ".git/info/exclude"
+    exclude.write_text("*.pyc")  # without an end of its line
     for _ in range(2):
         assert project("up").returncode == 7
-    assert len(asked) == 1 and ".gitignore?" in asked[0]
-    assert ignore.read_text() == "*.pyc"
-
-    (project.place / ".env.subagent-fleet").unlink()
-    monkeypatch.setattr(sf.World, "confirm", lambda self, question: True)
-    said = project("up").stderr
-    assert ignore.read_text() == "*.pyc\n.env.subagent-fleet\n.subagent-fleet/\nlitellm_config.yaml\n"
-    assert "git would commit" not in said
+        assert exclude.read_text() == "*.pyc\n.env.subagent-fleet\n.subagent-fleet/\n"
 
 
-def test_an_offer_that_cannot_be_kept_ends_no_start(project, monkeypatch):
+def test_a_link_in_the_place_of_what_tells_git_ends_no_start(project):
     subprocess.run(["git", "init", "-q"], cwd=str(project.place), check=True)
     (project.place / "elsewhere").write_text("mine")
-    (project.place / ".gitignore").symlink_to("elsewhere")
-    monkeypatch.setattr(sf.World, "is_terminal", lambda self, stream="stdout": stream != "stdout")
-    monkeypatch.setattr(sf.World, "confirm", lambda self, question: True)
-    done = project("up")
-    assert done.returncode == 7 and "PONG" in done.stdout, done.stderr
-    assert ".gitignore is a symlink; nothing is written there" in done.stderr
-    assert "warning:" in done.stderr and "error:" not in done.stderr
+    exclude = project.place / ".git/info/exclude"
+    exclude.unlink()
+    exclude.symlink_to(project.place / "elsewhere")
+    assert project("up").returncode == 7
     assert (project.place / "elsewhere").read_text() == "mine"
 
 

@@ -236,8 +236,7 @@ def test_a_key_that_git_only_ignores_or_does_not_know_is_used(workspace, tmp_pat
     before = workspace.find_key(fleet_at(4000))
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     assert workspace.find_key(fleet_at(4000)) == before
-    assert sf.find_leaks(workspace.world, str(tmp_path / ".env.subagent-fleet")) == (
-        "env-unignored",)
+    assert sf.find_leaks(workspace.world, str(tmp_path / ".env.subagent-fleet")) == ()
 
 
 @pytest.mark.parametrize("key", ["two words", "tab\t", "schl\u00fcssel", "\x7f", "a\n", "\x00"])
@@ -457,9 +456,21 @@ def test_a_file_that_another_may_have_written_accepts_nothing(far, flaw):
         os.chown(str(far.file), 65534, 65534)
     else:
         far.file.write_text({"text": "{", "shape": '{"trusted": {"a": 5}}',
-                             "schema": far.file.read_text().replace("/1", "/9")}[flaw])
+                             "schema": far.file.read_text().replace("trusted/2", "trusted/9")}[flaw])
     assert far("env").returncode == 3
     assert far("env", "--trust").returncode == 0 and far("env").returncode == 0
+
+
+def test_what_is_added_is_asked_for_unless_it_was_typed(far, fake_node):
+    far("generate")
+    far("trust", "--yes")
+    text = far.config.read_text()
+    assert far("add", f"near=127.0.0.1:{fake_node({'qwen3:8b': {}}).port}").returncode == 0
+    assert far("env").returncode == 0  # nothing more is at stake
+    far.config.write_text(text.replace("nodes: {", 'nodes: {other: {endpoint: "https://other.example"}, '))
+    assert far("env").returncode == 3
+    assert far("add", f"box=127.0.0.1:{fake_node({'qwen3:8b': {}}).port}").returncode == 0
+    assert far("env").returncode == 3  # what was not agreed to is not, whatever is added beside it
 
 
 def test_the_state_is_kept_where_its_standard_says(far, tmp_path):

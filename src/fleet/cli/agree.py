@@ -8,7 +8,7 @@ from fleet.start.errors import FleetError
 from fleet.text.tables import format_pairs, wrap_text
 from fleet.text.terminal import PLAIN, clean_line
 from fleet.workspace.config import find_config, load_config, look_of
-from fleet.workspace.trust import accept_stakes, find_untrusted, unlock_keys
+from fleet.workspace.trust import find_untrusted, keep_trusted, unlock_keys
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -26,16 +26,14 @@ def agree(world: World, text: str, question: str, refusal: FleetError) -> None:
         raise refusal
 
 
-def format_stakes(source: str, stakes: Sequence[tuple[Stake, bool]],
+def format_stakes(source: str, stakes: Sequence[Stake], word: str,
                   look: Look = PLAIN) -> str:
-    """Return what would go where with a fleet file, and what of that was accepted."""
+    """Return what goes where with a fleet file, and a word on that: accepted, or new."""
     name = clean_line(source)
     if not stakes:
         said = f"{name} sends nothing outside your machines and private networks.\n"
         return wrap_text(said, look)
-    rows = []
-    for stake, accepted in stakes:
-        rows.append(("accepted" if accepted else "new", clean_line(stake.what)))
+    rows = [(word, clean_line(stake.what)) for stake in stakes]
     return f"With {name}:\n{format_pairs(rows, look)}"
 
 
@@ -48,12 +46,11 @@ def ask_trust(fleet: Fleet, options: Namespace, world: World) -> None:
     source = fleet.document.source
     if not options.trust:
         words = "; ".join(stake.what for stake in stakes)
-        text = format_stakes(source, [(stake, False) for stake in stakes],
-                             look_of(world, "stderr"))
+        text = format_stakes(source, stakes, "new", look_of(world, "stderr"))
         agree(world, text, "Do you want that?", FleetError(
             "untrusted", f"with {source}, {words}; you have not agreed to that",
             fix="`subagent-fleet trust`, or add --trust", status=EXIT_REFUSED))
-    accept_stakes(world, source, stakes)
+    keep_trusted(world, fleet, accepts=True)
     unlock_keys(world, fleet)
 
 

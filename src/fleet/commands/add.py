@@ -43,7 +43,7 @@ def cmd_add(options: Namespace, world: World) -> int:
         world.out(clean_text(shown))
         return EXIT_OK
 
-    kept = insert_node(world, path, node, text)
+    kept = insert_node(world, config, path, text)
     world.out(clean_text(shown))
     # That nothing asks the new models yet is no fault: the next command is about that.
     known = {finding.what for finding in config.warnings}

@@ -34,14 +34,12 @@ from fleet.start.constants import (
     EXIT_OK,
     EXIT_PROBLEM,
     LITELLM_FILE,
-    STATE_DIRECTORY,
 )
 from fleet.steps.words import format_routes
 from fleet.text.phrases import quote_shell
 from fleet.text.tables import wrap_text
 from fleet.workspace.changes import format_changes, format_diff, list_changes
 from fleet.workspace.config import load_config, look_of
-from fleet.workspace.directory import ignores_secrets
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -112,20 +110,16 @@ def show_generation(report: Mapping[str, Any], fleet: Fleet, changes: Sequence[C
         world.write(format_diff(changes, fleet, look))
     elif report["written"]:
         targets = parse_targets(options) or fleet.targets
-        is_new = (ENVIRONMENT_FILE, "created") in listed
-        shows_key = is_new and not ignores_secrets(world, report["out"])
         world.out(format_changes("Generated:", listed, look)
-                  + format_after_generate(fleet, targets, report["out"], look,
-                                          shows_key=shows_key))
+                  + format_after_generate(fleet, targets, report["out"], look))
     else:
         world.out(format_changes("Would generate:", listed, look))
     differs = any(action != "unchanged" for _, action in listed)
     return EXIT_PROBLEM if options.check and differs else EXIT_OK
 
 
-def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: Look, *,
-                          shows_key: bool) -> str:
-    """Return where work goes, what is typed next and perhaps how the key stays out of git."""
+def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: Look) -> str:
+    """Return where work goes, and what is typed next."""
     everything = "  subagent-fleet up\n"
     if targets != fleet.targets:
         lines = "".join(f"  subagent-fleet launch {name}\n" for name in targets
@@ -144,9 +138,6 @@ def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: 
             f"{everything}\nOr start the gateway in its own terminal:\n{serve}"
             "and Claude Code in another:\n  subagent-fleet launch claude\n"
             f"(or: . {environment}; claude)\n")
-    if shows_key:
-        text += (f"\nKeep the key out of git: add {ENVIRONMENT_FILE} and {STATE_DIRECTORY}/ "
-                 "to .gitignore.\n")
     return f"\n{format_routes(fleet, look)}{wrap_text(text, look)}"
 
 

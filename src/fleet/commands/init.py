@@ -112,7 +112,7 @@ def cmd_init(options: Namespace, world: World) -> int:
         starter = plan_hybrid(starter)
         nodes["anthropic"] = Node("anthropic", split_endpoint(CLAUDE_ENDPOINT).url,
                                   provider="anthropic", auth="client")
-    said = wrap_text(write_starter(world, output, nodes, starter, offline=options.offline),
+    said = wrap_text(write_starter(world, output, starter, offline=options.offline),
                      look_of(world))
     memory = with_own_memory(world, {})
     said += format_starter(starter, states, look_of(world), memory)

@@ -7,10 +7,8 @@ from fleet.cli.agree import ask_trust
 from fleet.cli.rows import CONFIG, OUT, SERVE, TRUST, Flag, command
 from fleet.cli.say import open_workspace, tell
 from fleet.config.address import show_host
-from fleet.config.sections import Gateway
 from fleet.gateway.server import Server
 from fleet.start.constants import EXIT_INTERRUPTED, EXIT_OK
-from fleet.start.record import replace
 from fleet.steps.gateway_start import check_key, open_door, quote_name, receipts_path
 from fleet.text.phrases import count_of
 from fleet.text.tables import wrap_text
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 def cmd_serve(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     workspace = open_workspace(options, world)
-    ask_trust(replace(fleet, gateway=Gateway()), options, world)  # it can only be served here
+    ask_trust(fleet, options, world)
     key = workspace.read_key(fleet)
     check_key(fleet, key, world)
     listener = open_door(world, fleet, key)

@@ -8,7 +8,7 @@ from fleet.cli.rows import CONFIG, SET_UP, YES, Flag, command
 from fleet.start.constants import EXIT_OK, EXIT_REFUSED
 from fleet.start.errors import FleetError
 from fleet.workspace.config import load_config, look_of
-from fleet.workspace.trust import accept_stakes, find_stakes, find_untrusted, keep_trusted
+from fleet.workspace.trust import find_stakes, find_untrusted, keep_trusted
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -25,18 +25,15 @@ def cmd_trust(options: Namespace, world: World) -> int:
     """Show what is at stake and have a person accept it."""
     fleet = load_config(world, options.config).fleet
     source = fleet.document.source
-    if options.forget:
-        keep_trusted(world, source, ())
-
-    if options.yes:
-        accept_stakes(world, source, find_untrusted(world, fleet))
-    untrusted = find_untrusted(world, fleet)
-    rows = [(stake, stake not in untrusted) for stake in find_stakes(world, fleet)]
-    world.out(format_stakes(source, rows, look_of(world)))
-    if untrusted and not (options.show or options.forget):
+    if options.forget or options.yes:
+        keep_trusted(world, fleet, accepts=options.yes)
+    stakes = find_stakes(world, fleet)
+    is_new = bool(find_untrusted(world, fleet))
+    world.out(format_stakes(source, stakes, "new" if is_new else "accepted", look_of(world)))
+    if is_new and not (options.show or options.forget):
         agree(world, "", "Do you want that?", FleetError(
             "untrusted", "nothing was accepted", status=EXIT_REFUSED,
             fix=f"`subagent-fleet trust --yes` accepts it; or change {source}"))
-        accept_stakes(world, source, untrusted)
+        keep_trusted(world, fleet, accepts=True)
         world.out("Accepted.\n")
     return EXIT_OK

@@ -24,13 +24,10 @@ from fleet.start.constants import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_USAGE,
-    LITELLM_FILE,
     PROBE_TIMEOUT_SECONDS,
-    STATE_DIRECTORY,
     TICK_SECONDS,
 )
 from fleet.start.errors import FleetError
-from fleet.start.record import replace
 from fleet.steps.claude_start import launch_claude, tell_session
 from fleet.steps.gateway_seen import ask_gateway
 from fleet.steps.gateway_start import check_key, start_gateway
@@ -51,7 +48,7 @@ from fleet.views.lookout import listen_for_page, open_dashboard
 from fleet.views.requests import format_served, list_failures
 from fleet.work.typed import open_folder
 from fleet.workspace.config import find_config, load_config, look_of
-from fleet.workspace.directory import Workspace, find_leaks
+from fleet.workspace.directory import Workspace
 from fleet.workspace.records import read_measurements
 
 if TYPE_CHECKING:
@@ -78,8 +75,6 @@ def cmd_up(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
     is_first = world.kind_of(workspace.enter(ENVIRONMENT_FILE)) == "absent"
     write_unedited(workspace, fleet)
-    if is_first:
-        offer_ignore(workspace)
     key = workspace.read_key(fleet)
     check_key(fleet, key, world)
 
@@ -164,7 +159,7 @@ def write_first_fleet(world: World, path: str) -> None:
         raise FleetError("no-model", f"no fleet.yaml, and no model to write one with: {what}",
                          fix=fix)
     look = look_of(world, "stderr")
-    world.err(wrap_text(write_starter(world, path, nodes, starter), look)
+    world.err(wrap_text(write_starter(world, path, starter), look)
               + format_starter(starter, states, look, memory) + "\n")
 
 
@@ -181,25 +176,6 @@ def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
             paths = [f"{len(agents)} agents in .claude/agents/", *rest]
         if paths:
             tell(workspace.world, clean_line(f"{word}: {some_of(paths)}.") + "\n")
-
-
-def offer_ignore(workspace: Workspace) -> None:
-    """Offer, the first time, to keep the key and what only counts here out of git."""
-    world = workspace.world
-    path = workspace.enter(ENVIRONMENT_FILE)
-    if not world.can_ask() or "env-unignored" not in find_leaks(world, path):
-        return
-    if not world.confirm(f"Add {ENVIRONMENT_FILE} (the gateway's key), {STATE_DIRECTORY}/ and "
-                         f"{LITELLM_FILE} to .gitignore?"):
-        return
-    try:
-        text = workspace.read(".gitignore") or b""
-        if text and not text.endswith(b"\n"):
-            text += b"\n"
-        text += f"{ENVIRONMENT_FILE}\n{STATE_DIRECTORY}/\n{LITELLM_FILE}\n".encode()
-        world.replace_files([(workspace.enter(".gitignore"), text, 0o644)])
-    except FleetError as error:  # only an offer: what was asked for goes on
-        tell_findings([replace(error.finding, level="warning")], world)
 
 
 JOINED_MODELS = 4  # as many that are loaded without trouble are told in one line

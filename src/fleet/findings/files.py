@@ -8,7 +8,6 @@ from fleet.findings.checks import check
 from fleet.findings.nodes import public_address
 from fleet.plan.candidates import rank_models
 from fleet.plan.memory import SMALL_PLACEHOLDER
-from fleet.start.constants import ENVIRONMENT_FILE, STATE_DIRECTORY
 from fleet.start.errors import Finding
 from fleet.text.phrases import count_of, quote_shell, some_of
 
@@ -62,18 +61,6 @@ def check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     if "env-tracked" in facts.leaks:
         yield Finding("env-tracked", "error", f"the key in {path} is in git",
                       fix=f"git rm -f --cached {path}; rm {path}; subagent-fleet generate")
-    if "env-unignored" in facts.leaks:
-        ignore = quote_shell(facts.env_path.replace(ENVIRONMENT_FILE, ".gitignore"))
-        yield Finding("env-unignored", "warning",
-                      f"git would commit your key: {path} is not ignored",
-                      fix=write_ignored(ignore))
-
-
-def write_ignored(path: str) -> str:
-    """Return the command that adds to a `.gitignore` what others shall not get."""
-    # The bare names: `./` or `../` before them would ignore nothing. An editor may have left
-    # out the end of the last line.
-    return f"printf '\\n{ENVIRONMENT_FILE}\\n{STATE_DIRECTORY}/\\n' >> {path}"
 
 
 # -- worker --

@@ -50,14 +50,9 @@ def plan_node_stakes(nodes: Iterable[Node], own_hosts: Collection[str] = ()) -> 
             stakes.append(Stake(f"node {node.endpoint}", "prompts, and what agents read, go "
                                 f"to {node.endpoint} (node {node.name})"))
         if node.api_key_env:
-            stakes.append(plan_key_stake(node))
+            stakes.append(Stake(f"key {node.api_key_env} {node.endpoint}", f"the key in "
+                                f"{node.api_key_env} goes to {node.endpoint} (node {node.name})"))
         if node.auth:
             stakes.append(Stake(f"login {node.endpoint}", "the login that Claude Code sends "
                                 f"goes to {node.endpoint} (node {node.name})"))
     return stakes
-
-
-def plan_key_stake(node: Node) -> Stake:
-    """Return what is at stake when a node is sent the key that it wants."""
-    return Stake(f"key {node.api_key_env} {node.endpoint}",
-                 f"the key in {node.api_key_env} goes to {node.endpoint} (node {node.name})")

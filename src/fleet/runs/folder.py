@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from fleet.config.rules import TASK_NAME
 from fleet.config.task_file import TaskSpec
-from fleet.findings.files import write_ignored
-from fleet.start.constants import EXIT_USAGE
+from fleet.start.constants import ENVIRONMENT_FILE, EXIT_USAGE, STATE_DIRECTORY
 from fleet.start.errors import FleetError
 from fleet.start.record import Record
 from fleet.tasks.state import UNREADABLE, TaskState, freeze, thaw_state
@@ -85,6 +84,13 @@ def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
     if top in ("/", world.real_path(world.home)):
         return "go into your project's directory (`cd PROJECT`), and run this there"
     return f"{write_ignored(ignore)} && {first}git add -A && git commit -m start"
+
+
+def write_ignored(path: str) -> str:
+    """Return the command that adds to a `.gitignore` what others shall not get."""
+    # The bare names: `./` or `../` before them would ignore nothing. An editor may have left
+    # out the end of the last line.
+    return f"printf '\\n{ENVIRONMENT_FILE}\\n{STATE_DIRECTORY}/\\n' >> {path}"
 
 
 def find_commit(world: World, repository: Repository, revision: str, where: str = "") -> str:

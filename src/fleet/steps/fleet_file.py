@@ -14,14 +14,14 @@ from fleet.plan.candidates import rank_models
 from fleet.plan.memory import SMALL_PLACEHOLDER
 from fleet.plan.rating import rate_model
 from fleet.plan.starter import plan_added_models, plan_addition
-from fleet.plan.trust import plan_node_stakes
 from fleet.start.constants import INIT_TIMEOUT_SECONDS, OLLAMA_PORT
 from fleet.start.errors import Finding, FleetError
 from fleet.start.record import replace
 from fleet.text.phrases import quote_shell, some_of
 from fleet.text.yaml import parse_yaml
+from fleet.workspace.config import load_config
 from fleet.workspace.directory import Workspace, backup_of
-from fleet.workspace.trust import accept_stakes
+from fleet.workspace.trust import find_untrusted, keep_trusted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,10 +62,12 @@ def replace_config(world: World, path: str, text: str) -> list[str]:
     return [f"Updated {path}", f"The old one is kept: {copy}"]
 
 
-def insert_node(world: World, path: str, node: Node, text: str) -> str:
+def insert_node(world: World, config: Config, path: str, text: str) -> str:
     """Write a fleet file with one more machine; return where the old one is kept."""
+    is_agreed = not find_untrusted(world, config.fleet)
     _, kept = replace_config(world, path, text)
-    accept_stakes(world, path, plan_node_stakes([node]))
+    if is_agreed:  # and the machine was typed
+        keep_trusted(world, load_config(world, path).fleet, accepts=True)
     return kept
 
 

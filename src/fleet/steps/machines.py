@@ -15,7 +15,6 @@ from fleet.files.starter import render_starter
 from fleet.nodes.probe import probe_nodes
 from fleet.plan.memory import USABLE_SHARE
 from fleet.plan.starter import PLACEHOLDERS_MARK, plan_starter
-from fleet.plan.trust import plan_node_stakes
 from fleet.start.constants import EXIT_USAGE, INIT_TIMEOUT_SECONDS, OLLAMA_ENDPOINT
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
@@ -24,7 +23,7 @@ from fleet.steps.gateway_seen import avoid_taken_port
 from fleet.text.phrases import count_of, quote_shell
 from fleet.text.terminal import clean_line
 from fleet.workspace.config import load_config
-from fleet.workspace.trust import accept_stakes, is_here
+from fleet.workspace.trust import is_here, keep_trusted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -148,7 +147,7 @@ def ask_machines(world: World, nodes: Mapping[str, Node]) -> list[NodeState]:
     return list(states.values())
 
 
-def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter: Starter, *,
+def write_starter(world: World, output: str, starter: Starter, *,
                   offline: bool = False) -> str:
     """Write a fleet file of what was found; say what was written."""
     gateway = Gateway()
@@ -162,7 +161,7 @@ def write_starter(world: World, output: str, nodes: Mapping[str, Node], starter:
     if gateway.port != Gateway.port:
         lines.append(f"Port {Gateway.port} is in use by something else "
                      f"(`lsof -i :{Gateway.port}` shows what): this fleet uses {gateway.port}.")
-    accept_stakes(world, output, plan_node_stakes(nodes.values()))
+    keep_trusted(world, load_config(world, output).fleet, accepts=True)
     return "".join(clean_line(line) + "\n" for line in lines)
 
 

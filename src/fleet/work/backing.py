@@ -4,20 +4,17 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from fleet.cli.say import tell
 from fleet.config.address import gateway_url
 from fleet.files.harnesses import HARNESSES
 from fleet.findings.checks import OUR_GATEWAY
-from fleet.findings.files import write_ignored
 from fleet.runs.agent import Backing
-from fleet.start.constants import CONFIG_VARIABLE, ENVIRONMENT_FILE
+from fleet.start.constants import CONFIG_VARIABLE
 from fleet.start.errors import FleetError
 from fleet.steps.gateway_seen import find_gateway, known_key, prove_to, who_serves
 from fleet.steps.gateway_start import quote_name
-from fleet.text.phrases import quote_shell
 from fleet.text.terminal import clean_line
 from fleet.workspace.config import load_config, search_config
-from fleet.workspace.directory import Workspace, find_leaks
+from fleet.workspace.directory import Workspace
 from fleet.workspace.records import ReceiptsReader
 from fleet.world.child import Launch
 
@@ -67,11 +64,6 @@ def need_key(workspace: Workspace, fleet: Fleet) -> str:
     """Return the gateway's key; the first who needs one makes it, as `generate` does."""
     if not workspace.find_key(fleet):
         workspace.write(workspace.compare(fleet, ("env",)))
-        path = workspace.enter(ENVIRONMENT_FILE)
-        if "env-unignored" in find_leaks(workspace.world, path):
-            ignore = quote_shell(path.replace(ENVIRONMENT_FILE, ".gitignore"))
-            tell(workspace.world, f"The gateway's new key is in {clean_line(path)}, and git "
-                 f"would commit it. Type: {write_ignored(ignore)}\n")
     return workspace.read_key(fleet)
 
 

@@ -1,6 +1,7 @@
 """The directory of generated files, and who may read its key."""
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from fleet.start.record import Record, replace
 from fleet.text.json import digest
 from fleet.text.phrases import quote_shell
 from fleet.text.tables import format_finding
-from fleet.workspace.config import look_of
+from fleet.workspace.config import look_of, search_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,7 +85,7 @@ class Workspace(Record):
 
     def _refuse_known_key(self, path: str) -> None:
         """Refuse the key of a file that others have read, or have put there."""
-        leaks = known_by_others(self.world, self.path(ENVIRONMENT_FILE))
+        leaks = find_leaks(self.world, self.path(ENVIRONMENT_FILE))
         reasons = {"env-readable": "other users can read it", "env-tracked": "git tracks it",
                    "env-foreign": "it belongs to another user"}
         if not leaks:
@@ -122,7 +123,7 @@ class Workspace(Record):
         wanted = {}
         if fleet:
             key = self.kept_key(fleet)
-            if renews and known_by_others(self.world, self.path(ENVIRONMENT_FILE)):
+            if renews and find_leaks(self.world, self.path(ENVIRONMENT_FILE)):
                 key = ""
             wanted = render_files(fleet, key or f"sk-{self.world.token(32)}", targets)
         return self._plan_changes(wanted, targets, written)
@@ -185,10 +186,13 @@ class Workspace(Record):
         if after != during:
             self._replace([(MANIFEST_FILE, render_manifest(after), 0o644)])
 
-        # 3. Whoever loosened the mode of the key's file, it is closed again.
+        # 3. Whoever loosened the mode of the key's file, it is closed again; git leaves it out.
         place = self.enter(ENVIRONMENT_FILE)
         if self.world.others_may_read(place):
             self.world.replace_files([(place, self.world.read_bytes(place), 0o600)])
+        if self.world.kind_of(place) == "file":
+            with contextlib.suppress(FleetError):  # a link, or a disk that is read-only
+                hide_from_git(self.world, self.world.real_path(self.out))
 
     def keep(self, path: str, content: bytes) -> None:
         """Write a file of ours that only its owner can read."""
@@ -217,37 +221,41 @@ def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
     try:
         changes = workspace.compare(fleet)
         path = workspace.enter(ENVIRONMENT_FILE)
-        if world.kind_of(path) != "absent" and not known_by_others(world, path):
+        leaks = find_leaks(world, path)
+        if world.kind_of(path) != "absent" and not leaks:
             workspace.read_key(fleet)
     except FleetError as error:
         return replace(facts, file_problems=(error.finding,))
 
-    return replace(facts, changes=tuple(changes), env_path=path,
-                   leaks=find_leaks(world, path))
+    return replace(facts, changes=tuple(changes), env_path=path, leaks=leaks)
 
 
 def find_leaks(world: World, path: str) -> tuple[str, ...]:
-    """Return the ids of what is wrong with the environment file: who may read it, and git."""
+    """Return the ids of what lets others know the key in an environment file."""
     leaks = []
     if world.others_may_read(path):
         leaks.append("env-readable")
     if world.belongs_to_other(path):
         leaks.append("env-foreign")
 
-    listed = world.run_git(["ls-files", "-t", "--cached", "--others", "--exclude-standard",
-                            "--", ENVIRONMENT_FILE], world.parent(path), seconds=1.0)
+    listed = world.run_git(["ls-files", "--", ENVIRONMENT_FILE], world.parent(path), seconds=1.0)
     if listed.code == 0 and listed.text:
-        leaks.append("env-unignored" if listed.text.startswith("?") else "env-tracked")
+        leaks.append("env-tracked")
     return tuple(leaks)
 
 
-def ignores_secrets(world: World, directory: str) -> bool:
-    """Tell whether git, asked in a directory, ignores the key and what is kept beside it."""
-    ignored = world.run_git(["check-ignore", "--", ENVIRONMENT_FILE, f"{STATE_DIRECTORY}/x"],
-                            directory, seconds=1.0)
-    return len(ignored.text.splitlines()) == 2
-
-
-def known_by_others(world: World, path: str) -> tuple[str, ...]:
-    """Return the ids of what lets others know the key in an environment file."""
-    return tuple(leak for leak in find_leaks(world, path) if leak != "env-unignored")
+def hide_from_git(world: World, directory: str) -> None:
+    """Tell git what is ours, in the file of a clone that is never committed."""
+    git = search_config(world, directory, shown=directory, names=(".git",))
+    if not git or world.kind_of(git, follow=False) != "directory":
+        return
+    place = world.enter(world.parent(git), ".git/info/exclude")
+    text = world.read_bytes(place) if world.kind_of(place) == "file" else b""
+    ours = [ENVIRONMENT_FILE, f"{STATE_DIRECTORY}/"]
+    if world.kind_of(world.path(directory, "subagent_fleet.py")) == "file":
+        ours.append("subagent_fleet.py")
+    new = [name for name in ours if name.encode() not in text.split(b"\n")]
+    if new:
+        end = b"" if text.endswith(b"\n") or not text else b"\n"
+        lines = "".join(f"{name}\n" for name in new).encode()
+        world.replace_files([(place, text + end + lines, 0o644)])

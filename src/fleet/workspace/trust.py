@@ -6,69 +6,58 @@ import json
 from typing import TYPE_CHECKING
 
 from fleet.config.address import is_loopback, is_private, plain_address, split_endpoint
-from fleet.plan.trust import plan_key_stake, plan_stakes
+from fleet.plan.trust import plan_stakes
 from fleet.start.constants import CONNECT_SECONDS
 from fleet.start.errors import FleetError, NodeFailure
 from fleet.start.record import Record
 from fleet.text.json import digest, read_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from fleet.config.sections import Fleet
     from fleet.plan.trust import Stake
     from fleet.world.world import World
 
 
 class TrustPage(Record):
-    """What the trust file holds: hashes of what was accepted, by the path of a fleet file."""
+    """What the trust file holds: what was accepted, as a hash, by the path of a fleet file."""
 
-    trusted: dict[str, tuple[str, ...]] = {}
+    trusted: dict[str, str] = {}
 
 
-def read_trusted(world: World) -> dict[str, tuple[str, ...]]:
-    """Return {path of a fleet file: hashes of what was accepted of it}."""
+def read_trusted(world: World) -> dict[str, str]:
+    """Return {path of a fleet file: the hash of what was accepted of it}."""
     path = world.user_place("state", "trusted.json")
     page = None
     with contextlib.suppress(FleetError):  # absent, or out of reach: nothing was accepted
         if not world.others_may_read(path) and not world.belongs_to_other(path):
-            page = read_page(TrustPage, world.read_bytes(path), "trusted/1")
+            page = read_page(TrustPage, world.read_bytes(path), "trusted/2")
     return page.trusted if page else {}
 
 
-def trust_name(world: World, source: str) -> str:
-    """Return under which name a fleet file is accepted: where it really lies."""
-    return source if source == "<stdin>" else world.real_path(source)
+def name_trust(world: World, fleet: Fleet) -> tuple[str, str]:
+    """Return where a fleet file really lies, and the hash of all that is at stake with it."""
+    source = fleet.document.source
+    name = source if source == "<stdin>" else world.real_path(source)
+    facts = sorted(stake.fact for stake in plan_stakes(fleet))
+    return name, digest("\n".join([name, *facts]).encode("utf-8", "surrogateescape"))
 
 
-def hash_of(name: str, stake: Stake) -> str:
-    """Return what is kept of something that was accepted of a fleet file."""
-    return digest(f"{name}\n{stake.fact}".encode("utf-8", "surrogateescape"))
+def is_trusted(world: World, fleet: Fleet) -> bool:
+    """Tell whether a person has accepted exactly what is at stake with a fleet file."""
+    name, accepted = name_trust(world, fleet)
+    return read_trusted(world).get(name) == accepted
 
 
-def choose_new(world: World, source: str, stakes: Iterable[Stake]) -> list[Stake]:
-    """Return what was not accepted yet of a fleet file."""
-    name = trust_name(world, source)
-    hashes = read_trusted(world).get(name, ())
-    return [stake for stake in stakes if hash_of(name, stake) not in hashes]
-
-
-def accept_stakes(world: World, source: str, stakes: Iterable[Stake]) -> None:
-    """Keep that this is accepted of a fleet file, beside what was before."""
-    new = choose_new(world, source, stakes)
-    if new:
-        name = trust_name(world, source)
-        hashes = [hash_of(name, stake) for stake in new]
-        keep_trusted(world, source, [*read_trusted(world).get(name, ()), *hashes])
-
-
-def keep_trusted(world: World, source: str, hashes: Sequence[str]) -> None:
-    """Keep what is accepted of a fleet file from now on, beside what is of the others."""
-    trusted = {**read_trusted(world), trust_name(world, source): list(dict.fromkeys(hashes))}
-    report = {"schema": "subagent-fleet/trusted/1",
-              "trusted": {name: kept for name, kept in trusted.items() if kept}}
-    content = json.dumps(report, indent=1).encode("utf-8") + b"\n"
-    world.replace_files([(world.user_place("state", "trusted.json"), content, 0o600)])
+def keep_trusted(world: World, fleet: Fleet, *, accepts: bool) -> None:
+    """Keep that what is at stake with a fleet file is accepted, or is no longer."""
+    name, accepted = name_trust(world, fleet)
+    trusted = {**read_trusted(world), name: accepted}
+    if not accepts or not plan_stakes(fleet):
+        del trusted[name]
+    if trusted != read_trusted(world):
+        report = {"schema": "subagent-fleet/trusted/2", "trusted": trusted}
+        content = json.dumps(report, indent=1).encode("utf-8") + b"\n"
+        world.replace_files([(world.user_place("state", "trusted.json"), content, 0o600)])
 
 
 def find_stakes(world: World, fleet: Fleet) -> list[Stake]:
@@ -107,16 +96,16 @@ def is_at_home(world: World, host: str) -> bool:
 
 def unlock_keys(world: World, fleet: Fleet) -> None:
     """Let those keys go to nodes that were accepted to go there."""
-    for node in fleet.nodes.values():
-        variable = node.api_key_env or ""
-        key = world.environ.get(variable)
-        if key and not choose_new(world, fleet.document.source, [plan_key_stake(node)]):
-            world.node_keys[node.endpoint, variable] = key
+    nodes = [node for node in fleet.nodes.values() if node.api_key_env]
+    if nodes and is_trusted(world, fleet):
+        for node in nodes:
+            variable = node.api_key_env or ""
+            if world.environ.get(variable):
+                world.node_keys[node.endpoint, variable] = world.environ[variable]
 
 
 def find_untrusted(world: World, fleet: Fleet) -> list[Stake]:
-    """Return what is at stake with a fleet and was not accepted."""
-    stakes = find_stakes(world, fleet)
-    if not stakes:
+    """Return what is at stake with a fleet, if it was not accepted."""
+    if not plan_stakes(fleet) or is_trusted(world, fleet):
         return []  # as with every fleet of machines at home: nothing is read
-    return choose_new(world, fleet.document.source, stakes)
+    return find_stakes(world, fleet)
