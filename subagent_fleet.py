@@ -18355,7 +18355,7 @@ def suggest_task_step(state: TaskState) -> str:
     return f"subagent-fleet tasks {name}" if state.state in ("parked", UNREADABLE) else ""
 
 
-# == tasks/landing.py, from line 17 ===========================================
+# == tasks/landing.py, from line 19 ===========================================
 #
 # In which order work lands, and which of it breaks the whole.
 
@@ -18428,9 +18428,16 @@ def find_culprit(count: int, passes: Callable[[int], bool]) -> int:
     return good
 
 
-def can_go_back(state: TaskState) -> bool:
-    """Tell whether a task's agent gets another round for its work to land."""
-    return state.returned < state.task.rounds
+def can_go_back(state: TaskState, fleet: Fleet | None) -> bool:
+    """Tell whether work that did not land gets another round: on its rung, or one above."""
+    return state.returned < state.task.rounds or climbs_to_land(state, fleet)
+
+
+def climbs_to_land(state: TaskState, fleet: Fleet | None) -> bool:
+    """Tell whether work that has no round left moves up; it never leaves the house for that."""
+    above = plan_ladder(state.task, fleet).above((*state.climbed, state.rung))
+    return state.returned >= state.task.rounds and bool(fleet) and any(
+        not is_away(rung, fleet) for rung in above)
 
 
 def tell_conflict(into: str, others: Collection[str], files: Collection[str]) -> str:
@@ -21447,7 +21454,7 @@ class TaskWork(TaskAgent):
         return ", ".join(words)
 
 
-# == runs/supervisor.py, from line 48 =========================================
+# == runs/supervisor.py, from line 49 =========================================
 #
 # All tasks of a repository: threads, the lock, orders.
 
@@ -21785,9 +21792,12 @@ class Supervisor(TaskKeeper):
         if state.state != "done" or order.get("kept") != state.kept:
             return
         fresh = plan_fresh(state)
+        rungs: dict[str, Any] = {"rung": state.rung, "climbed": state.climbed,
+                                 "returned": state.returned + 1}
+        if climbs_to_land(state, self.backing.fleet):
+            rungs = {"climbed": (*state.climbed, state.rung), "returned": 1}
         self.tasks[state.name] = replace(
-            fresh, base=str(tip), start=str(tip), kept=str(begin), told=state.told,
-            rung=state.rung, climbed=state.climbed, returned=state.returned + 1,
+            fresh, base=str(tip), start=str(tip), kept=str(begin), told=state.told, **rungs,
             conflicts=tuple(map(str, files)) if isinstance(files, list) else ())
         self.write(state.name, "waiting", reason=str(order.get("why")),
                    prompt=str(order.get("text")))
@@ -21820,7 +21830,7 @@ class Supervisor(TaskKeeper):
                 place for place in state.old if place.split("\n")[2] != order.get("git")))
 
 
-# == runs/landing.py, from line 52 ============================================
+# == runs/landing.py, from line 53 ============================================
 #
 # Landing: work that is done, merged and checked as a whole, then one branch moved.
 
@@ -21859,7 +21869,7 @@ class Landed(Record):
     into: str  # the branch that was meant
     begin: str = ""  # where it was
     tip: str = ""
-    names: tuple[str, ...] = ()  # that have landed now
+    names: tuple[str, ...] = ()  # the tasks between the two
     returned: Mapping[str, Returned] = {}  # to their agents
     evicted: Mapping[str, Returned] = {}  # without a round left
     held: Mapping[str, str] = {}
@@ -21873,12 +21883,13 @@ class Landing:
     """One pass of the merge queue of a repository, by whoever holds its lock."""
 
     def __init__(self, folder: Folder, hold: Hold, into: str, *, worktrees: str = "",
-                 confinement: Confinement | None = None,
+                 fleet: Fleet | None = None, confinement: Confinement | None = None,
                  tell: Callable[[str, str, str], object] = lambda *_: None,
                  is_over: Callable[[], bool] = lambda: False) -> None:
         self._folder = folder
         self._world = folder.world
         self._hold = hold
+        self._fleet = fleet
         self._is_over = is_over
         self._confinement = confinement or Confinement(folder)
         self._tell = tell
@@ -21919,16 +21930,19 @@ class Landing:
             merged = self._check_all(start, merged)
         tip = merged[-1].commit if merged else start
         self._keep(tip)
-        checks = len(self._checks_of(merged)) if merged else 0
-        able = {state.name: state for state in plan.queue}
-        return Landed(
-            self._into, begin, tip, tuple(one.state.name for one in merged),
-            {name: back for name, back in self._back.items()
-             if back.begin and can_go_back(able[name])},
-            {name: back for name, back in self._back.items()
-             if back.begin and not can_go_back(able[name])},
-            {**plan.held, **{name: back.why for name, back in self._back.items()
-                             if not back.begin}}, checks)
+        names = [state.name for state in (*self._before, *(one.state for one in merged))]
+        held = dict(plan.held)
+        returned: dict[str, Returned] = {}
+        evicted: dict[str, Returned] = {}
+        for name, back in self._back.items():
+            if not back.begin:
+                held[name] = back.why
+            elif can_go_back(states[name], self._fleet):
+                returned[name] = back
+            else:
+                evicted[name] = back
+        return Landed(self._into, begin, tip, tuple(names), returned, evicted, held,
+                      len(self._checks_of(merged)))
 
     def _find_start(self, begin: str) -> str:
         """Return where landing goes on: at what has landed and was not taken yet, if it fits."""
@@ -26670,11 +26684,9 @@ def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: boo
         landed = replace(landed, has_moved=has_moved, why_not=why, step=step)
         if has_moved:
             where = landed.into
-    on_it = {*landed.names, *(name for name, state in states.items()
-                              if state.landed == LANDED_BRANCH != where)}
     orders: list[dict[str, Any]] = [
         {"do": "landed", "task": name, "into": where, "kept": states[name].kept}
-        for name in on_it]
+        for name in landed.names if states[name].landed != where]
     for name, back in {**landed.returned, **landed.evicted}.items():
         state = states[name]
         folder.world.replace_files(
@@ -26763,6 +26775,7 @@ class Lander:
                 "landed", "waits", "another `land` is active"))
             try:
                 landing = Landing(folder, hold, self._into, tell=supervisor.tell,
+                                  fleet=self._job.backing.fleet,
                                   confinement=supervisor.confinement,
                                   worktrees=self._job.backing.worktrees, is_over=self._is_over)
                 self.passes.append(land(landing, folder, self._job.only, moves=moves,
@@ -26774,6 +26787,8 @@ class Lander:
         except FleetError as error:
             supervisor.tell("landed", "failed", f"{error.what}; {error.fix}".rstrip("; "))
             self._has_failed = True
+        except Exception as error:  # a bug is told
+            supervisor.failures.append(error)
         finally:
             with supervisor.changed:
                 supervisor.changed.notify_all()
@@ -30945,7 +30960,7 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
     return EXIT_OK
 
 
-# == commands/task_land.py, from line 26 ======================================
+# == commands/task_land.py, from line 27 ======================================
 #
 # `task land`: merge what is done, check it as a whole, move the branch.
 
@@ -30977,7 +30992,8 @@ def cmd_task_land(options: Namespace, world: World) -> int:
     hold = take_turn(folder, is_over, lambda: world.err(
         "Another `land` is active in this repository: waiting for it.\n"))
     try:
-        landing = Landing(folder, hold, into, worktrees=known.plan.file.worktrees or "",
+        landing = Landing(folder, hold, into, fleet=load_fleet_if_valid(options, world, folder),
+                          worktrees=known.plan.file.worktrees or "",
                           tell=lambda *event: tell_task(world, *event), is_over=is_over)
         landed = land(landing, folder, options.tasks, moves=True, order=order)
     finally:

@@ -131,7 +131,7 @@ def test_three_tasks_one_asks_one_mends_one_waits_then_merge_and_tidy(typist):
     out, err = running.communicate(timeout=30)
     said = out.decode()
     assert running.returncode == 0 and re.search(
-        r"3 done\.\nLook at what is done: \S+ task diff (\w+)\nMerge: git merge run/\1 \(then run/\w+, run/\w+\)\n$",
+        r"3 done\.\nLook at what is done: \S+ task diff (\w+)\nMerge all 3, checked as a whole: \S+ task land\n$",
         said), said
     for line in ("docs +waits +for parser", "parser +started +implementer, planned for mini",
                  "storage +asks +Which database\\?  1 sqlite  2 postgres",

@@ -114,7 +114,8 @@ def test_a_checkout_with_changes_is_left_alone(shop):
     assert (shop.repo / "a.txt").read_text() == "mine\n" and not (shop.repo / "b.txt").exists()
     assert shop.git("rev-parse", "main") == shop.start
     shop.write("a.txt", "one\n")
-    assert shop.type("task", "land").code == 0
+    done = shop.type("task", "land")
+    assert done.code == 0 and "1 landed on main" in done.out and "checked as a whole" in done.out
     assert (shop.repo / "b.txt").exists() and not shop.git("branch", "--list", "run/landed")
 
 

@@ -9,6 +9,7 @@ from fleet.runs.landing import Landing
 from fleet.start.constants import EXIT_OK, EXIT_PROBLEM
 from fleet.text.phrases import count_of
 from fleet.text.tables import wrap_text
+from fleet.work.backing import load_fleet_if_valid
 from fleet.work.land import describe_landing, find_target, land, take_turn
 from fleet.work.orders import carry_out
 from fleet.work.shown import tell_task
@@ -51,7 +52,8 @@ def cmd_task_land(options: Namespace, world: World) -> int:
     hold = take_turn(folder, is_over, lambda: world.err(
         "Another `land` is active in this repository: waiting for it.\n"))
     try:
-        landing = Landing(folder, hold, into, worktrees=known.plan.file.worktrees or "",
+        landing = Landing(folder, hold, into, fleet=load_fleet_if_valid(options, world, folder),
+                          worktrees=known.plan.file.worktrees or "",
                           tell=lambda *event: tell_task(world, *event), is_over=is_over)
         landed = land(landing, folder, options.tasks, moves=True, order=order)
     finally:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any
 
+    from fleet.config.sections import Fleet
     from fleet.config.task_file import TaskSpec
     from fleet.runs.folder import Folder
     from fleet.tasks.state import TaskState
@@ -84,7 +85,7 @@ class Landed(Record):
     into: str  # the branch that was meant
     begin: str = ""  # where it was
     tip: str = ""
-    names: tuple[str, ...] = ()  # that have landed now
+    names: tuple[str, ...] = ()  # the tasks between the two
     returned: Mapping[str, Returned] = {}  # to their agents
     evicted: Mapping[str, Returned] = {}  # without a round left
     held: Mapping[str, str] = {}
@@ -98,12 +99,13 @@ class Landing:
     """One pass of the merge queue of a repository, by whoever holds its lock."""
 
     def __init__(self, folder: Folder, hold: Hold, into: str, *, worktrees: str = "",
-                 confinement: Confinement | None = None,
+                 fleet: Fleet | None = None, confinement: Confinement | None = None,
                  tell: Callable[[str, str, str], object] = lambda *_: None,
                  is_over: Callable[[], bool] = lambda: False) -> None:
         self._folder = folder
         self._world = folder.world
         self._hold = hold
+        self._fleet = fleet
         self._is_over = is_over
         self._confinement = confinement or Confinement(folder)
         self._tell = tell
@@ -144,16 +146,19 @@ class Landing:
             merged = self._check_all(start, merged)
         tip = merged[-1].commit if merged else start
         self._keep(tip)
-        checks = len(self._checks_of(merged)) if merged else 0
-        able = {state.name: state for state in plan.queue}
-        return Landed(
-            self._into, begin, tip, tuple(one.state.name for one in merged),
-            {name: back for name, back in self._back.items()
-             if back.begin and can_go_back(able[name])},
-            {name: back for name, back in self._back.items()
-             if back.begin and not can_go_back(able[name])},
-            {**plan.held, **{name: back.why for name, back in self._back.items()
-                             if not back.begin}}, checks)
+        names = [state.name for state in (*self._before, *(one.state for one in merged))]
+        held = dict(plan.held)
+        returned: dict[str, Returned] = {}
+        evicted: dict[str, Returned] = {}
+        for name, back in self._back.items():
+            if not back.begin:
+                held[name] = back.why
+            elif can_go_back(states[name], self._fleet):
+                returned[name] = back
+            else:
+                evicted[name] = back
+        return Landed(self._into, begin, tip, tuple(names), returned, evicted, held,
+                      len(self._checks_of(merged)))
 
     def _find_start(self, begin: str) -> str:
         """Return where landing goes on: at what has landed and was not taken yet, if it fits."""

@@ -22,6 +22,7 @@ from fleet.speech.claude_stream import CHANGED_PROMPT
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.tasks.ladder import plan_rungs
+from fleet.tasks.landing import climbs_to_land
 from fleet.tasks.next import Limits, blockers_of, explain_wait, plan_starts
 from fleet.tasks.spec import find_name, is_another, plan_slots
 from fleet.tasks.state import (
@@ -379,9 +380,12 @@ class Supervisor(TaskKeeper):
         if state.state != "done" or order.get("kept") != state.kept:
             return
         fresh = plan_fresh(state)
+        rungs: dict[str, Any] = {"rung": state.rung, "climbed": state.climbed,
+                                 "returned": state.returned + 1}
+        if climbs_to_land(state, self.backing.fleet):
+            rungs = {"climbed": (*state.climbed, state.rung), "returned": 1}
         self.tasks[state.name] = replace(
-            fresh, base=str(tip), start=str(tip), kept=str(begin), told=state.told,
-            rung=state.rung, climbed=state.climbed, returned=state.returned + 1,
+            fresh, base=str(tip), start=str(tip), kept=str(begin), told=state.told, **rungs,
             conflicts=tuple(map(str, files)) if isinstance(files, list) else ())
         self.write(state.name, "waiting", reason=str(order.get("why")),
                    prompt=str(order.get("text")))

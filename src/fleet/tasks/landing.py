@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet.start.record import Record
+from fleet.tasks.ladder import is_away, plan_ladder
 from fleet.tasks.next import dependencies_of
 from fleet.tasks.rows import find_twins
 from fleet.text.phrases import some_of
@@ -11,6 +12,7 @@ from fleet.text.phrases import some_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from fleet.config.sections import Fleet
     from fleet.tasks.state import TaskState
 
 
@@ -83,9 +85,16 @@ def find_culprit(count: int, passes: Callable[[int], bool]) -> int:
     return good
 
 
-def can_go_back(state: TaskState) -> bool:
-    """Tell whether a task's agent gets another round for its work to land."""
-    return state.returned < state.task.rounds
+def can_go_back(state: TaskState, fleet: Fleet | None) -> bool:
+    """Tell whether work that did not land gets another round: on its rung, or one above."""
+    return state.returned < state.task.rounds or climbs_to_land(state, fleet)
+
+
+def climbs_to_land(state: TaskState, fleet: Fleet | None) -> bool:
+    """Tell whether work that has no round left moves up; it never leaves the house for that."""
+    above = plan_ladder(state.task, fleet).above((*state.climbed, state.rung))
+    return state.returned >= state.task.rounds and bool(fleet) and any(
+        not is_away(rung, fleet) for rung in above)
 
 
 def tell_conflict(into: str, others: Collection[str], files: Collection[str]) -> str:

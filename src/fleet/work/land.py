@@ -60,11 +60,9 @@ def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: boo
         landed = replace(landed, has_moved=has_moved, why_not=why, step=step)
         if has_moved:
             where = landed.into
-    on_it = {*landed.names, *(name for name, state in states.items()
-                              if state.landed == LANDED_BRANCH != where)}
     orders: list[dict[str, Any]] = [
         {"do": "landed", "task": name, "into": where, "kept": states[name].kept}
-        for name in on_it]
+        for name in landed.names if states[name].landed != where]
     for name, back in {**landed.returned, **landed.evicted}.items():
         state = states[name]
         folder.world.replace_files(
@@ -153,6 +151,7 @@ class Lander:
                 "landed", "waits", "another `land` is active"))
             try:
                 landing = Landing(folder, hold, self._into, tell=supervisor.tell,
+                                  fleet=self._job.backing.fleet,
                                   confinement=supervisor.confinement,
                                   worktrees=self._job.backing.worktrees, is_over=self._is_over)
                 self.passes.append(land(landing, folder, self._job.only, moves=moves,
@@ -164,6 +163,8 @@ class Lander:
         except FleetError as error:
             supervisor.tell("landed", "failed", f"{error.what}; {error.fix}".rstrip("; "))
             self._has_failed = True
+        except Exception as error:  # a bug is told
+            supervisor.failures.append(error)
         finally:
             with supervisor.changed:
                 supervisor.changed.notify_all()
