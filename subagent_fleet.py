@@ -11604,6 +11604,20 @@ class Disk(Terminal):
             directory = Directory(path)
             directory.unlink(directory.name)
 
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory with all that is in it, or a file; no link is followed."""
+        if self.kind_of(path, follow=False) != "directory":
+            self.remove(path)
+            return
+        with trying("remove", path):
+            for place, directories, _ in os.walk(path):
+                for name in directories:  # one that its owner has closed, as Go does
+                    below = os.path.join(place, name)
+                    if not os.path.islink(below):
+                        os.chmod(below, 0o700)
+            os.chmod(path, 0o700)
+            shutil.rmtree(path)
+
     def remove_empty(self, path: str) -> None:
         """Remove a directory in which nothing is left."""
         # it is used, was never there, or lies behind a link
@@ -11631,6 +11645,20 @@ class Disk(Terminal):
                 if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
                     odd.append(os.path.join(place, name))
         return nested, odd
+
+    def files_below(self, directory: str) -> list[str]:
+        """Return the regular files below a directory, to which no link leads."""
+        return sorted(os.path.join(place, name) for place, _, names in os.walk(directory)
+                      for name in names
+                      if stat.S_ISREG(os.lstat(os.path.join(place, name)).st_mode))
+
+    def identity_of(self, path: str) -> str:
+        """Return what tells a directory from each other of its path; "": there is none."""
+        with contextlib.suppress(OSError):
+            state = os.lstat(path)
+            if stat.S_ISDIR(state.st_mode):
+                return f"{state.st_dev} {state.st_ino}"
+        return ""
 
     def stamps_of(self, directory: str, names: Iterable[str]) -> dict[str, str]:
         """Return {name: size and time of change} of files in a directory."""
@@ -17727,7 +17755,6 @@ class WorkDone(Record):
     ref: str = ""  # that has all of it
     commit: str = ""  # for the branch
     head: str = ""
-    tip: str = ""  # of the branch
     commits: int = 0
     files: tuple[tuple[str, int, int], ...] = ()  # path, lines added, lines removed
     changed: tuple[str, ...] = ()  # by the agent, not by setup
@@ -17735,7 +17762,6 @@ class WorkDone(Record):
     said: str = ""  # the agent's last words
     exit_code: int = 0  # of a coder that only ends
     error: str = ""  # that Claude Code ended with, in place of an answer
-    notes: tuple[str, ...] = ()  # what else has changed meanwhile, by whomever
 
     @property
     def sums(self) -> dict[str, int]:
@@ -17847,7 +17873,7 @@ def find_flags(heard: Heard, work: WorkDone, *, is_checked: bool = False) -> lis
         flags.append("says it called an agent, but called none")
     flags += [f"subagent {name} used no tool" for name, record in heard.subagents.items()
               if record["runs"] and not record["tool_uses"]]
-    return [*flags, *work.notes]
+    return flags
 
 
 def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
@@ -18598,6 +18624,7 @@ def describe_guess(guess: ProjectGuess) -> str:
 # A repository, and where the files of its tasks are.
 
 RUN_DIRECTORY = "subagent-fleet/run"  # below the git directory that all worktrees share
+PLACE_MARK = "subagent-fleet.task"  # in the `.git` of a task's place: its id, its repository
 TASK_FILES = ("tasks.yaml", "tasks.yml", "tasks.json")
 OUTPUT_PART_BYTES = 4 * 1024 * 1024
 OUTPUT_LINE_BYTES = 1024 * 1024  # a longer line of an agent's output is dropped
@@ -18618,8 +18645,14 @@ def find_repository(world: World, directory: str, *, begins: bool = False) -> Re
     """Return the repository of a directory, or say in one sentence why none can be used.
 
     How to make one is only told to a command that `begins` work: who looks is elsewhere
-    than where the tasks are.
+    than where the tasks are. In a task's place it is the one whose task that is.
     """
+    repository = _see_repository(world, directory, begins=begins)
+    return _find_owner(world, repository) or repository
+
+
+def _see_repository(world: World, directory: str, *, begins: bool = False) -> Repository:
+    """Return the repository that git sees from a directory."""
     seen = world.run_git(["rev-parse", "--show-toplevel", "--git-dir", "--git-common-dir"],
                          directory)
     if seen.code == 127:
@@ -18650,6 +18683,28 @@ def find_repository(world: World, directory: str, *, begins: bool = False) -> Re
         listed = world.run_git(["worktree", "list", "--porcelain"], directory)
         main = listed.text.split("\n")[0].removeprefix("worktree ") or top
     return Repository(top, common, main)
+
+
+def _find_owner(world: World, place: Repository) -> Repository | None:
+    """Return the repository whose task works in a place, if its tasks say so as well."""
+    identity, main = read_mark(world, place.common)
+    if identity:
+        with contextlib.suppress(FleetError):
+            owner = replace(_see_repository(world, main), top=place.top)
+            if any((state.id, state.worktree) == (identity, place.top)
+                   for state in Folder(world, owner).read_states()[0].values()):
+                return owner
+    return None
+
+
+def read_mark(world: World, git: str) -> tuple[str, str]:
+    """Return the id of the task that works in a place, and the checkout of its repository."""
+    path = world.path(git, PLACE_MARK)
+    if world.kind_of(path, follow=False) != "file":
+        return "", ""
+    mark = world.read_part(path, 0, 8192).decode("utf-8", "surrogateescape")
+    identity, _, main = mark.removesuffix("\n").partition("\n")
+    return identity, main
 
 
 def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
@@ -18853,24 +18908,27 @@ class Asleep(Exception):
     """A task's thread ends here; its state says how it goes on."""
 
 
-# == runs/git.py, from line 21 ================================================
+# == runs/git.py, from line 19 ================================================
 #
-# Git, and nothing but the git that is meant; worktrees: made, found, dropped.
+# Git, and nothing but the git that is meant.
 
 IDENTITY = {"GIT_AUTHOR_NAME": "subagent-fleet",
             "GIT_AUTHOR_EMAIL": "subagent-fleet@localhost",
             "GIT_COMMITTER_NAME": "subagent-fleet",
             "GIT_COMMITTER_EMAIL": "subagent-fleet@localhost"}
 SNAPSHOT_REFS = "refs/subagent-fleet"
-OTHER_INDEX = "subagent-fleet-index"
 GIT_SECONDS = 600.0
 
 
 class Git:
-    """git in one place, named in each call: what lies in a worktree leads it nowhere else."""
+    """git in one place, named in each call: what lies in a directory leads it nowhere else.
+
+    Its settings are always those of the person's repository. What is in a task's place is
+    looked at with an index of its own, and with the objects there beside the person's.
+    """
 
     def __init__(self, world: World, git: str, tree: str, hold: Hold | None = None, *,
-                 index: str = "", objects: str = "",
+                 index: str = "", objects: str = "", beside: str = "",
                  settings: Sequence[str] = ()) -> None:
         self.world = world
         self.git = git
@@ -18881,13 +18939,24 @@ class Git:
             places["GIT_INDEX_FILE"] = index
         if objects:  # of another repository, where new ones are written, too
             places["GIT_OBJECT_DIRECTORY"] = objects
+        if beside:  # in quotes, as a colon would part it
+            quoted = beside.replace("\\", "\\\\").replace('"', '\\"')
+            places["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = f'"{quoted}"'
         self._environ = world.git_environment(places)
         self._words = ["git", *world.git_words(tree), *settings]
 
     def run(self, *words: str, given: bytes = b"") -> Ran:
         """Run git; return all that it says."""
-        ran = self.world.run_program([*self._words, *words], environ=self._environ,
-                                     seconds=GIT_SECONDS, given=given, hold=self.hold)
+        return self._run([*self._words, *words], given)
+
+    def pipe(self, script: str, given: bytes) -> Ran:
+        """Run a shell's pipe of several gits, each of them written `"$0" "$@" WORDS`."""
+        program = self.world.which("git") or "git"
+        return self._run(["sh", "-c", script, program, *self._words[1:]], given)
+
+    def _run(self, argv: Sequence[str], given: bytes) -> Ran:
+        ran = self.world.run_program(argv, environ=self._environ, seconds=GIT_SECONDS,
+                                     given=given, hold=self.hold)
         if self.hold and ran.code and self.hold.is_over():
             raise Wanted
         return ran
@@ -18909,9 +18978,8 @@ class Git:
 
     def commit_of(self, revision: str) -> str:
         """Return the commit that a revision names; "" where there is none."""
-        seen = self.run("rev-parse", "--quiet", "--verify", "--end-of-options",
-                        f"{revision}^{{commit}}")
-        return seen.text if seen.code == 0 else ""
+        return self.out("rev-parse", "--quiet", "--verify", "--end-of-options",
+                        f"{revision}^{{commit}}", known=1)
 
     def is_ancestor(self, old: str, new: str) -> bool:
         """Tell whether all of one commit is in another."""
@@ -18928,43 +18996,39 @@ def git_of(folder: Folder, hold: Hold | None = None) -> Git:
     return Git(folder.world, folder.repository.common, folder.repository.main, hold)
 
 
-def git_in(folder: Folder, tree: str, git: str, hold: Hold | None = None) -> Git:
-    """Return git in a worktree of ours, which must still be the one that was made.
+# == runs/place.py, from line 24 ==============================================
+#
+# A task's places: a repository of its own for its agent, and one for its check.
 
-    Its `.git` is a file that leads to the git directory that was noted, and that leads back.
-    """
-    world = folder.world
-    link = world.path(tree, ".git")
-    if world.kind_of(tree, follow=False) != "directory":
-        raise FleetError("worktree-gone", f"its worktree is gone: {tree}",
-                         fix="a new one: `subagent-fleet task retry NAME --fresh`")
-    there = [_read_line(world, path) for path in (
-        link, world.path(git, "gitdir"), world.path(git, "commondir"))]
-    if (there != [f"gitdir: {git}", link, "../.."]
-            or world.kind_of(link, follow=False) != "file"
-            or world.parent(git) != world.path(folder.repository.common, "worktrees")):
-        raise FleetError("worktree-changed", f"{link} no longer leads to this repository, so "
-                         "nothing is read there",
-                         fix=f"look at it: `ls -la {quote_shell(tree)}`")
-    return Git(world, git, tree, hold)
+# A place stands on the person's objects (`objects/info/alternates`) and has refs, settings,
+# hooks and locks of its own. So nothing that an agent does with git reaches the person's
+# repository, and nothing of it is read as a setting: our git always runs with the person's
+# GIT_DIR. Work comes home as objects, which git checks on the way. Example:
+#
+#   place/.git/HEAD                     ref: refs/heads/run/fix
+#   place/.git/packed-refs              every branch and tag as it was, and run/fix at the base
+#   place/.git/subagent-fleet.task      the task's id, which no other place has
+#
+# The files of `.git` are written by hand: no template, no hook, no setting of git's own `init`.
 
-
-def _read_line(world: World, path: str) -> str:
-    return world.read_part(path, 0, 4096).decode("utf-8", "surrogateescape").strip()
-
-
-def list_worktrees(git: Git) -> dict[str, dict[str, str]]:
-    """Return {path: what git says of a worktree}: `branch`, and `locked` with the reason."""
-    worktrees = {}
-    for block in git.out("worktree", "list", "--porcelain").split("\n\n"):
-        words = dict(line.partition(" ")[::2] for line in block.split("\n") if line)
-        words["branch"] = words.get("branch", "").replace("refs/heads/", "", 1)
-        worktrees[words.get("worktree", "")] = words
-    return worktrees
+# What of the person's settings an agent's own git needs to see files as theirs does.
+SETTINGS = LatePattern(
+    r"(?s)user\.(name|email)|(filter|lfs)\..*|remote\..*\.(url|fetch|tagopt|promisor"
+    r"|partialclonefilter)|url\..*\.insteadof|submodule\..*\.(url|active)"
+    r"|extensions\.(objectformat|partialclone)|core\.(autocrlf|eol|safecrlf|filemode"
+    r"|ignorecase|precomposeunicode|symlinks|attributesfile|excludesfile)")
+NO_PUSH = "an-agent-does-not-push://"  # git knows no such transport
+SPARSE = "info/sparse-checkout"
+WHOLE = ("-c", "core.sparseCheckout=false", "-c", "core.splitIndex=false")
+# The person's settings and objects at both ends; what is looked for is not found in the
+# place's own objects by the last, which refuses what is incomplete or malformed.
+BRING_HOME = ('"$0" "$@" rev-list --objects --stdin --not --all'
+              ' | "$0" "$@" pack-objects -q --stdout'
+              ' | GIT_ALTERNATE_OBJECT_DIRECTORIES= "$0" "$@" index-pack --stdin --strict')
 
 
-def find_worktrees_place(folder: Folder, chosen: str) -> str:
-    """Return where a repository's worktrees go: outside of the checkout, or as chosen."""
+def find_places(folder: Folder, chosen: str) -> str:
+    """Return where a repository's places are: outside of the checkout, or as chosen."""
     world, repository = folder.world, folder.repository
     if chosen:
         return world.real_path(world.path(repository.main, chosen))
@@ -18972,109 +19036,260 @@ def find_worktrees_place(folder: Folder, chosen: str) -> str:
     return world.real_path(world.user_place("state", "worktrees", name))
 
 
-def lock_of(state: TaskState) -> str:
-    """Return the reason with which a task's worktrees are locked: what is not, is not its."""
-    return f"subagent-fleet task {state.name} {state.id}".rstrip()
+# -- making --
 
 
-def add_worktree(git: Git, state: TaskState, *, for_check: bool = False) -> str:
-    """Make a worktree of a task, for its agent on its branch or for its check on none.
+def plan_repository(main: Git) -> dict[str, bytes]:
+    """Return the files of a place's `.git` but for its HEAD: what it takes along."""
+    world = main.world
+    files = {"objects/info/alternates": f"{main.git}/objects\n",
+             "config": _plan_config(main)}
+    packed = []
+    for line in main.out("for-each-ref", "--format=%(objectname) %(refname) %(symref)",
+                         "refs/heads", "refs/tags", "refs/remotes").split("\n"):
+        commit, _, named = line.partition(" ")
+        ref, _, leads = named.partition(" ")
+        if leads:
+            files[ref] = f"ref: {leads}\n"
+        elif ref:
+            packed.append(f"{commit} {ref}\n")
+    files["packed-refs"] = "".join(packed)
+    content = {name: text.encode("utf-8", "surrogateescape") for name, text in files.items()}
+    for name in ("shallow", "info/exclude", "info/attributes"):
+        path = world.path(main.git, name)
+        if world.kind_of(path) == "file":
+            content[name] = world.read_part(path, 0, STATE_LIMIT_BYTES)
+    return content
 
-    Returns its git directory. Only what git refuses is looked into: who waits for a place
-    waits for this.
+
+def _plan_config(main: Git) -> str:
+    """Return the settings of a place: some of the person's, as they are now."""
+    world = main.world
+    entries = [("core.bare", "false"), ("core.logallrefupdates", "true"),
+               ("lfs.storage", world.path(main.git, "lfs"))]
+    remotes: dict[str, None] = {}
+    listed = main.names("config", "--list", "-z", "--show-scope")
+    for scope, entry in zip(listed[::2], listed[1::2]):
+        key, has_value, value = entry.partition("\n")
+        if scope not in ("local", "worktree") or not SETTINGS.fullmatch(key):
+            continue
+        if re.fullmatch(r"(?s)remote\..*\.url", key):
+            remotes[key.removesuffix("url")] = None
+            if not re.match(r"[\w+.-]+:|[^/]+:", value):  # a path, seen from the checkout
+                value = world.path(main.tree, value)
+        elif key == "lfs.storage":
+            value = world.path(main.git, value)
+        entries.append((key, value if has_value else "true"))
+    entries += [(f"{remote}pushurl", NO_PUSH) for remote in remotes]
+    extends = any(key.startswith("extensions.") for key, _ in entries)
+    entries.insert(0, ("core.repositoryformatversion", "1" if extends else "0"))
+    return "".join(_render_setting(*entry) for entry in entries)
+
+
+def _render_setting(key: str, value: str) -> str:
+    """Return a setting as git's file has it."""
+    def quote(text: str) -> str:
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + text.replace("\n", "\\n").replace("\t", "\\t") + '"'
+
+    section, _, name = key.rpartition(".")
+    section, dot, inner = section.partition(".")
+    return f"[{section}{' ' + quote(inner) if dot else ''}]\n\t{name} = {quote(value)}\n"
+
+
+def write_repository(world: World, path: str, mark: str, files: Mapping[str, bytes],
+                     head: str) -> None:
+    """Write the `.git` of a place anew; its mark comes first, so that a kill leaves it ours.
+
+    `head` is a commit, or a branch with its commit behind a blank.
     """
-    world = git.world
-    path = f"{state.worktree}.check" if for_check else state.worktree
-    words = ["-c", "core.sparseCheckout=false", "worktree", "add", "--quiet", "--lock",
-             "--reason", lock_of(state)]
-    if state.git or world.kind_of(path, follow=False) != "absent":
-        _make_way(git, path, state, for_check=for_check)
-    begin = state.base
-    if state.kept and git.commit_of(state.kept):
-        begin = state.kept  # never before its own work
-    is_new = not for_check and not _take_branch(git, state, begin)
-    if for_check:
-        words += ["--detach", path, state.start]
-    elif is_new:
-        words += ["-b", state.branch, path, begin]
-    else:
-        words += [path, state.branch]
+    world.remove_tree(Place(path, ".git"))
+    branch, _, commit = head.rpartition(" ")
+    own = {"HEAD": f"ref: refs/heads/{branch}\n" if branch else f"{commit}\n"}
+    if branch:
+        own[f"refs/heads/{branch}"] = f"{commit}\n"
+    written = {**files, **{name: text.encode() for name, text in own.items()}}
+    world.replace_files([(Place(path, f".git/{PLACE_MARK}"), mark.encode(
+        "utf-8", "surrogateescape"), 0o600)])
+    world.make_directory(Place(path, ".git/refs/heads"))
+    world.replace_files([(Place(path, f".git/{name}"), content, 0o644)
+                         for name, content in written.items()])
 
-    world.make_directory(world.parent(path), is_private=True)
-    made = git.run(*words)
+
+def make_place(main: Git, path: str, mark: str, files: Mapping[str, bytes],
+               head: str) -> None:
+    """Make a place, with the files of its commit."""
+    write_repository(main.world, path, mark, files, head)
+    made = git_at(main, path).run("read-tree", "--reset", "-u", head.split(" ")[-1])
     if made.code:
-        if is_new:
-            git.run("update-ref", "-d", f"refs/heads/{state.branch}", begin)
-        _make_way(git, path, state, for_check=for_check)
-        made = git.run(*words)
-    if made.code:
+        remove_place(main.world, path)
         said = clean_line(made.talk.strip().split("\n")[-1]) or f"exit {made.code}"
         raise FleetError("worktree-failed", f"its worktree could not be made: {said}")
-    return _read_line(world, world.path(path, ".git")).removeprefix("gitdir: ")
 
 
-def _make_way(git: Git, path: str, state: TaskState, *, for_check: bool) -> None:
-    """Remove what is left of a worktree of this task, where nobody can have worked.
-
-    Anything else in the way is refused: nobody's directory is ever taken over.
-    """
-    known = list_worktrees(git).get(path)
-    if known and known.get("locked") != lock_of(state):
-        raise FleetError("worktree-taken", f"{path} is a worktree of the branch "
-                         f"{known['branch'] or 'none'}, which this task did not make",
-                         fix="move it away: `git worktree move`")
-    git.world.remove_empty(path)  # git was killed just after it had made that
-    is_there = git.world.kind_of(path, follow=False) != "absent"
-    if known and (for_check or not is_there):
-        drop_unused(git, state, known)
-    elif is_there:
-        raise FleetError("in-the-way", f"{path} already exists",
-                         fix=f"move it away: `ls -la {quote_shell(path)}`")
+def clear_place(world: World, path: str, identity: str) -> None:
+    """Remove what is left of a place of this task; anybody else's directory is refused."""
+    kind = world.kind_of(path, follow=False)
+    if kind == "absent":
+        return
+    # A kill just after the directory was made leaves it hollow.
+    hollow = {*world.names_in(path), *world.names_in(world.path(path, ".git"))} <= {
+        ".git", f".{PLACE_MARK}.new"}
+    if kind == "directory" and (hollow or is_place(world, path, identity)):
+        remove_place(world, path)
+        return
+    raise FleetError("in-the-way", f"{path} already exists, and this task did not make it",
+                     fix=f"move it away: `ls -la {quote_shell(path)}`")
 
 
-def _take_branch(git: Git, state: TaskState, begin: str) -> bool:
-    """Tell whether a task's branch exists, and put it where the task begins.
-
-    It is the task's if it is where the task has left it, or has all of its work. Any other
-    is a person's, even one that has no commit of its own.
-    """
-    ref = f"refs/heads/{state.branch}"
-    tip = git.commit_of(ref)
-    if not tip:
-        return False
-    if state.start and git.is_ancestor(begin, tip):
-        return True
-    if state.start and tip == state.tip:
-        git.out("update-ref", ref, begin, tip)
-        return True
-    raise FleetError("branch-taken", f"the branch `{state.branch}` already exists",
-                     fix=f"write another `branch:`, or `git branch -m {state.branch} old`")
+def remove_place(world: World, path: str) -> None:
+    """Remove a place of ours: what tells that it is ours goes last."""
+    git = world.path(path, ".git")
+    for above, last in ((path, ".git"), (git, PLACE_MARK)):
+        for name in world.names_in(above):
+            if name != last:
+                world.remove_tree(Place(above, name))
+    world.remove_tree(path)
 
 
-def drop_unused(git: Git, state: TaskState, known: Mapping[str, str]) -> None:
-    """Remove a worktree in which no agent has worked, first the branch made with it.
-
-    A kill between the two leaves a worktree that is known by its lock; a branch has none.
-    """
-    if known["branch"] == state.branch:
-        git.run("update-ref", "-d", f"refs/heads/{state.branch}", known["HEAD"])
-    drop_worktree(git, known["worktree"])
+# -- looking --
 
 
-def drop_worktree(git: Git, path: str) -> None:
-    """Remove a worktree of ours; what is in it is somewhere else, or nobody's."""
-    git.world.remove_empty(path)  # as a git that was killed leaves it: no git takes that away
-    # Twice: locked or not. Unlocked by a command before, a kill between them left one that
-    # was ours no longer.
-    words = ["worktree", "remove", "--force", "--force", path]
-    if git.run(*words).code:  # a git that was killed here has removed the `.git` it looks for
-        git.run("worktree", "repair", path)
-        git.out(*words)
+def mark_of(folder: Folder, state: TaskState) -> str:
+    """Return what a place of a task is known by."""
+    return f"{state.id}\n{folder.repository.main}\n"
 
 
-# == runs/snapshot.py, from line 28 ===========================================
+def is_place(world: World, path: str, identity: str) -> bool:
+    """Tell whether a directory carries a task's id."""
+    git = world.path(path, ".git")
+    return all(world.kind_of(one, follow=False) == "directory" for one in (path, git)) \
+        and bool(identity) and read_mark(world, git)[0] == identity
+
+
+def git_at(main: Git, path: str) -> Git:
+    """Return git in a place, with the index that is there."""
+    return Git(main.world, main.git, path, main.hold,
+               index=main.world.path(path, ".git/index"), settings=WHOLE)
+
+
+def git_with(main: Git, path: str) -> Git:
+    """Return git in the person's repository, with the objects of a place beside theirs."""
+    return Git(main.world, main.git, main.tree, main.hold,
+               beside=main.world.path(path, ".git/objects"))
+
+
+def git_in(folder: Folder, state: TaskState, hold: Hold | None = None) -> Git:
+    """Return git in the agent's place of a task, which must still be the one that was made."""
+    world, path = folder.world, state.worktree
+    if world.kind_of(path, follow=False) != "directory":
+        raise FleetError("worktree-gone", f"its worktree is gone: {path}",
+                         fix="a new one: `subagent-fleet task retry NAME --fresh`")
+    if state.git != world.path(path, ".git"):
+        quoted = quote_shell(path)
+        raise FleetError("linked-worktree", "an earlier version made its worktree (what was "
+                         f"kept of it is in refs/subagent-fleet/{state.name})",
+                         fix=f"git worktree unlock {quoted}; git worktree remove {quoted}; "
+                             f"subagent-fleet task retry {state.name} --fresh")
+    if not is_place(world, path, state.id):
+        raise FleetError("worktree-changed", f"{state.git} is no longer the repository that "
+                         "was made there, so nothing is read there",
+                         fix=f"look at it: `ls -la {quote_shell(path)}`")
+    return git_at(Git(world, folder.repository.common, path, hold), path)
+
+
+def read_head(world: World, git: str) -> str:
+    """Return the commit of a repository's HEAD, read as text: no setting of it counts."""
+    name = "HEAD"
+    for _ in range(5):
+        line = world.read_part(world.path(git, name), 0, 4096).decode(
+            "utf-8", "surrogateescape").strip()
+        if not line:
+            packed = world.read_part(world.path(git, "packed-refs"), 0, STATE_LIMIT_BYTES)
+            found = re.search(rf"(?m)^([0-9a-f]{{40,64}}) {re.escape(name)}$",
+                              packed.decode("utf-8", "surrogateescape"))
+            line = found[1] if found else ""
+        if re.fullmatch("[0-9a-f]{40,64}", line):
+            return line
+        name = line.removeprefix("ref: ")
+        if not name.startswith("refs/") or ".." in name:
+            break
+    raise FleetError("no-head", f"the HEAD of {clean_line(git)} names no commit",
+                     fix="check out a branch or a commit there")
+
+
+# A check may do anything to its place, even remove its mark. So beside the states is written
+# which directory that is, and the commit whose files are there.
+
+
+def check_note_of(folder: Folder, state: TaskState) -> str:
+    """Return the file that says where a check's place stands."""
+    return folder.of_task(state.name, f"check{state.fresh or ''}")
+
+
+def read_check_note(folder: Folder, state: TaskState) -> str:
+    """Return the commit that a check's place was put to; "": it was not, or is another."""
+    noted = folder.world.read_part(check_note_of(folder, state), 0, 4096).decode()
+    commit, _, identity = noted.strip().partition("\n")
+    return commit if identity == folder.world.identity_of(f"{state.worktree}.check") else ""
+
+
+def is_check_place(folder: Folder, state: TaskState) -> bool:
+    """Tell whether the check's place of a task is the one that was made."""
+    return bool(read_check_note(folder, state)) or is_place(
+        folder.world, f"{state.worktree}.check", state.id)
+
+
+def write_check_note(folder: Folder, state: TaskState, commit: str) -> None:
+    """Note that a check's place holds the files of a commit."""
+    identity = folder.world.identity_of(f"{state.worktree}.check")
+    folder.world.replace_files([(check_note_of(folder, state),
+                                 f"{commit}\n{identity}\n".encode(), 0o600)])
+
+
+# -- bringing home --
+
+
+def bring_home(main: Git, path: str, commits: Iterable[str]) -> None:
+    """Take commits of a place over into the person's repository, with all that they need."""
+    wanted = [commit for commit in commits if not main.commit_of(commit)]
+    if not wanted:
+        return
+    world = main.world
+    # What an agent has written there could lead anywhere.
+    alternates = Place(path, ".git/objects/info/alternates")
+    world.replace_files([(alternates, f"{main.git}/objects\n".encode(
+        "utf-8", "surrogateescape"), 0o644)])
+    given = "".join(f"{commit}\n" for commit in wanted)
+    ran = git_with(main, path).pipe(BRING_HOME, given.encode())
+    if ran.code or not all(map(main.commit_of, wanted)):
+        said = [line for line in ran.talk.split("\n") if line.strip()]
+        why = clean_line(said[0]) if said else "they are not complete"
+        raise FleetError("odd-objects", f"its commits cannot be taken over: {why}",
+                         fix=f"look at them: `git -C {quote_shell(path)} fsck`")
+
+
+def find_commits(main: Git, path: str) -> list[str]:
+    """Return the commits that a place's refs and their logs name, and no ref of the person's."""
+    world = main.world
+    git = world.path(path, ".git")
+    files = [world.path(git, name) for name in ("HEAD", "ORIG_HEAD", "packed-refs")]
+    for name in ("refs", "logs"):
+        files += world.files_below(world.path(git, name))
+    text = b"\n".join(world.read_part(file, 0, STATE_LIMIT_BYTES) for file in files)
+    named = sorted(set(re.findall(rb"\b[0-9a-f]{40,64}\b", text)))
+    both = git_with(main, path)
+    kinds = both.out("cat-file", "--batch-check=%(objectname) %(objecttype)",
+                     given=b"".join(name + b"^{commit}\n" for name in named))
+    commits = [line.split(" ")[0] for line in kinds.split("\n") if line.endswith(" commit")]
+    given = "".join(f"{commit}\n" for commit in commits).encode()
+    own = set(both.out("rev-list", "--stdin", "--not", "--all", given=given).split("\n"))
+    return [commit for commit in dict.fromkeys(commits) if commit in own]
+
+
+# == runs/snapshot.py, from line 31 ===========================================
 #
-# What is in a worktree, kept in a ref.
+# What is in a place, kept in a ref.
 
 def find_copies(folder: Folder, task: TaskSpec) -> list[str]:
     """Return the ignored files of the main checkout that a worktree gets a copy of."""
@@ -19130,7 +19345,7 @@ def drop_caches(world: World, tree: str, paths: Iterable[str]) -> list[str]:
 
 
 class Stored(Record):
-    """The trees of a worktree as it was."""
+    """The trees of a place as it was."""
 
     head: str
     old_tree: str  # of head
@@ -19139,12 +19354,13 @@ class Stored(Record):
     net: str  # with the ignored files that are new or changed since setup
     ignored: Mapping[str, str]  # what tells the content of each ignored file, caches aside
     fresh: tuple[str, ...]  # of these, the new and changed ones
+    listed: tuple[str, ...]  # every ignored file
     nested: tuple[str, ...]  # repositories that are ignored: in none of these trees
 
 
-def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, str] | None, *,
+def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] | None, *,
                runs_filters: bool = True) -> Stored:
-    """Write all files of a worktree into git, with an index of ours; its own is left alone.
+    """Write all files of a place into git, with an index of ours; its own is left alone.
 
     What the agent's index says of a file, or of when it changed, means nothing here: ours
     begins with the names of HEAD and knows no file. `known` are the ignored files that
@@ -19152,47 +19368,65 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
     """
     world = git.world
     nested, odd = world.find_odd(git.tree)
-    if world.kind_of(world.path(git.git, "info/sparse-checkout")) != "absent" \
-            and git.run("config", "core.sparseCheckout").text == "true":
-        # What is not there may be deleted, or not: that only the agent knows.
-        raise FleetError("sparse-checkout", f"the checkout {clean_line(git.tree)} was "
-                         "made sparse, so it cannot be kept whole",
-                         fix="`git sparse-checkout disable` in it")
     if odd:
         raise FleetError("odd-file", f"{clean_line(odd[0])} is not a file, directory or "
                          "link, so it cannot be kept", fix="remove it")
-    settings = ["-c", "core.sparseCheckout=false"]
+    _refuse_sparse(git)
+    inner = world.path(git.tree, ".git")
+    head = read_head(world, inner)
+    bring_home(main, git.tree, [head])
+    old_tree = main.out("rev-parse", "--verify", f"{head}^{{tree}}")
+
     # Nor when git looks again at a file as new as our index, as it writes it.
-    if not runs_filters:
-        settings += no_filters(git)
-    index = world.path(git.git, f"{OTHER_INDEX}-{world.token(4)}")
+    settings = list(WHOLE) if runs_filters else [*WHOLE, *no_filters(main)]
+    index = world.path(git.git, RUN_DIRECTORY, f"index-{world.token(4)}")
     own = Git(world, git.git, git.tree, git.hold, index=index, settings=settings)
-    head, old_tree = git.out("rev-parse", "HEAD", "HEAD^{tree}").split("\n")
     try:
         own.out("read-tree", head)
-        hidden = _refuse_nested(own, nested)
-        own.out("add", "-A")
+        hidden, submodules = _refuse_nested(own, nested, state)
+        # Git would ask a submodule what is new there, with settings that are an agent's.
+        leaves = [f":(exclude,literal){path}" for path in submodules]
+        own.out("add", "-A", *(["--", ".", *leaves] if leaves else []))
         tree = own.out("write-tree")
         # A new file that the main checkout ignores stays out of the branch, and so do a copy
         # and the gateway's key, wherever an agent has fetched it from.
-        new = git.names("diff-tree", "-r", "--name-only", "--no-renames", "--diff-filter=A",
-                        "-z", old_tree, tree) if tree != old_tree else []
+        new = main.names("diff-tree", "-r", "--name-only", "--no-renames", "--diff-filter=A",
+                         "-z", old_tree, tree) if tree != old_tree else []
         asked = [path for path in new if _is_within(main, path)]
         ignored = main.names("check-ignore", "-z", "--stdin", "--no-index", known=1,
                              given=join_names(asked)) if asked else []
-        drop = {*ignored, *copies, *filter(holds_key, new)}
+        drop = {*ignored, *state.copies, *filter(holds_key, new)}
         if drop:
             own.out("update-index", "-z", "--force-remove", "--stdin",
                     given=join_names(drop))
             tree = own.out("write-tree")
 
-        listed = git.names("ls-files", "-z", "-oi", "--exclude-standard")
+        listed = own.names("ls-files", "-z", "-oi", "--exclude-standard")
         now = world.stamps_of(git.tree, [*ignored, *drop_caches(world, git.tree, listed)])
         fresh = [path for path in now if known is not None and known.get(path) != now[path]]
-        return Stored(head, old_tree, tree, _store_fresh(own, tree, copies, fresh), now,
-                      tuple(fresh), hidden)
+        return Stored(head, old_tree, tree, _store_fresh(own, tree, state.copies, fresh), now,
+                      tuple(fresh), tuple(listed), hidden)
     finally:
         world.remove(index)
+
+
+def _refuse_sparse(git: Git) -> None:
+    """Refuse a place that its agent has made sparse.
+
+    What is not there may be deleted, or not: that only the agent knows.
+    """
+    world = git.world
+    inner = world.path(git.tree, ".git")
+    if world.kind_of(world.path(inner, SPARSE)) == "absent":
+        return
+    for name in ("config", "config.worktree"):  # read as files: no setting there counts
+        file = world.path(inner, name)
+        if world.kind_of(file) == "file" and git.run(
+                "config", "--file", file, "--no-includes", "--type=bool",
+                "core.sparseCheckout").text == "true":
+            raise FleetError("sparse-checkout", f"the checkout {clean_line(git.tree)} was "
+                             "made sparse, so it cannot be kept whole",
+                             fix="`git sparse-checkout disable` in it")
 
 
 def _is_within(git: Git, path: str) -> bool:
@@ -19217,48 +19451,62 @@ def join_names(names: Iterable[str]) -> bytes:
     return b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
 
 
-def _refuse_nested(own: Git, nested: Iterable[str]) -> tuple[str, ...]:
-    """Refuse repositories inside a worktree: git would keep only the names of their commits.
+def _refuse_nested(own: Git, nested: Iterable[str], state: TaskState
+                   ) -> tuple[tuple[str, ...], list[str]]:
+    """Refuse repositories inside a place: git would keep only the names of their commits.
 
-    A submodule may be there as long as it is exactly what HEAD says, or empty. Returns those
-    that are ignored, which only a tidying has to refuse.
+    A submodule may be there as long as it is exactly what the task began with, or empty.
+    Returns what is ignored, which only a tidying has to refuse, and the submodules.
     """
-    def refuse(what: str, fix: str) -> NoReturn:
-        raise FleetError("nested-repository", f"{what} cannot be kept", fix=fix)
-
     world = own.world
-    inside = {path[len(own.tree) + 1:]: path for path in nested}
-    links = {}
-    for entry in own.names("ls-files", "-z", "-s"):
-        mode, _, inner = entry.partition("\t")
-        if mode.startswith("160000 "):
-            links[inner] = mode.split(" ")[1]
-            if inner not in inside and world.names_in(world.path(own.tree, inner)):
-                refuse(f"files in {inner}, a submodule that was not checked out,",
-                       "move them out")
-    ignored = []
-    for inner, path in inside.items():
-        if inner in links:
-            why = why_submodule_is_not_saved(world, path)
-            if why or links[inner] != world.run_git(["rev-parse", "HEAD"], path).text:
-                refuse(f"the submodule {inner} {why or 'was moved'}, which",
-                       "commit and push it by hand")
-        elif own.run("check-ignore", "-q", "--no-index", inner).code:
-            refuse(f"the nested repository {inner}", "remove its .git, or ignore it")
-        else:
-            ignored.append(inner)
-    return tuple(ignored)
+    inside = {path[len(own.tree) + 1:] for path in nested}
+    links = _links_of(own.names("ls-files", "-z", "-s"))
+    for inner in links.keys() - inside:
+        if world.names_in(world.path(own.tree, inner)):
+            raise FleetError("nested-repository", f"files in {inner}, a submodule that was "
+                             "not checked out, cannot be kept", fix="move them out")
+    hidden = [inner for inner in sorted(inside - links.keys())
+              if not own.run("check-ignore", "-q", "--no-index", inner).code]
+    known = links.keys() & inside
+    begun = _links_of(own.names("ls-tree", "-r", "-z", "--end-of-options",
+                                state.start or state.base)) if known else {}
+    for inner in sorted(inside - {*hidden}):
+        why = "is another repository"
+        if inner in known:
+            why = _why_changed(own, inner, links[inner], begun.get(inner, ""))
+        if why:
+            raise FleetError("nested-repository", f"{inner} {why}, so it cannot be kept",
+                             fix="commit and push it by hand, or remove it")
+    return tuple(hidden), sorted(known)
 
 
-def why_submodule_is_not_saved(world: World, path: str) -> str:
-    """Return what is only in a submodule, whatever a person's settings say of status."""
-    status = world.run_git(["status", "--porcelain", "--ignored", "--untracked-files=all",
-                            "--ignore-submodules=none"], path)
-    if status.code or status.text:
-        return "has changes"
-    ahead = world.run_git(["rev-list", "--max-count=1", "--all", "--reflog", "HEAD", "--not",
-                           "--remotes"], path)
-    return "has commits that exist nowhere else" if ahead.code or ahead.text else ""
+def _links_of(entries: Iterable[str]) -> dict[str, str]:
+    """Return {path: commit} of the submodules in a listing of a tree or an index."""
+    found = (re.match(r"160000 (?:commit )?([0-9a-f]+)[^\t]*\t(.*)", entry, re.S)
+             for entry in entries)
+    return {match[2]: match[1] for match in found if match}
+
+
+def _why_changed(own: Git, inner: str, commit: str, begun: str) -> str:
+    """Return how a submodule differs from what a task began with; "": in nothing."""
+    world = own.world
+    tree = world.path(own.tree, inner)
+    git = world.path(tree, ".git")
+    if world.kind_of(git, follow=False) == "file":
+        leads = world.read_part(git, 0, 4096).decode("utf-8", "surrogateescape").strip()
+        git = world.real_path(world.path(tree, leads.removeprefix("gitdir: ")))
+    if not git.startswith(f"{own.tree}/"):
+        return "leads to another repository"
+    if not commit == begun == read_head(world, git):
+        return "was moved to another commit"
+    index = world.path(own.git, RUN_DIRECTORY, f"index-{world.token(4)}")
+    sub = Git(world, own.git, tree, own.hold, index=index, settings=WHOLE,
+              beside=world.path(git, "objects"))
+    try:
+        sub.out("read-tree", commit)
+        return "has changes" if sub.out("ls-files", "-m", "-o") else ""
+    finally:
+        world.remove(index)
 
 
 def no_filters(git: Git) -> list[str]:
@@ -19275,23 +19523,22 @@ def no_filters(git: Git) -> list[str]:
 
 def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
                   known: Mapping[str, str] | None) -> tuple[WorkDone, Stored]:
-    """Keep a worktree: a commit for the branch, and all in a ref no git command removes."""
-    stored = store_tree(git, main, state.copies, known)
-    tip = main.commit_of(f"refs/heads/{state.branch}")
+    """Keep a place: a commit for the branch, and all in a ref no git command removes."""
+    stored = store_tree(git, main, state, known)
     parents = [stored.head]
-    if tip and tip != stored.head and not main.is_ancestor(tip, stored.head):
-        parents.append(tip)  # the agent has left its branch: nothing that was there is lost
+    if state.tip and not main.is_ancestor(state.tip, stored.head):
+        parents.append(state.tip)  # the agent has left its branch: nothing there is lost
     commit = stored.head
     if len(parents) > 1 or stored.tree != stored.old_tree:
         first = (state.task.prompt or "").strip().split("\n")[0]
-        commit = git.make_commit(stored.tree, parents,
-                                 f"{state.name}: {' '.join(first.split())[:100]}")
+        commit = main.make_commit(stored.tree, parents,
+                                  f"{state.name}: {' '.join(first.split())[:100]}")
     whole = commit
     if stored.net != stored.tree:
-        whole = git.make_commit(stored.net, [commit], f"{state.name}: with ignored files")
+        whole = main.make_commit(stored.net, [commit], f"{state.name}: with ignored files")
     ref = f"{SNAPSHOT_REFS}/{state.name}/{label}"
     main.out("update-ref", ref, whole)
-    return WorkDone(ref, commit, stored.head, tip), stored
+    return WorkDone(ref, commit, stored.head), stored
 
 
 def blob_of(world: World, path: str, like: str) -> str:
@@ -19347,54 +19594,41 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone,
                    commits=commits)
 
 
-def settle_branch(git: Git | None, main: Git, branch: str, commit: str, seen: str) -> bool:
-    """Put a branch at a commit; False: it is no longer where it was seen.
+def settle_branch(git: Git | None, main: Git, state: TaskState, commit: str) -> bool:
+    """Put a task's branch at a commit; False: somebody else has moved it meanwhile.
 
-    No hook runs. The worktree's own index follows, so that its status is clean.
+    No hook runs. The branch in the agent's place follows, so that its status is clean.
     """
-    ref = f"refs/heads/{branch}"
+    ref = f"refs/heads/{state.branch}"
+    tip = main.commit_of(ref)
+    if tip not in ("", state.tip) and not main.is_ancestor(tip, commit):
+        return False
     moved = main.run("update-ref", "-m", "subagent-fleet: done", ref, commit,
-                     seen or "0" * len(commit))
+                     tip or "0" * len(commit))
     if moved.code:
-        if main.commit_of(ref) != seen:
+        if main.commit_of(ref) != tip:
             return False
-        raise FleetError("branch-locked", f"the branch {branch} could not be moved: "
+        raise FleetError("branch-locked", f"the branch {state.branch} could not be moved: "
                          f"{clean_line(moved.talk.split(chr(10))[0])}",
                          fix="if no git is running, remove the lock it names")
-    if git and commit != seen and git.run("symbolic-ref", "--quiet", "HEAD").text == ref:
-        git.run("-c", "core.sparseCheckout=false", "read-tree", commit)
+    if git:
+        _follow_branch(git, ref, commit)
     return True
 
 
-def look_outside(main: Git) -> list[str]:
-    """Return what no task has any business with: other refs, and the main checkout."""
-    refs = main.out("for-each-ref", "--format=%(refname) %(objectname)").split("\n")
-    world = main.world
-    settings = ["config", "config.worktree"]
-    for directory in ("info", "hooks"):
-        settings += [f"{directory}/{name}"
-                     for name in world.names_in(world.path(main.git, directory))]
-    stamps = world.stamps_of(main.git, settings)
-    return [*(line for line in refs
-              if not line.startswith(("refs/heads/run/", f"{SNAPSHOT_REFS}/"))),
-            *(f".git/{name} {stamp}" for name, stamp in stamps.items()),
-            *main.names("status", "--porcelain=v1", "-z", "--no-renames")]
-
-
-def note_surroundings(main: Git, before: object, branches: Collection[str]) -> tuple[str, ...]:
-    """Return what has changed around a task meanwhile; a person may have done it."""
-    changed = set(before) ^ set(look_outside(main)) if isinstance(before, list) else set()
-    names = {line.split(" ")[0] if line.startswith(("refs/", ".git/")) else line[3:]
-             for line in changed}
-    names -= {"", *(f"refs/heads/{branch}" for branch in branches)}
-    if not names:
-        return ()
-    return ("your checkout or its refs changed meanwhile, by you or by a command: "
-            f"{some_of(sorted(names), 3)}",)
+def _follow_branch(git: Git, ref: str, commit: str) -> None:
+    """Put the branch of a place at the commit that was made of its files."""
+    world = git.world
+    head = world.read_part(world.path(git.tree, ".git/HEAD"), 0, 4096)
+    if head.decode("utf-8", "surrogateescape").strip() != f"ref: {ref}":
+        return
+    with contextlib.suppress(FleetError):  # what an agent made of it is in the way
+        world.replace_files([(Place(git.tree, f".git/{ref}"), f"{commit}\n".encode(), 0o644)])
+        git.run("read-tree", commit)
 
 
 def read_surroundings(folder: Folder, state: TaskState) -> dict[str, Any]:
-    """Return what there was before an agent came: ignored files, refs, the main checkout."""
+    """Return what there was before an agent came: ignored files, and what was copied."""
     path = folder.of_task(state.name, baseline_of(state))
     return parse_object(folder.world.read_part(path, 0, STATE_LIMIT_BYTES * 8)) or {}
 
@@ -19414,183 +19648,6 @@ def read_baseline(folder: Folder, state: TaskState) -> dict[str, str] | None:
         raise FleetError("no-baseline", "the list of what was there before the agent is gone",
                          fix=f"subagent-fleet task retry {state.name} --fresh")
     return listed
-
-
-# == runs/tidy.py, from line 29 ===============================================
-#
-# Whether a worktree can go.
-
-class Tidying(Record):
-    """What becomes of a task's worktree and branch."""
-
-    name: str
-    removes: bool
-    why: str = ""
-    worktree: str = ""
-    saved: str = ""  # the ref that has what is in no commit
-    files: int = 0  # in no commit
-    ignored: int = 0
-    ignored_bytes: int = 0
-    branch: str = ""  # goes as well
-    is_empty: bool = False  # that has no commit of the task
-
-
-# What git has in the directory of a worktree in which it has stopped half way.
-UNDER_WAY = frozenset("MERGE_HEAD CHERRY_PICK_HEAD REVERT_HEAD BISECT_LOG rebase-merge "
-                      "rebase-apply sequencer".split())
-
-
-class Keeps(Exception):
-    """Why a worktree stays."""
-
-
-def tidy_task(folder: Folder, state: TaskState, *, is_dry: bool = False,
-              takes_ignored: bool = False) -> Tidying:
-    """Remove a worktree if that loses nothing; no agent can be started in it meanwhile."""
-    hold = folder.world.hold(folder.of_task(state.name, "alive"))
-    try:
-        if hold is None:
-            raise Keeps("its agent is alive")
-        return _tidy(folder, state, is_dry=is_dry, takes_ignored=takes_ignored)
-    except (Keeps, FleetError) as error:
-        why = error.what if isinstance(error, FleetError) else str(error)
-        return Tidying(state.name, False, why, state.worktree)
-    finally:
-        if hold:
-            hold.release()
-
-
-def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool) -> Tidying:
-    """Do it, or raise why not: whatever is unsure keeps the worktree."""
-    world = folder.world
-    main = git_of(folder)
-    _find_tidied(folder, main, state)
-    if world.kind_of(state.worktree, follow=False) == "absent":
-        return _tidy_removed(folder, main, state, is_dry=is_dry)
-    git = git_in(folder, state.worktree, state.git)
-    _keep_untidy(world, git, state)
-
-    known = read_baseline(folder, state)
-    stored = store_tree(git, main, state.copies, known, runs_filters=not is_dry)
-    if stored.nested:
-        raise Keeps(f"nested repository {stored.nested[0]} exists nowhere else")
-    if stored.fresh and not takes_ignored:
-        raise Keeps(f"{count_of(stored.fresh, 'ignored file')} new or changed since setup: "
-                    f"{clean_line(some_of(stored.fresh, 3))}; `--ignored` removes it")
-    files = len(git.names("diff-tree", "-r", "--name-only", "-z", stored.head, stored.net))
-    ignored = git.names("ls-files", "-z", "-oi", "--exclude-standard")
-    tip = droppable_tip(main, state)
-    label = f"{state.tried}.tidy"
-    stamps = world.stamps_of(state.worktree, ignored)
-    plan = Tidying(state.name, True, "", state.worktree,
-                   f"{SNAPSHOT_REFS}/{state.name}/{label}" if files else "", files,
-                   len(ignored), sum(int(stamp.split(" ")[0]) for stamp in stamps.values()),
-                   state.branch if tip else "", tip == state.base)
-    if is_dry:
-        return plan
-
-    # All of it in one ref: every commit that only it knows, what is staged, what lies there.
-    _drop_check_worktree(folder, main, state)  # first: where that fails, nothing is half done
-    pinned = _parents_to_pin(git, state)
-    work, last = take_snapshot(git, main, state, label, known)
-    _pin(git, main, state, [main.commit_of(work.ref), *pinned], stored.net)
-    if last != stored:
-        raise Keeps("something in it has just changed")
-    drop_worktree(main, state.worktree)
-    if tip:
-        main.run("update-ref", "-d", f"refs/heads/{state.branch}", tip)
-    return plan
-
-
-def _pin(git: Git, main: Git, state: TaskState, parents: Iterable[str], tree: str) -> None:
-    """Keep what would die with a worktree in the ref of its tidying."""
-    pin = git.make_commit(tree, parents, f"{state.name}: tidied")
-    main.out("update-ref", f"{SNAPSHOT_REFS}/{state.name}/{state.tried}.tidy", pin)
-
-
-def _tidy_removed(folder: Folder, main: Git, state: TaskState, *, is_dry: bool) -> Tidying:
-    """Clear away what is left of a worktree that a person has removed by hand.
-
-    Its git directory is still there, and may know commits that nothing else does.
-    """
-    if not is_dry:
-        _drop_check_worktree(folder, main, state)
-        if state.worktree in list_worktrees(main):
-            git = Git(folder.world, state.git, state.git)  # no file is looked at
-            _pin(git, main, state, _parents_to_pin(git, state), "HEAD^{tree}")
-            drop_worktree(main, state.worktree)
-    return Tidying(state.name, True, "", state.worktree)
-
-
-def _drop_check_worktree(folder: Folder, main: Git, state: TaskState) -> None:
-    """Remove the check's worktree; nothing in it is anybody's work."""
-    path = f"{state.worktree}.check"
-    known = list_worktrees(main).get(path, {})
-    if state.check_git and known.get("locked") == lock_of(state):
-        if folder.world.kind_of(path, follow=False) != "absent":
-            git_in(folder, path, state.check_git)
-        drop_worktree(main, path)
-
-
-def _find_tidied(folder: Folder, main: Git, state: TaskState) -> None:
-    """Keep what is no worktree of a task that is over, as this program left it."""
-    if not state.git:
-        raise Keeps("has no worktree")
-    if not state.is_over:
-        raise Keeps(f"is {state.state}; first: subagent-fleet task stop {state.name}")
-    known = list_worktrees(main).get(state.worktree)
-    places = (state.worktree, state.git)  # without both of them there is nothing left of it
-    if not known and any(folder.world.kind_of(one, follow=False) != "absent"
-                         for one in places):
-        raise Keeps("its worktree was moved, or is another repository's")
-    if known and known.get("locked") != lock_of(state):
-        raise Keeps("its lock is not this program's")
-
-
-def _keep_untidy(world: World, git: Git, state: TaskState) -> None:
-    """Keep a worktree in which something is at work or under way."""
-    inside = world.find_inside(state.worktree)
-    if inside:
-        raise Keeps(f"process {inside[0]} works in it")
-    under_way = UNDER_WAY.intersection(world.names_in(git.git))
-    if under_way:
-        raise Keeps(f"something is under way in it ({min(under_way)})")
-    own = git.out("for-each-ref", "--count=1", "--format=%(refname)", "refs/worktree",
-                  "refs/bisect", "refs/rewritten")
-    if own:
-        raise Keeps(f"has a ref of its own: {own}")
-
-
-def _parents_to_pin(git: Git, state: TaskState) -> list[str]:
-    """Return what else dies with a worktree: its staged files, and the log of its HEAD."""
-    parents = []
-    if git.run("diff-index", "--cached", "--quiet", "HEAD").code:
-        tree = git.run(*no_filters(git), "write-tree")
-        if tree.code:
-            raise Keeps("its index has conflicts")
-        parents.append(git.make_commit(tree.text, ["HEAD"], f"{state.name}: staged"))
-    logged = git.out("log", "-g", "--format=%H", "HEAD").split("\n")
-    parents += [git.commit_of("ORIG_HEAD"), *logged]
-    return list(dict.fromkeys(filter(None, parents)))
-
-
-def droppable_tip(main: Git, state: TaskState) -> str:
-    """Return where a branch is if it is merged; else "".
-
-    It is where what a person has checked out, the branch that the task began from, or what
-    one of them follows has all of it. Any other branch that has it may be a copy, or the
-    agent's own.
-    """
-    ref = f"refs/heads/{state.branch}"
-    tip = main.commit_of(ref)
-    if not tip or state.kept and not main.is_ancestor(state.kept, tip):
-        return ""  # what was kept for it is in no branch: it is not merged
-    begun = [name for name in ("HEAD", state.task.base) if name and name != "after"]
-    named = {main.run("rev-parse", "--symbolic-full-name", f"{name}{which}").text
-             for name in begun for which in ("", "@{upstream}")}
-    homes = [name for name in named - {ref} if "/run/" not in name
-             and name.startswith(("refs/heads/", "refs/remotes/"))]
-    return tip if homes and main.out("for-each-ref", "--contains", tip, *homes) else ""
 
 
 # == runs/agent.py, from line 42 ==============================================
@@ -19887,6 +19944,168 @@ def last_line_of(world: World, log: str) -> str:
     """Return the last line that a log has, clean."""
     lines = [line for line in read_tail(world, log, 2000).splitlines() if line.strip()]
     return clean_line(lines[-1])[:200] if lines else "it printed nothing"
+
+
+# == runs/tidy.py, from line 31 ===============================================
+#
+# Whether a task's place can go.
+
+class Tidying(Record):
+    """What becomes of a task's place and branch."""
+
+    name: str
+    removes: bool
+    why: str = ""
+    worktree: str = ""
+    saved: str = ""  # the ref that has what is in no commit
+    files: int = 0  # in no commit
+    ignored: int = 0
+    ignored_bytes: int = 0
+    branch: str = ""  # goes as well
+    is_empty: bool = False  # that has no commit of the task
+
+
+# What git has in the directory of a repository in which it has stopped half way.
+UNDER_WAY = frozenset("MERGE_HEAD CHERRY_PICK_HEAD REVERT_HEAD BISECT_LOG rebase-merge "
+                      "rebase-apply sequencer".split())
+
+
+class Keeps(Exception):
+    """Why a place stays."""
+
+
+def tidy_task(folder: Folder, state: TaskState, *, is_dry: bool = False,
+              takes_ignored: bool = False) -> Tidying:
+    """Remove a place if that loses nothing; no agent can be started in it meanwhile."""
+    hold = folder.world.hold(folder.of_task(state.name, "alive"))
+    try:
+        if hold is None:
+            raise Keeps("its agent is alive")
+        return _tidy(folder, state, is_dry=is_dry, takes_ignored=takes_ignored)
+    except (Keeps, FleetError) as error:
+        why = error.what if isinstance(error, FleetError) else str(error)
+        return Tidying(state.name, False, why, state.worktree)
+    finally:
+        if hold:
+            hold.release()
+
+
+def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool) -> Tidying:
+    """Do it, or raise why not: whatever is unsure keeps the place."""
+    world = folder.world
+    if not state.git:
+        raise Keeps("has no worktree")
+    if not state.is_over:
+        raise Keeps(f"is {state.state}; first: subagent-fleet task stop {state.name}")
+    going = folder.of_task(state.name, f"tidied{state.fresh or ''}")
+    is_there = world.kind_of(state.worktree, follow=False) != "absent"
+    if is_there and world.kind_of(going) == "absent":
+        return _tidy_place(folder, state, going, is_dry=is_dry, takes_ignored=takes_ignored)
+    if not is_dry:  # a person has removed it, or a kill has left a part of it
+        _remove_places(folder, state, going)
+    return Tidying(state.name, True, "", state.worktree)
+
+
+def _tidy_place(folder: Folder, state: TaskState, going: str, *, is_dry: bool,
+                takes_ignored: bool) -> Tidying:
+    """Remove a place once all of it is in a ref."""
+    world = folder.world
+    main = git_of(folder)
+    git = git_in(folder, state)
+    _keep_untidy(folder, state)
+    known = read_baseline(folder, state)
+    stored = store_tree(git, main, state, known, runs_filters=not is_dry)
+    if stored.nested:
+        raise Keeps(f"nested repository {stored.nested[0]} exists nowhere else")
+    if stored.fresh and not takes_ignored:
+        raise Keeps(f"{count_of(stored.fresh, 'ignored file')} new or changed since setup: "
+                    f"{clean_line(some_of(stored.fresh, 3))}; `--ignored` removes it")
+    own = find_commits(main, git.tree)
+    _keep_secret(folder, state, git_with(main, git.tree), own)
+
+    ref = f"{SNAPSHOT_REFS}/{state.name}/{state.tried}"
+    is_kept = not own and stored.net == main.run("rev-parse", "--quiet", "--verify",
+                                                 f"{ref}^{{tree}}").text
+    if not is_kept:
+        ref += f".tidy{suffix_of(state)}"
+    files = len(main.names("diff-tree", "-r", "--name-only", "-z", stored.head, stored.net))
+    tip = droppable_tip(main, state)
+    stamps = world.stamps_of(state.worktree, stored.listed)
+    plan = Tidying(state.name, True, "", state.worktree, ref if files else "", files,
+                   len(stored.listed),
+                   sum(int(stamp.split(" ")[0]) for stamp in stamps.values()),
+                   state.branch if tip else "", tip == state.base)
+    if is_dry:
+        return plan
+
+    if not is_kept:  # in one ref: what lies there, and every commit that only it knows
+        bring_home(main, git.tree, own)
+        older = main.commit_of(ref)
+        pin = main.make_commit(stored.net, filter(None, [stored.head, *own, older]),
+                               f"{state.name}: tidied")
+        main.out("update-ref", ref, pin, older or "0" * len(pin))
+    if store_tree(git, main, state, known) != stored:
+        raise Keeps("something in it has just changed")
+    world.replace_files([(going, b"", 0o600)])
+    _remove_places(folder, state, going)
+    if tip:
+        main.run("update-ref", "-d", f"refs/heads/{state.branch}", tip)
+    return plan
+
+
+def _keep_secret(folder: Folder, state: TaskState, both: Git, own: Iterable[str]) -> None:
+    """Keep a place with a commit of a copied file: no ref may reach that."""
+    copied = read_surroundings(folder, state).get("copied") or ()
+    for commit in own:
+        leaked = find_leak(both, state, commit, copied)
+        if leaked:
+            raise Keeps(f"a commit in it has {clean_line(leaked)}, a copy of a file that is "
+                        "ignored")
+
+
+def _remove_places(folder: Folder, state: TaskState, going: str) -> None:
+    """Remove the places of a task; of a check's nothing is anybody's work."""
+    world = folder.world
+    if is_check_place(folder, state):
+        remove_place(world, f"{state.worktree}.check")
+    if is_place(world, state.worktree, state.id):
+        remove_place(world, state.worktree)
+    for path in (check_note_of(folder, state), going):
+        world.remove(path)
+
+
+def _keep_untidy(folder: Folder, state: TaskState) -> None:
+    """Keep a place in which something is at work or under way, or beside which is another's."""
+    world, tree = folder.world, state.worktree
+    inside = world.find_inside(tree)
+    if inside:
+        raise Keeps(f"process {inside[0]} works in it")
+    under_way = UNDER_WAY.intersection(world.names_in(world.path(tree, ".git")))
+    if under_way:
+        raise Keeps(f"something is under way in it ({min(under_way)})")
+    check = f"{tree}.check"
+    if world.kind_of(check, follow=False) != "absent" and not is_check_place(folder, state):
+        raise Keeps(f"{check} is not what was made for its check")
+
+
+def droppable_tip(main: Git, state: TaskState) -> str:
+    """Return where a branch is if it is merged; else "".
+
+    It is where what a person has checked out, the branch that the task began from, or what
+    one of them follows has all of it. Any other branch that has it may be a copy, or the
+    agent's own.
+    """
+    ref = f"refs/heads/{state.branch}"
+    tip, _, stands = main.out("for-each-ref", "--format=%(objectname) %(worktreepath)",
+                              ref).partition(" ")
+    if not tip or stands or state.kept and not main.is_ancestor(state.kept, tip):
+        return ""  # checked out; or what was kept for it is in no branch: it is not merged
+    begun = [name for name in ("HEAD", state.task.base) if name and name != "after"]
+    named = {main.run("rev-parse", "--symbolic-full-name", f"{name}{which}").text
+             for name in begun for which in ("", "@{upstream}")}
+    homes = [name for name in named - {ref} if "/run/" not in name
+             and name.startswith(("refs/heads/", "refs/remotes/"))]
+    return tip if homes and main.out("for-each-ref", "--contains", tip, *homes) else ""
 
 
 # == runs/confine.py, from line 37 ============================================
@@ -20255,8 +20474,6 @@ class TaskKeeper:
         self._is_served = True  # as far as anybody knows
         self._told: set[str] = set()  # tasks of which was said what they wait for
         self._spawning = threading.Lock()
-        # One worktree at a time: git reads those half made, too.
-        self.adding = threading.Lock()
         self._world.replace_files([(folder.place("lock.pid"), str(
             self._world.process_id).encode(), 0o600)])
 
@@ -20391,7 +20608,7 @@ class TaskKeeper:
         return str(sessions.get(session, "idle")) if isinstance(sessions, dict) else "unknown"
 
 
-# == runs/task_desk.py, from line 27 ==========================================
+# == runs/task_desk.py, from line 29 ==========================================
 #
 # A task on its way: its state, its files, its processes.
 
@@ -20411,7 +20628,8 @@ class TaskDesk:
         self._trees = {variable: tree_of(self._folder, name, variable)
                        for variable in (TASK_MARK, CHECK_MARK)}
         self._agent: AgentProcess | None = None
-        self._preparing: threading.Thread | None = None  # of the check's worktree
+        self._preparing: threading.Thread | None = None  # of the check's place
+        self._taken: Mapping[str, bytes] = {}  # what a place takes along of the person's
         self._trouble: Exception | None = None  # in that thread
         self._is_closing = False
         self._stopping_since = 0.0  # when a git was first seen at work then
@@ -20468,7 +20686,7 @@ class TaskDesk:
 
     def _git(self) -> Git:
         """Return git in the agent's worktree, which is looked at before each use."""
-        return git_in(self._folder, self.state.worktree, self.state.git, self._hold)
+        return git_in(self._folder, self.state, self._hold)
 
     # -- the agent --
 
@@ -20542,11 +20760,8 @@ class TaskBox(TaskDesk):
             name = hashlib.sha256(temporary.encode("utf-8")).hexdigest()[:8]
             temporary = self._world.path(self._world.environ.get("TMPDIR") or "/tmp",
                                          f"sf-{name}")
-        git = state.git if tree == state.worktree else state.check_git
-        own: tuple[str, ...] = ()
-        if git.startswith(f"{common}/"):  # a linked worktree: git writes there, too
-            own = (git, *(self._world.path(common, name) for name in (
-                "objects", "refs", "logs")))
+        # Where git-lfs keeps what a file stands for, of every place.
+        own = (self._world.path(common, "lfs"),)
         return BoxPlan(state.task, tree, temporary, own)
 
     def _confine(self, argv: Sequence[str], environ: Mapping[str, str], tree: str,
@@ -20594,12 +20809,12 @@ class TaskBox(TaskDesk):
         return f"it may not write {clean_line(some_of(paths, 3))}; to allow it: `{line}`"
 
 
-# == runs/task_place.py, from line 53 =========================================
+# == runs/task_place.py, from line 57 =========================================
 #
-# A task on its way: its worktrees.
+# A task on its way: its places.
 
 class TaskPlace(TaskBox):
-    """A task's worktrees: made, filled, checked in."""
+    """A task's places: made, filled, checked in."""
 
     # -- making ready --
 
@@ -20619,7 +20834,7 @@ class TaskPlace(TaskBox):
     def _plan_try(self) -> dict[str, Any]:
         """Return with what a try begins, or goes on."""
         state = self.state
-        place = find_worktrees_place(self._folder, self._backing.worktrees)
+        place = find_places(self._folder, self._backing.worktrees)
         changes: dict[str, Any] = {
             **self._plan_own(),
             "branch": plan_branch(state),
@@ -20644,17 +20859,18 @@ class TaskPlace(TaskBox):
         return changes
 
     def _make_worktree(self, state: TaskState) -> None:
-        """Make the agent's worktree, fill it, note what is there before the agent comes."""
+        """Make the agent's place, fill it, note what is there before the agent comes."""
         above = self._world.parent(state.worktree)
         if f"{above}/".startswith(f"{self._folder.repository.main}/"):
-            # The whole home is a repository: its status shall not list worktrees.
+            # The whole home is a repository: its status shall not list places.
             self._world.make_directory(above, is_private=True)
             self._world.replace_files([(self._world.path(above, ".gitignore"), b"*\n", 0o600)])
-        with self._supervisor.adding:
-            self._drop_half_made(state)
-            git = add_worktree(self._main, state)
-        # Written at once: after a kill it tells what is ours from what is in the way.
-        state = self._write(git=git, prepared=False)
+        self._drop_half_made(state)
+        begin = self._take_branch(state)
+        make_place(self._main, state.worktree, mark_of(self._folder, state), self._files,
+                   f"{state.branch} {begin}")
+        # Written at once: from now on somebody may have worked in it.
+        state = self._write(git=self._world.path(state.worktree, ".git"), prepared=False)
         copies = self._fill(state.worktree, self._file("setup.log"), TASK_MARK)
         copied = []
         for path in copies:
@@ -20670,32 +20886,62 @@ class TaskPlace(TaskBox):
         start = state.start or starts.get(state.base, "")
         ignored: Mapping[str, str] = {}
         if not start or not is_bare:
-            tree = self._git()
-            stored = store_tree(tree, self._main, copies, None)
+            stored = store_tree(self._git(), self._main, replace(state, copies=tuple(copies)),
+                                None)
             ignored = stored.ignored
             if not start:
                 start = stored.head
                 if stored.tree != stored.old_tree:
-                    start = tree.make_commit(stored.tree, [start], f"{self.name}: as set up")
+                    start = self._main.make_commit(stored.tree, [start],
+                                                   f"{self.name}: as set up")
             starts[state.base] = start
         # It has a name, so that no `git gc` takes away what the verdict is compared with.
         self._main.out("update-ref", f"{SNAPSHOT_REFS}/{self.name}/start", start)
-        self._folder.write({"ignored": ignored, "around": look_outside(self._main),
-                            "copied": copied}, "tasks", self.name, baseline_of(state))
+        self._folder.write({"ignored": ignored, "copied": copied}, "tasks", self.name,
+                           baseline_of(state))
         self._write(start=start, prepared=True, copies=tuple(copies))
 
+    @property
+    def _files(self) -> Mapping[str, bytes]:
+        """What each place of this task takes along, read once."""
+        if not self._taken:
+            self._taken = plan_repository(self._main)
+        return self._taken
+
+    def _take_branch(self, state: TaskState) -> str:
+        """Make a task's branch, or find that it is the task's; return where a place begins.
+
+        It is the task's if it is where the task has left it, or has all of its work. Any
+        other is a person's, even one that has no commit of its own.
+        """
+        ref = f"refs/heads/{state.branch}"
+        begin = state.base
+        if state.kept and self._main.commit_of(state.kept):
+            begin = state.kept  # never before its own work
+        tip = self._main.commit_of(ref)
+        if state.tip and tip and self._main.is_ancestor(begin, tip):
+            return tip  # with what a person has added
+        if tip and tip != state.tip:
+            raise FleetError(
+                "branch-taken", f"the branch `{state.branch}` already exists",
+                fix=f"write another `branch:`, or `git branch -m {state.branch} old`")
+        if not tip:
+            self._write(tip=begin)  # first: after a kill, what is there is the task's
+            made = self._main.run("update-ref", ref, begin, "0" * len(begin))
+            if made.code:
+                self._write(tip="")
+                said = clean_line(made.talk.split("\n")[0])
+                raise FleetError("worktree-failed", f"its branch could not be made: {said}")
+        return begin
+
     def _drop_half_made(self, state: TaskState) -> None:
-        """Remove a worktree that was never ready; what a person did in it is kept first."""
-        known = list_worktrees(self._main).get(state.worktree) if self._world.kind_of(
-            state.worktree, follow=False) != "absent" else None
-        if not known or known.get("locked") != lock_of(state):
-            return
-        if state.git:
+        """Remove a place that was never ready; what a person did in it is kept first."""
+        if state.git and self._world.kind_of(state.worktree, follow=False) != "absent":
             copies = tuple(find_copies(self._folder, state.task))
             take_snapshot(self._git(), self._main, replace(state, copies=copies),
                           f"{state.tried}.remade", {})
             self._write(git="")  # kept: whatever a kill leaves of it is not asked again
-        drop_unused(self._main, state, known)
+        clear_place(self._world, state.worktree, state.id)
 
     def _fill(self, tree: str, log: str, variable: str) -> list[str]:
         """Copy what git lacks into a worktree, and run the person's commands there."""
@@ -20716,28 +20962,35 @@ class TaskPlace(TaskBox):
         return copies
 
     def _prepare_check(self) -> None:
-        """Make the check's worktree while the agent works, in a thread of its own."""
+        """Make the check's place while the agent works, in a thread of its own."""
         task = self.state.task
         if task.check and task.check_in == "own":
-            self._preparing = threading.Thread(target=self._make_check_worktree, daemon=True)
+            self._preparing = threading.Thread(target=self._prepare_place, daemon=True)
             self._preparing.start()
 
-    def _make_check_worktree(self) -> None:
-        """Make the check's worktree, and see what the check says in it before any work.
+    def _prepare_place(self) -> None:
+        """Make the check's place, and see what the check says in it before any work.
 
         What goes wrong is raised where the check is needed.
         """
-        state = self.state
-        path, git = f"{state.worktree}.check", state.check_git
         try:
-            if not git or self._world.kind_of(path) != "directory":
-                with self._supervisor.adding:
-                    git = add_worktree(self._main, state, for_check=True)
-                self._fill(path, self._file("setup-check.log"), CHECK_MARK)
-            self._remember(check_git=git)
+            if not read_check_note(self._folder, self.state):
+                self._make_check_place()
             self._remember(passes_on_base=self._ask_base())
         except Exception as error:
             self._trouble = error
+
+    def _make_check_place(self) -> None:
+        """Make the check's place anew, and set it up."""
+        state = self.state
+        path = f"{state.worktree}.check"
+        if read_check_note(self._folder, state):
+            remove_place(self._world, path)
+        clear_place(self._world, path, state.id)
+        make_place(self._main, path, mark_of(self._folder, state), self._files,
+                   f" {state.start}")
+        self._fill(path, self._file("setup-check.log"), CHECK_MARK)
+        write_check_note(self._folder, state, state.start)
 
     def _ask_base(self) -> bool:
         """Tell whether the check passes before any work: then it proves nothing.
@@ -20801,39 +21054,32 @@ class TaskPlace(TaskBox):
             self._clear_box(tree, "command.tmp")
 
     def _put_check(self, commit: str) -> str:
-        """Put the check's worktree to a commit; return where it is."""
+        """Put the check's place to a commit; return where it is."""
         try:
             self._reset_check(commit)
         except FleetError:  # an earlier check has spoiled its own place
-            self._remake_check()
+            self._make_check_place()
             self._reset_check(commit)
         return f"{self.state.worktree}.check"
 
     def _reset_check(self, commit: str) -> None:
-        """Make the check's worktree the same as a commit."""
-        state = self.state
-        git = git_in(self._folder, f"{state.worktree}.check", state.check_git, self._hold)
-        # Nothing of an index that a check had counts, nor what it has locked.
-        for name in ("index", "index.lock", "HEAD.lock", "info/sparse-checkout"):
-            self._world.remove(self._world.path(git.git, name))
-        git.run("read-tree", "HEAD")  # what is there; without it no file would be removed
-        git.out("-c", "core.sparseCheckout=false", "checkout", "--quiet", "--force",
-                "--detach", commit)
-        # What an earlier check has left goes, repositories too; ignored caches may stay.
-        keep = [word for path in state.copies for word in ("-e", f"/{path}")]
-        git.out("clean", "-q", "-ffd", *keep)
-
-    def _remake_check(self) -> None:
-        """Make the check's worktree anew."""
+        """Make the check's place the same as a commit."""
         state = self.state
         path = f"{state.worktree}.check"
-        with self._supervisor.adding:
-            known = list_worktrees(self._main).get(path, {})
-            if known.get("locked") == lock_of(state):
-                drop_worktree(self._main, path)
-            git = add_worktree(self._main, state, for_check=True)
-        self._fill(path, self._file("setup-check.log"), CHECK_MARK)
-        self._remember(check_git=git)
+        before = read_check_note(self._folder, state)
+        if not before:
+            raise FleetError("worktree-gone", f"the check's worktree is gone: {path}")
+        # Nothing of a repository that a check had counts: no index, lock, setting or ref.
+        write_repository(self._world, path, mark_of(self._folder, state), self._files,
+                         f" {commit}")
+        self._world.remove(check_note_of(self._folder, state))  # until it is as noted
+        git = git_at(self._main, path)
+        git.out("read-tree", before)  # without it, no file would be removed
+        git.out("read-tree", "--reset", "-u", commit)
+        # What an earlier check has left goes, repositories too; ignored caches may stay.
+        keep = [word for copy in state.copies for word in ("-e", f"/{copy}")]
+        git.out("clean", "-q", "-ffd", *keep)
+        write_check_note(self._folder, state, commit)
 
 
 # == runs/task_agent.py, from line 54 =========================================
@@ -21096,7 +21342,7 @@ class TaskAgent(TaskPlace):
                       cause="stalled")
 
 
-# == runs/task.py, from line 56 ===============================================
+# == runs/task.py, from line 55 ===============================================
 #
 # One task, from its worktree to its branch.
 
@@ -21249,7 +21495,7 @@ class TaskWork(TaskAgent):
     def _keep(self, state: TaskState, known: Mapping[str, str] | None) -> WorkDone:
         """Keep the worktree in a ref, and look at what was done in it."""
         work, _ = take_snapshot(self._git(), self._main, state, str(state.tried), known)
-        self._remember(kept=work.commit, tip=work.tip)
+        self._remember(kept=work.commit)
         copied = read_surroundings(self._folder, state).get("copied") or ()
         work = look_at_work(self._main, state, work, copied)
         self._remember(diff=work.sums)
@@ -21315,7 +21561,7 @@ class TaskWork(TaskAgent):
     def _settle(self, work: WorkDone) -> None:
         """Make good work the tip of its branch, if nobody has moved that meanwhile."""
         branch = self.state.branch
-        if not settle_branch(self._git(), self._main, branch, work.commit, work.tip):
+        if not settle_branch(self._git(), self._main, self.state, work.commit):
             raise FleetError("branch-moved",
                              f"the branch {branch} has moved since it was checked",
                              fix=f"subagent-fleet task retry {self.name}")
@@ -21359,10 +21605,6 @@ class TaskWork(TaskAgent):
                                 cause="still-alive")
         elif ended_now.left:
             self._tell("note", f"still running: {ended_now.left}")
-        if ended == "result":
-            branches = [other.branch for other in list(self._supervisor.tasks.values())]
-            work = replace(work, notes=note_surroundings(
-                self._main, read_surroundings(self._folder, state).get("around"), branches))
 
         ruling = plan_climb(state, ruling, self._backing.fleet,
                             away_left=self._supervisor.count_away_left())
@@ -21808,10 +22050,9 @@ class Supervisor(TaskKeeper):
             return
         git = None
         with contextlib.suppress(FleetError):
-            git = git_in(self.folder, state.worktree, state.git)
+            git = git_in(self.folder, state)
         try:
-            is_there = settle_branch(git, git_of(self.folder), state.branch, state.kept,
-                                     state.tip)
+            is_there = settle_branch(git, git_of(self.folder), state, state.kept)
         except FleetError as error:
             self.write(state.name, reason=describe_error(error), cause=error.slug)
             return
@@ -21896,7 +22137,7 @@ class Landing:
         self._main = git_of(folder, hold)
         self._into = into
         self._ref = f"refs/heads/{into}"
-        place = self._world.path(find_worktrees_place(folder, worktrees), f".{LANDED}")
+        place = self._world.path(find_places(folder, worktrees), f".{LANDED}")
         self._git_place = self._world.path(place, "git")
         self._tree = self._world.path(place, "tree")
         objects = self._world.path(folder.repository.common, "objects")
@@ -30719,7 +30960,7 @@ def cmd_task_forget(options: Namespace, world: World) -> int:
     return order_tasks("forget", options, world)
 
 
-# == commands/task_attach.py, from line 29 ====================================
+# == commands/task_attach.py, from line 30 ====================================
 #
 # `task attach`: talk to a task's agent.
 
@@ -30737,7 +30978,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
         elif not program:
             what = "Claude Code is not on the PATH"
         raise FleetError("no-session", what, fix=f"subagent-fleet task log {name}")
-    git = git_in(folder, state.worktree, state.git)
+    git = git_in(folder, state)
     fleet = load_fleet_for_tasks(options, world, folder)
     key = ""
     if fleet:
@@ -30756,7 +30997,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
             raise FleetError("not-attached", f"{name} is {state.state}; it could not be "
                              "ended in time", fix=f"subagent-fleet task stop {name}")
         main = git_of(folder)
-        before = store_tree(git, main, state.copies, None)
+        before = store_tree(git, main, state, None)
         task, fleet = place_task(state, fleet)
         environ, settings = plan_task_session(task, world.environ, fleet, key)
         try:
@@ -30765,7 +31006,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
                          *plan_claude(task, fleet), *shown]
                 return world.run(words, environ, directory=state.worktree)
         finally:
-            changed = store_tree(git, main, state.copies, None) != before
+            changed = store_tree(git, main, state, None) != before
             carried = carry_out(
                 folder, [{"do": "detach", "task": name, "changed": changed}], options)
             tell_detached(folder, name, carried)
@@ -30922,7 +31163,7 @@ def _format_block(block: object) -> str:
     return f"{'error' if block.get('is_error') else 'result':10} {str(said)[:200]}"
 
 
-# == commands/task_diff.py, from line 23 ======================================
+# == commands/task_diff.py, from line 24 ======================================
 #
 # `task diff`: what a task has changed.
 
@@ -30934,8 +31175,8 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
     state = find_task(folder, options.task, "task diff")
     after = state.kept
     if state.state in LIVE_STATES and state.git:
-        git = git_in(folder, state.worktree, state.git)
-        after = store_tree(git, git_of(folder), state.copies, None, runs_filters=False).tree
+        after = store_tree(git_in(folder, state), git_of(folder), state, None,
+                           runs_filters=False).tree
     if not after:
         why = f": {state.reason}" if state.is_over else ""
         raise FleetError("no-diff",
@@ -31018,7 +31259,6 @@ def cmd_task_land(options: Namespace, world: World) -> int:
 def cmd_task_tidy(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
     states = match_tasks(folder, options, "task tidy")
-    branches = find_free_branches(folder)
     plans = []
     for each in [each for state in states for each in (state, *older_of(state))]:
         if each.git:
@@ -31028,7 +31268,7 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
             if plan.removes and not options.dry_run:
                 carry_out(folder, [{"do": "gone", "task": each.name, "git": each.git}],
                           options)
-        elif each.branch in branches and each.is_over:
+        elif each.branch and each.is_over:
             plans += tidy_branch(folder, each, is_dry=options.dry_run)
     if options.json:
         print_report(world, "task tidy", {"worktrees": [vars(plan) for plan in plans]})
@@ -31039,14 +31279,6 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
     if waiting:
         world.err(f"{waiting}\n")
     return EXIT_OK
-
-
-def find_free_branches(folder: Folder) -> set[str]:
-    """Return the branches that no worktree stands on."""
-    git = git_of(folder)
-    branches = git.out("for-each-ref", "--format=%(refname:lstrip=2)",
-                       "refs/heads").split("\n")
-    return set(branches) - {words["branch"] for words in list_worktrees(git).values()}
 
 
 def tidy_branch(folder: Folder, state: TaskState, *, is_dry: bool) -> list[Tidying]:
@@ -31350,11 +31582,7 @@ def format_held(world: World, worktrees: Sequence[str]) -> str:
     """Return which repositories still have worktrees of tasks, and what to type in them."""
     lines = []
     for worktree in worktrees:
-        # Git's file there: `gitdir: REPOSITORY/.git/worktrees/NAME`.
-        link = world.read_part(world.path(worktree, ".git"), 0, PART_BYTES).decode(
-            "utf-8", "surrogateescape")
-        git, _, _ = link.removeprefix("gitdir: ").rpartition("/worktrees/")
-        repository = git.removesuffix("/.git")
+        _, repository = read_mark(world, world.path(worktree, ".git"))
         line = f"cd {quote_shell(repository)} && subagent-fleet task tidy"
         if not repository or world.kind_of(repository) != "directory":
             line = f"ls -la {quote_shell(worktree)}   # its repository is gone; delete it"

@@ -21,7 +21,7 @@ def test_a_worktree_whose_git_file_went_in_setup_costs_the_person_nothing(shop):
     shop.write("a.txt", "my own work\n")
     shop.write("new.txt", "staged\n")
     shop.git("add", "new.txt")
-    assert shop.work(coder=["true"], check="true", setup=["rm -f .git; false"]) == "parked"
+    assert shop.work(coder=["true"], check="true", setup=["rm -rf .git; false"]) == "parked"
     for _ in range(2):
         assert shop.type("task", "retry", "t").code == 0
         assert shop.run().code == 1
@@ -32,14 +32,13 @@ def test_a_worktree_whose_git_file_went_in_setup_costs_the_person_nothing(shop):
 
 
 REPLACED = {
-    "removed": "rm .git",
-    "a pipe": "rm .git; mkfifo .git",
-    "a link to the person's": 'cp "$MAIN/.git" x -r; rm .git; ln -s "$MAIN/.git" .git',
-    "a file that leads to the person's": 'echo "gitdir: $MAIN/.git" > .git',
-    "a repository of its own": "rm .git; git init -q .; git config filter.f.clean 'touch $WITNESS; cat'; "
+    "removed": "rm -rf .git",
+    "a pipe": "rm -rf .git; mkfifo .git",
+    "a link to the person's": 'rm -rf .git; ln -s "$MAIN/.git" .git',
+    "a file that leads to the person's": 'rm -rf .git; echo "gitdir: $MAIN/.git" > .git',
+    "a repository of its own": "rm -rf .git; git init -q .; git config filter.f.clean 'touch $WITNESS; cat'; "
                                "echo '*.txt filter=f' > .gitattributes",
-    "another one's gitdir": 'cp -r "$(git rev-parse --absolute-git-dir)" "$MAIN/.git/worktrees/evil"; '
-                            'echo "gitdir: $MAIN/.git/worktrees/evil" > .git',
+    "another one's mark": "echo fedcba9876543210 > .git/subagent-fleet.task",
 }
 
 
@@ -76,8 +75,8 @@ def test_an_edit_of_equal_size_in_the_second_of_the_checkout_is_judged_and_kept(
         assert shop.git("show", f"run/{name}:a.txt") == "two", name
 
 
-FAILS = ["diff", "ls-files", "status", "write-tree", "worktree list", "for-each-ref", "rev-parse",
-         "update-ref", "commit-tree", "rev-list", "merge-base", "check-ignore", "cat-file", "ls-tree"]
+FAILS = ["diff", "ls-files", "status", "write-tree", "config", "for-each-ref", "rev-parse",
+         "update-ref", "commit-tree", "rev-list", "merge-base", "check-ignore", "read-tree", "add"]
 
 
 @pytest.mark.parametrize("fails", FAILS)
@@ -253,7 +252,7 @@ def test_tasks_that_came_with_a_directory_are_shown_and_never_obeyed(shop, words
         child.kill()
         child.wait()
     there = moved(shop, "unpacked")
-    assert rewrite(there.repo / ".git", str(shop.repo), str(there.repo))
+    rewrite(there.repo / ".git", str(shop.repo), str(there.repo))
     rewrite(there.repo / ".subagent-fleet", str(shop.repo), str(there.repo))
     there.write(".gitattributes", "* filter=f\n")
     there.git("config", "filter.f.clean", f"touch {there.place}/witness; cat")

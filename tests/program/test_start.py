@@ -212,7 +212,8 @@ def test_removed_all_is_gone_that_was_written_outside_of_projects(install, run_c
     worktree.mkdir(parents=True)
     repository = tmp_path / "it's mine"
     repository.mkdir()
-    (worktree / ".git").write_text(f"gitdir: {repository}/.git/worktrees/task\n")
+    (worktree / ".git").mkdir()
+    (worktree / ".git/subagent-fleet.task").write_text(f"0123456789abcdef\n{repository}\n")
     (worktree.parent / "lost").mkdir()
     done = install("--remove")
     assert "Kept: the command, and 2 worktrees of tasks. Type:\n" in done.stdout

@@ -171,11 +171,9 @@ class Shop(Repository):
         return found
 
     def worktree(self, name):
-        """Where a task works: git knows."""
-        listed = self.git("worktree", "list", "--porcelain").splitlines()
-        paths = [pathlib.Path(line[9:]) for line in listed if line.startswith("worktree ")]
-        found = [path for path in paths if path.name == name]
-        return found[0] if found else None
+        """Where a task works."""
+        found = [path for path in self.place.rglob("worktrees/*") if (path / name).is_dir()]
+        return found[0] / name if found else None
 
     # -- commands --
 

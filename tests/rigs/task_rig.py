@@ -170,7 +170,7 @@ EMPTY = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"  # what `git add -N` notes: n
 
 
 class Place:
-    """A repository with the worktree of a task that is over, and somebody who has worked in it."""
+    """A repository with the place of a task that is over, and somebody who has worked in it."""
 
     def __init__(self, place):
         self.repo = pathlib.Path(place) / "repo"
@@ -184,16 +184,17 @@ class Place:
         self.git("add", ".", cwd=self.repo)
         self.git("commit", "-qm", "start", cwd=self.repo)
         self.tree = pathlib.Path(place) / "trees/t"
-        self.git("worktree", "add", "-q", "--lock", "--reason", "subagent-fleet task t", "-b",
-                 "run/t", str(self.tree), cwd=self.repo)
-        (self.tree / "before.log").write_text("setup made it\n")
         self.folder = sf.Folder(self.world, sf.find_repository(self.world, str(self.repo)))
         self.folder.make()
         self.main = sf.git_of(self.folder)
-        base = self.git("rev-parse", "main")
+        base = self.git("rev-parse", "main", cwd=self.repo)
         self.state = sf.TaskState("t", sf.TaskSpec("t", prompt="x"), 0, state="done", base=base,
-                                  branch="run/t", worktree=str(self.tree), tried=1,
-                                  git=str(self.repo / ".git/worktrees/t"))
+                                  branch="run/t", worktree=str(self.tree), tried=1, tip=base,
+                                  git=str(self.tree / ".git"), id="0123456789abcdef")
+        self.git("branch", "run/t", cwd=self.repo)
+        sf.make_place(self.main, str(self.tree), sf.mark_of(self.folder, self.state),
+                      sf.plan_repository(self.main), f"run/t {base}")
+        (self.tree / "before.log").write_text("setup made it\n")
         self.world.make_directory(self.folder.of_try(self.state, ""))
         known = self.world.stamps_of(str(self.tree), ["before.log"])
         self.folder.write({"ignored": known}, "tasks", "t", "baseline.json")
@@ -208,8 +209,8 @@ class Place:
         return sf.tidy_task(self.folder, self.state, **more)
 
     def inside(self):
-        """git in the worktree, as the supervisor has it."""
-        return sf.git_in(self.folder, self.state.worktree, self.state.git)
+        """git in the place, as the supervisor has it."""
+        return sf.git_in(self.folder, self.state)
 
     def keep(self, known=None):
         """Take a snapshot, as at the end of a try."""
@@ -217,8 +218,13 @@ class Place:
         work, _ = sf.take_snapshot(self.inside(), self.main, self.state, "1", known)
         return sf.look_at_work(self.main, self.state, work)
 
+    def settle(self):
+        """Make what is there the branch, as a task that is done."""
+        work = self.keep()
+        assert sf.settle_branch(self.inside(), self.main, self.state, work.commit)
+
     def objects(self):
-        """What a person could lose: each file's content, each staged one, each commit."""
+        """What a person could lose: each file's content, each commit."""
         blobs, commits = set(), set()
         drop = {"before.log"}
         paths = []
@@ -231,10 +237,7 @@ class Place:
                 paths.append(str(path))
         for path in paths:
             blobs.add(self.git("hash-object", "--no-filters", path))
-        for line in self.git("ls-files", "-s", check=False).splitlines():
-            if not line.startswith("160000"):
-                blobs.add(line.split()[1])
-        commits.update(self.git("log", "-g", "--format=%H", "HEAD", check=False).split())
+        commits.update(self.git("rev-list", "--all", "--reflog", check=False).split())
         commits.update(self.git("rev-list", "HEAD", check=False).split())
         commits.update(self.git("rev-list", "--all", cwd=self.repo).split())
         return {one for one in blobs | commits if len(one) == 40} - {EMPTY}

@@ -104,9 +104,10 @@ STEPS = [
                                                                  for _ in range(3000))),
     lambda p, r: (p.tree / ".gitignore").write_text(f"*.txt\n# {r.random()}\n"),
     lambda p, r: p.git("merge", "-q", "--no-ff", "-m", "in", "run/t", cwd=p.repo, check=False),
-    lambda p, r: p.git("worktree", "unlock", str(p.tree), check=False),
-    lambda p, r: (p.repo / ".git/worktrees/t/index.lock").write_text(""),
+    lambda p, r: (p.tree / ".git/index.lock").write_text(""),
+    lambda p, r: p.git("gc", "-q", "--prune=now", check=False),
     lambda p, r: p.git("update-ref", "-d", "refs/heads/run/t", check=False),
+    lambda p, r: p.git("update-ref", "-d", "refs/heads/run/t", cwd=p.repo, check=False),
     lambda p, r: p.git("config", "core.autocrlf", "input", check=False),
 ]
 
@@ -139,16 +140,14 @@ def test_whatever_has_happened_in_it_tidy_loses_nothing(tmp_path, seeds):
 
 @pytest.mark.parametrize("step, why", [
     (lambda p: p.git("bisect", "start"), "under way"),
-    (lambda p: nested(p, random, "inner", False), "nested repository inner"),
+    (lambda p: nested(p, random, "inner", False), "inner is another repository"),
     (lambda p: nested(p, random, "build/inner", True), "nested repository build/inner"),
-    (lambda p: p.git("update-ref", "refs/worktree/mine", "HEAD"), "a ref of its own"),
-    (lambda p: p.git("worktree", "unlock", str(p.tree)), "not this program's"),
-    (lambda p: submodule(p, random.Random(1), True), "nested repository sub"),
+    (lambda p: submodule(p, random.Random(1), True), "sub is another repository"),
     (lambda p: os.mkfifo(p.tree / "pipe"), "not a file, directory or link"),
-    (lambda p: (p.tree / ".git").unlink(), "no longer leads to this repository"),
+    (lambda p: shutil.rmtree(p.tree / ".git"), "no longer the repository that was made there"),
+    (lambda p: (p.tree / ".git/subagent-fleet.task").write_text("fedcba9876543210\n"),
+     "no longer the repository that was made there"),
     (lambda p: (p.tree / "before.log").write_text("changed since\n" * 9_000_000), "before.log"),
-    (lambda p: p.git("worktree", "move", "-f", "-f", str(p.tree), str(p.repo / "elsewhere"),
-                     cwd=p.repo), "was moved"),
 ])
 def test_what_keeps_a_worktree_is_said(tmp_path, step, why):
     place = Place(tmp_path)
@@ -190,12 +189,12 @@ def test_who_works_in_it_or_has_its_lock_keeps_it(tmp_path):
 
 def test_what_changes_while_it_is_tidied_keeps_it(tmp_path, monkeypatch):
     place = Place(tmp_path)
-    pin = sf._parents_to_pin
+    find = sf.find_commits
 
     def late(*given):
         (place.tree / "late.txt").write_text("late\n")
-        return pin(*given)
-    monkeypatch.setattr(sf, "_parents_to_pin", late)
+        return find(*given)
+    monkeypatch.setattr(sf, "find_commits", late)
     assert "just changed" in place.tidy().why and (place.tree / "late.txt").exists()
 
 
@@ -205,18 +204,18 @@ def test_snapshots_hold_what_is_ignored_and_new_and_leave_index_and_status(tmp_p
     (place.tree / "u.txt").write_text("untracked\n")
     (place.tree / "a.txt").write_text("staged\n")
     place.git("add", "a.txt")
-    index = (place.repo / ".git/worktrees/t/index").read_bytes()
+    index = (place.tree / ".git/index").read_bytes()
     status = place.git("status", "--porcelain")
     found = place.keep()
     assert not {"new.log", "before.log"} & set(place.git(
-        "ls-tree", "-r", "--name-only", found.commit).split())  # nothing ignored on a branch
+        "ls-tree", "-r", "--name-only", found.commit, cwd=place.repo).split())  # nothing ignored on a branch
     assert found.ref == "refs/subagent-fleet/t/1"
-    listed = place.git("ls-tree", "-r", "--name-only", found.ref).split()
+    listed = place.git("ls-tree", "-r", "--name-only", found.ref, cwd=place.repo).split()
     assert {"new.log", "u.txt", "a.txt"} <= set(listed) and "before.log" not in listed
     assert place.git("status", "--porcelain") == status
-    assert (place.repo / ".git/worktrees/t/index").read_bytes() == index
+    assert (place.tree / ".git/index").read_bytes() == index
     place.git("gc", "-q", "--prune=now", cwd=place.repo)
-    assert place.git("show", f"{found.ref}:new.log") == "made by the agent"
+    assert place.git("show", f"{found.ref}:new.log", cwd=place.repo) == "made by the agent"
 
 
 @pytest.mark.parametrize("holds, base, is_merged", [
@@ -225,7 +224,8 @@ def test_snapshots_hold_what_is_ignored_and_new_and_leave_index_and_status(tmp_p
 def test_a_branch_is_merged_where_its_person_is_or_where_it_began(tmp_path, holds, base, is_merged):
     place = Place(tmp_path)
     place.git("commit", "-q", "--allow-empty", "-m", "work")
-    place.git("update-ref", holds if "/" in holds else f"refs/heads/{holds}", "run/t")
+    place.settle()
+    place.git("update-ref", holds if "/" in holds else f"refs/heads/{holds}", "run/t", cwd=place.repo)
     place.state = sf.replace(place.state, task=sf.TaskSpec("t", prompt="x", base=base))
     assert place.tidy(is_dry=True).branch == ("run/t" if is_merged else "")
     assert place.tidy().removes and not place.tree.exists()
@@ -235,28 +235,36 @@ def test_a_branch_is_merged_where_its_person_is_or_where_it_began(tmp_path, hold
 def test_a_branch_is_merged_where_what_its_person_follows_has_it(tmp_path):
     place = Place(tmp_path)
     place.git("commit", "-q", "--allow-empty", "-m", "work")
-    place.git("branch", "-q", "dev", "main")
-    place.git("branch", "-q", "-u", "dev", "main")
+    place.settle()
+    place.git("branch", "-q", "dev", "main", cwd=place.repo)
+    place.git("branch", "-q", "-u", "dev", "main", cwd=place.repo)
     assert place.tidy(is_dry=True).branch == ""
-    place.git("update-ref", "refs/heads/dev", "run/t")
+    place.git("update-ref", "refs/heads/dev", "run/t", cwd=place.repo)
     assert place.tidy().branch == "run/t"
 
 
-def test_what_was_staged_and_is_in_no_file_any_more_is_kept(tmp_path):
+def test_commits_that_only_its_place_knows_are_kept(tmp_path):
     place = Place(tmp_path)
-    (place.tree / "a.txt").write_text("staged\n")
-    place.git("add", "a.txt")
-    (place.tree / "a.txt").write_text("then changed\n")
-    (place.tree / "gone.txt").write_text("staged, then removed\n")
-    place.git("add", "gone.txt")
-    (place.tree / "gone.txt").unlink()
+    for number, undo in enumerate((("reset", "-q", "--hard", "HEAD~1"), ("checkout", "-q", "-b", "b", "HEAD~1"),
+                                   ("stash", "-q"), ("tag", "-a", "v9", "-m", "v9"))):
+        (place.tree / "a.txt").write_text(f"{number}\n")
+        if undo[0] != "stash":
+            place.git("commit", "-qam", f"c{number}")
+        place.git(*undo)
     before = place.objects()
     assert place.tidy().removes and not place.tree.exists()
     assert before - place.reachable() == set()
-    ref = "refs/subagent-fleet/t/1.tidy"
-    assert place.git("show", f"{ref}:a.txt", cwd=place.repo) == "then changed"
-    assert place.git("show", f"{ref}^2:a.txt", cwd=place.repo) == "staged"
-    assert place.git("show", f"{ref}^2:gone.txt", cwd=place.repo) == "staged, then removed"
+    assert place.git("for-each-ref", "--format=%(refname)", "refs/subagent-fleet", cwd=place.repo) \
+        == "refs/subagent-fleet/t/1.tidy"
+
+
+def test_what_is_kept_already_makes_no_ref_of_its_tidying(tmp_path):
+    place = Place(tmp_path)
+    (place.tree / "a.txt").write_text("two\n")
+    place.keep()
+    plan = place.tidy()
+    assert (plan.saved, plan.files) == ("refs/subagent-fleet/t/1", 1) and not place.tree.exists()
+    assert "tidy" not in place.git("for-each-ref", cwd=place.repo)
 
 
 def test_a_hook_never_runs_and_a_moved_branch_stays(tmp_path):
@@ -270,10 +278,10 @@ def test_a_hook_never_runs_and_a_moved_branch_stays(tmp_path):
     (hooks / "reference-transaction").unlink()  # git's own words below would run it
     (hooks / "pre-commit").unlink()
     assert not (tmp_path / "ran").exists()
-    place.git("commit", "-q", "--allow-empty", "-m", "moved on")
-    moved = place.git("rev-parse", "run/t")
-    assert not sf.settle_branch(place.inside(), place.main, "run/t", work.commit, work.tip)
-    assert place.git("rev-parse", "run/t") == moved
+    moved = place.git("commit-tree", "-p", "main", "-m", "moved on", "main^{tree}", cwd=place.repo)
+    place.git("update-ref", "refs/heads/run/t", moved, cwd=place.repo)
+    assert not sf.settle_branch(place.inside(), place.main, place.state, work.commit)
+    assert place.git("rev-parse", "run/t", cwd=place.repo) == moved
 
 
 @pytest.mark.slow

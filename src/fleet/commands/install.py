@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fleet.cli.rows import MORE, Flag, command
 from fleet.cli.say import paths_that
 from fleet.files.skills import TAUGHT
+from fleet.runs.folder import read_mark
 from fleet.start.constants import EXIT_OK, EXIT_REFUSED
 from fleet.start.errors import FleetError
 from fleet.start.gate import VERSION
@@ -14,7 +15,6 @@ from fleet.text.phrases import count_of, quote_shell
 from fleet.text.terminal import clean_line
 from fleet.workspace.changes import USER_DIRECTORIES, USER_FILES, read_own_source, remove_files
 from fleet.workspace.directory import Workspace
-from fleet.world.places import PART_BYTES
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -133,11 +133,7 @@ def format_held(world: World, worktrees: Sequence[str]) -> str:
     """Return which repositories still have worktrees of tasks, and what to type in them."""
     lines = []
     for worktree in worktrees:
-        # Git's file there: `gitdir: REPOSITORY/.git/worktrees/NAME`.
-        link = world.read_part(world.path(worktree, ".git"), 0, PART_BYTES).decode(
-            "utf-8", "surrogateescape")
-        git, _, _ = link.removeprefix("gitdir: ").rpartition("/worktrees/")
-        repository = git.removesuffix("/.git")
+        _, repository = read_mark(world, world.path(worktree, ".git"))
         line = f"cd {quote_shell(repository)} && subagent-fleet task tidy"
         if not repository or world.kind_of(repository) != "directory":
             line = f"ls -la {quote_shell(worktree)}   # its repository is gone; delete it"

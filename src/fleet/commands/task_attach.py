@@ -7,7 +7,8 @@ from fleet.cli.agree import ask_trust
 from fleet.cli.rows import CONFIG, OUT, TRUST, WORK, command
 from fleet.config.rules import CLAUDE
 from fleet.runs.agent import plan_claude, plan_task_session
-from fleet.runs.git import git_in, git_of
+from fleet.runs.git import git_of
+from fleet.runs.place import git_in
 from fleet.runs.snapshot import store_tree
 from fleet.start.constants import EXIT_REFUSED
 from fleet.start.errors import FleetError
@@ -40,7 +41,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
         elif not program:
             what = "Claude Code is not on the PATH"
         raise FleetError("no-session", what, fix=f"subagent-fleet task log {name}")
-    git = git_in(folder, state.worktree, state.git)
+    git = git_in(folder, state)
     fleet = load_fleet_for_tasks(options, world, folder)
     key = ""
     if fleet:
@@ -59,7 +60,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
             raise FleetError("not-attached", f"{name} is {state.state}; it could not be "
                              "ended in time", fix=f"subagent-fleet task stop {name}")
         main = git_of(folder)
-        before = store_tree(git, main, state.copies, None)
+        before = store_tree(git, main, state, None)
         task, fleet = place_task(state, fleet)
         environ, settings = plan_task_session(task, world.environ, fleet, key)
         try:
@@ -68,7 +69,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
                          *plan_claude(task, fleet), *shown]
                 return world.run(words, environ, directory=state.worktree)
         finally:
-            changed = store_tree(git, main, state.copies, None) != before
+            changed = store_tree(git, main, state, None) != before
             carried = carry_out(
                 folder, [{"do": "detach", "task": name, "changed": changed}], options)
             tell_detached(folder, name, carried)

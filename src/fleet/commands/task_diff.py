@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from fleet.cli.rows import JSON, WORK, Flag, command
 from fleet.cli.say import print_report
-from fleet.runs.git import git_in, git_of
+from fleet.runs.git import git_of
+from fleet.runs.place import git_in
 from fleet.runs.snapshot import store_tree
 from fleet.start.constants import EXIT_OK
 from fleet.start.errors import FleetError
@@ -28,8 +29,8 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
     state = find_task(folder, options.task, "task diff")
     after = state.kept
     if state.state in LIVE_STATES and state.git:
-        git = git_in(folder, state.worktree, state.git)
-        after = store_tree(git, git_of(folder), state.copies, None, runs_filters=False).tree
+        after = store_tree(git_in(folder, state), git_of(folder), state, None,
+                           runs_filters=False).tree
     if not after:
         why = f": {state.reason}" if state.is_over else ""
         raise FleetError("no-diff",

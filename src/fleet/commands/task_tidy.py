@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from fleet.cli.rows import JSON, WORK, Flag, command
 from fleet.cli.say import print_report
-from fleet.runs.git import git_of, list_worktrees
+from fleet.runs.git import git_of
 from fleet.runs.tidy import Tidying, droppable_tip, tidy_task
 from fleet.start.constants import EXIT_OK
 from fleet.start.record import replace
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 def cmd_task_tidy(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
     states = match_tasks(folder, options, "task tidy")
-    branches = find_free_branches(folder)
     plans = []
     for each in [each for state in states for each in (state, *older_of(state))]:
         if each.git:
@@ -45,7 +44,7 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
             if plan.removes and not options.dry_run:
                 carry_out(folder, [{"do": "gone", "task": each.name, "git": each.git}],
                           options)
-        elif each.branch in branches and each.is_over:
+        elif each.branch and each.is_over:
             plans += tidy_branch(folder, each, is_dry=options.dry_run)
     if options.json:
         print_report(world, "task tidy", {"worktrees": [vars(plan) for plan in plans]})
@@ -56,14 +55,6 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
     if waiting:
         world.err(f"{waiting}\n")
     return EXIT_OK
-
-
-def find_free_branches(folder: Folder) -> set[str]:
-    """Return the branches that no worktree stands on."""
-    git = git_of(folder)
-    branches = git.out("for-each-ref", "--format=%(refname:lstrip=2)",
-                       "refs/heads").split("\n")
-    return set(branches) - {words["branch"] for words in list_worktrees(git).values()}
 
 
 def tidy_branch(folder: Folder, state: TaskState, *, is_dry: bool) -> list[Tidying]:

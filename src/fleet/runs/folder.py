@@ -10,7 +10,7 @@ from fleet.config.rules import TASK_NAME
 from fleet.config.task_file import TaskSpec
 from fleet.start.constants import ENVIRONMENT_FILE, EXIT_USAGE, STATE_DIRECTORY
 from fleet.start.errors import FleetError
-from fleet.start.record import Record
+from fleet.start.record import Record, replace
 from fleet.tasks.state import UNREADABLE, TaskState, freeze, thaw_state
 from fleet.text.json import parse_object, read_page
 from fleet.text.phrases import quote_shell
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 RUN_DIRECTORY = "subagent-fleet/run"  # below the git directory that all worktrees share
+PLACE_MARK = "subagent-fleet.task"  # in the `.git` of a task's place: its id, its repository
 TASK_FILES = ("tasks.yaml", "tasks.yml", "tasks.json")
 OUTPUT_PART_BYTES = 4 * 1024 * 1024
 OUTPUT_LINE_BYTES = 1024 * 1024  # a longer line of an agent's output is dropped
@@ -45,8 +46,14 @@ def find_repository(world: World, directory: str, *, begins: bool = False) -> Re
     """Return the repository of a directory, or say in one sentence why none can be used.
 
     How to make one is only told to a command that `begins` work: who looks is elsewhere
-    than where the tasks are.
+    than where the tasks are. In a task's place it is the one whose task that is.
     """
+    repository = _see_repository(world, directory, begins=begins)
+    return _find_owner(world, repository) or repository
+
+
+def _see_repository(world: World, directory: str, *, begins: bool = False) -> Repository:
+    """Return the repository that git sees from a directory."""
     seen = world.run_git(["rev-parse", "--show-toplevel", "--git-dir", "--git-common-dir"],
                          directory)
     if seen.code == 127:
@@ -77,6 +84,28 @@ def find_repository(world: World, directory: str, *, begins: bool = False) -> Re
         listed = world.run_git(["worktree", "list", "--porcelain"], directory)
         main = listed.text.split("\n")[0].removeprefix("worktree ") or top
     return Repository(top, common, main)
+
+
+def _find_owner(world: World, place: Repository) -> Repository | None:
+    """Return the repository whose task works in a place, if its tasks say so as well."""
+    identity, main = read_mark(world, place.common)
+    if identity:
+        with contextlib.suppress(FleetError):
+            owner = replace(_see_repository(world, main), top=place.top)
+            if any((state.id, state.worktree) == (identity, place.top)
+                   for state in Folder(world, owner).read_states()[0].values()):
+                return owner
+    return None
+
+
+def read_mark(world: World, git: str) -> tuple[str, str]:
+    """Return the id of the task that works in a place, and the checkout of its repository."""
+    path = world.path(git, PLACE_MARK)
+    if world.kind_of(path, follow=False) != "file":
+        return "", ""
+    mark = world.read_part(path, 0, 8192).decode("utf-8", "surrogateescape")
+    identity, _, main = mark.removesuffix("\n").partition("\n")
+    return identity, main
 
 
 def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:

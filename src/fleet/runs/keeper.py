@@ -55,8 +55,6 @@ class TaskKeeper:
         self._is_served = True  # as far as anybody knows
         self._told: set[str] = set()  # tasks of which was said what they wait for
         self._spawning = threading.Lock()
-        # One worktree at a time: git reads those half made, too.
-        self.adding = threading.Lock()
         self._world.replace_files([(folder.place("lock.pid"), str(
             self._world.process_id).encode(), 0o600)])
 

@@ -14,7 +14,8 @@ from fleet.runs.agent import (
 )
 from fleet.runs.confine import BoxPlan, Confinement, clear_directory, plan_box
 from fleet.runs.folder import STATE_LIMIT_BYTES, TAIL_BYTES
-from fleet.runs.git import Git, find_worktrees_place, git_of
+from fleet.runs.git import Git, git_of
+from fleet.runs.place import find_places
 from fleet.runs.ports import claim_ports
 from fleet.runs.process_tree import PROCESS_LOOK_SECONDS, end_trees, tree_of
 from fleet.runs.snapshot import find_copies
@@ -112,7 +113,7 @@ class Landing:
         self._main = git_of(folder, hold)
         self._into = into
         self._ref = f"refs/heads/{into}"
-        place = self._world.path(find_worktrees_place(folder, worktrees), f".{LANDED}")
+        place = self._world.path(find_places(folder, worktrees), f".{LANDED}")
         self._git_place = self._world.path(place, "git")
         self._tree = self._world.path(place, "tree")
         objects = self._world.path(folder.repository.common, "objects")

@@ -1,23 +1,26 @@
-"""What is in a worktree, kept in a ref."""
+"""What is in a place, kept in a ref."""
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import re
 from typing import TYPE_CHECKING
 
-from fleet.runs.folder import STATE_LIMIT_BYTES
-from fleet.runs.git import OTHER_INDEX, SNAPSHOT_REFS, Git, git_of
+from fleet.runs.folder import RUN_DIRECTORY, STATE_LIMIT_BYTES
+from fleet.runs.git import SNAPSHOT_REFS, Git, git_of
+from fleet.runs.place import SPARSE, WHOLE, bring_home, read_head
 from fleet.start.constants import ENVIRONMENT_FILE
 from fleet.start.errors import FleetError
 from fleet.start.record import Record, replace
 from fleet.tasks.scope import glob_pattern, is_in_scope
 from fleet.tasks.verdict import WorkDone
 from fleet.text.json import parse_object
-from fleet.text.phrases import some_of
 from fleet.text.terminal import clean_line
+from fleet.world.places import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-    from typing import Any, NoReturn
+    from collections.abc import Collection, Iterable, Mapping
+    from typing import Any
 
     from fleet.config.task_file import TaskSpec
     from fleet.runs.folder import Folder
@@ -79,7 +82,7 @@ def drop_caches(world: World, tree: str, paths: Iterable[str]) -> list[str]:
 
 
 class Stored(Record):
-    """The trees of a worktree as it was."""
+    """The trees of a place as it was."""
 
     head: str
     old_tree: str  # of head
@@ -88,12 +91,13 @@ class Stored(Record):
     net: str  # with the ignored files that are new or changed since setup
     ignored: Mapping[str, str]  # what tells the content of each ignored file, caches aside
     fresh: tuple[str, ...]  # of these, the new and changed ones
+    listed: tuple[str, ...]  # every ignored file
     nested: tuple[str, ...]  # repositories that are ignored: in none of these trees
 
 
-def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, str] | None, *,
+def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] | None, *,
                runs_filters: bool = True) -> Stored:
-    """Write all files of a worktree into git, with an index of ours; its own is left alone.
+    """Write all files of a place into git, with an index of ours; its own is left alone.
 
     What the agent's index says of a file, or of when it changed, means nothing here: ours
     begins with the names of HEAD and knows no file. `known` are the ignored files that
@@ -101,47 +105,65 @@ def store_tree(git: Git, main: Git, copies: Sequence[str], known: Mapping[str, s
     """
     world = git.world
     nested, odd = world.find_odd(git.tree)
-    if world.kind_of(world.path(git.git, "info/sparse-checkout")) != "absent" \
-            and git.run("config", "core.sparseCheckout").text == "true":
-        # What is not there may be deleted, or not: that only the agent knows.
-        raise FleetError("sparse-checkout", f"the checkout {clean_line(git.tree)} was "
-                         "made sparse, so it cannot be kept whole",
-                         fix="`git sparse-checkout disable` in it")
     if odd:
         raise FleetError("odd-file", f"{clean_line(odd[0])} is not a file, directory or "
                          "link, so it cannot be kept", fix="remove it")
-    settings = ["-c", "core.sparseCheckout=false"]
+    _refuse_sparse(git)
+    inner = world.path(git.tree, ".git")
+    head = read_head(world, inner)
+    bring_home(main, git.tree, [head])
+    old_tree = main.out("rev-parse", "--verify", f"{head}^{{tree}}")
+
     # Nor when git looks again at a file as new as our index, as it writes it.
-    if not runs_filters:
-        settings += no_filters(git)
-    index = world.path(git.git, f"{OTHER_INDEX}-{world.token(4)}")
+    settings = list(WHOLE) if runs_filters else [*WHOLE, *no_filters(main)]
+    index = world.path(git.git, RUN_DIRECTORY, f"index-{world.token(4)}")
     own = Git(world, git.git, git.tree, git.hold, index=index, settings=settings)
-    head, old_tree = git.out("rev-parse", "HEAD", "HEAD^{tree}").split("\n")
     try:
         own.out("read-tree", head)
-        hidden = _refuse_nested(own, nested)
-        own.out("add", "-A")
+        hidden, submodules = _refuse_nested(own, nested, state)
+        # Git would ask a submodule what is new there, with settings that are an agent's.
+        leaves = [f":(exclude,literal){path}" for path in submodules]
+        own.out("add", "-A", *(["--", ".", *leaves] if leaves else []))
         tree = own.out("write-tree")
         # A new file that the main checkout ignores stays out of the branch, and so do a copy
         # and the gateway's key, wherever an agent has fetched it from.
-        new = git.names("diff-tree", "-r", "--name-only", "--no-renames", "--diff-filter=A",
-                        "-z", old_tree, tree) if tree != old_tree else []
+        new = main.names("diff-tree", "-r", "--name-only", "--no-renames", "--diff-filter=A",
+                         "-z", old_tree, tree) if tree != old_tree else []
         asked = [path for path in new if _is_within(main, path)]
         ignored = main.names("check-ignore", "-z", "--stdin", "--no-index", known=1,
                              given=join_names(asked)) if asked else []
-        drop = {*ignored, *copies, *filter(holds_key, new)}
+        drop = {*ignored, *state.copies, *filter(holds_key, new)}
         if drop:
             own.out("update-index", "-z", "--force-remove", "--stdin",
                     given=join_names(drop))
             tree = own.out("write-tree")
 
-        listed = git.names("ls-files", "-z", "-oi", "--exclude-standard")
+        listed = own.names("ls-files", "-z", "-oi", "--exclude-standard")
         now = world.stamps_of(git.tree, [*ignored, *drop_caches(world, git.tree, listed)])
         fresh = [path for path in now if known is not None and known.get(path) != now[path]]
-        return Stored(head, old_tree, tree, _store_fresh(own, tree, copies, fresh), now,
-                      tuple(fresh), hidden)
+        return Stored(head, old_tree, tree, _store_fresh(own, tree, state.copies, fresh), now,
+                      tuple(fresh), tuple(listed), hidden)
     finally:
         world.remove(index)
+
+
+def _refuse_sparse(git: Git) -> None:
+    """Refuse a place that its agent has made sparse.
+
+    What is not there may be deleted, or not: that only the agent knows.
+    """
+    world = git.world
+    inner = world.path(git.tree, ".git")
+    if world.kind_of(world.path(inner, SPARSE)) == "absent":
+        return
+    for name in ("config", "config.worktree"):  # read as files: no setting there counts
+        file = world.path(inner, name)
+        if world.kind_of(file) == "file" and git.run(
+                "config", "--file", file, "--no-includes", "--type=bool",
+                "core.sparseCheckout").text == "true":
+            raise FleetError("sparse-checkout", f"the checkout {clean_line(git.tree)} was "
+                             "made sparse, so it cannot be kept whole",
+                             fix="`git sparse-checkout disable` in it")
 
 
 def _is_within(git: Git, path: str) -> bool:
@@ -166,48 +188,62 @@ def join_names(names: Iterable[str]) -> bytes:
     return b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
 
 
-def _refuse_nested(own: Git, nested: Iterable[str]) -> tuple[str, ...]:
-    """Refuse repositories inside a worktree: git would keep only the names of their commits.
+def _refuse_nested(own: Git, nested: Iterable[str], state: TaskState
+                   ) -> tuple[tuple[str, ...], list[str]]:
+    """Refuse repositories inside a place: git would keep only the names of their commits.
 
-    A submodule may be there as long as it is exactly what HEAD says, or empty. Returns those
-    that are ignored, which only a tidying has to refuse.
+    A submodule may be there as long as it is exactly what the task began with, or empty.
+    Returns what is ignored, which only a tidying has to refuse, and the submodules.
     """
-    def refuse(what: str, fix: str) -> NoReturn:
-        raise FleetError("nested-repository", f"{what} cannot be kept", fix=fix)
-
     world = own.world
-    inside = {path[len(own.tree) + 1:]: path for path in nested}
-    links = {}
-    for entry in own.names("ls-files", "-z", "-s"):
-        mode, _, inner = entry.partition("\t")
-        if mode.startswith("160000 "):
-            links[inner] = mode.split(" ")[1]
-            if inner not in inside and world.names_in(world.path(own.tree, inner)):
-                refuse(f"files in {inner}, a submodule that was not checked out,",
-                       "move them out")
-    ignored = []
-    for inner, path in inside.items():
-        if inner in links:
-            why = why_submodule_is_not_saved(world, path)
-            if why or links[inner] != world.run_git(["rev-parse", "HEAD"], path).text:
-                refuse(f"the submodule {inner} {why or 'was moved'}, which",
-                       "commit and push it by hand")
-        elif own.run("check-ignore", "-q", "--no-index", inner).code:
-            refuse(f"the nested repository {inner}", "remove its .git, or ignore it")
-        else:
-            ignored.append(inner)
-    return tuple(ignored)
+    inside = {path[len(own.tree) + 1:] for path in nested}
+    links = _links_of(own.names("ls-files", "-z", "-s"))
+    for inner in links.keys() - inside:
+        if world.names_in(world.path(own.tree, inner)):
+            raise FleetError("nested-repository", f"files in {inner}, a submodule that was "
+                             "not checked out, cannot be kept", fix="move them out")
+    hidden = [inner for inner in sorted(inside - links.keys())
+              if not own.run("check-ignore", "-q", "--no-index", inner).code]
+    known = links.keys() & inside
+    begun = _links_of(own.names("ls-tree", "-r", "-z", "--end-of-options",
+                                state.start or state.base)) if known else {}
+    for inner in sorted(inside - {*hidden}):
+        why = "is another repository"
+        if inner in known:
+            why = _why_changed(own, inner, links[inner], begun.get(inner, ""))
+        if why:
+            raise FleetError("nested-repository", f"{inner} {why}, so it cannot be kept",
+                             fix="commit and push it by hand, or remove it")
+    return tuple(hidden), sorted(known)
 
 
-def why_submodule_is_not_saved(world: World, path: str) -> str:
-    """Return what is only in a submodule, whatever a person's settings say of status."""
-    status = world.run_git(["status", "--porcelain", "--ignored", "--untracked-files=all",
-                            "--ignore-submodules=none"], path)
-    if status.code or status.text:
-        return "has changes"
-    ahead = world.run_git(["rev-list", "--max-count=1", "--all", "--reflog", "HEAD", "--not",
-                           "--remotes"], path)
-    return "has commits that exist nowhere else" if ahead.code or ahead.text else ""
+def _links_of(entries: Iterable[str]) -> dict[str, str]:
+    """Return {path: commit} of the submodules in a listing of a tree or an index."""
+    found = (re.match(r"160000 (?:commit )?([0-9a-f]+)[^\t]*\t(.*)", entry, re.S)
+             for entry in entries)
+    return {match[2]: match[1] for match in found if match}
+
+
+def _why_changed(own: Git, inner: str, commit: str, begun: str) -> str:
+    """Return how a submodule differs from what a task began with; "": in nothing."""
+    world = own.world
+    tree = world.path(own.tree, inner)
+    git = world.path(tree, ".git")
+    if world.kind_of(git, follow=False) == "file":
+        leads = world.read_part(git, 0, 4096).decode("utf-8", "surrogateescape").strip()
+        git = world.real_path(world.path(tree, leads.removeprefix("gitdir: ")))
+    if not git.startswith(f"{own.tree}/"):
+        return "leads to another repository"
+    if not commit == begun == read_head(world, git):
+        return "was moved to another commit"
+    index = world.path(own.git, RUN_DIRECTORY, f"index-{world.token(4)}")
+    sub = Git(world, own.git, tree, own.hold, index=index, settings=WHOLE,
+              beside=world.path(git, "objects"))
+    try:
+        sub.out("read-tree", commit)
+        return "has changes" if sub.out("ls-files", "-m", "-o") else ""
+    finally:
+        world.remove(index)
 
 
 def no_filters(git: Git) -> list[str]:
@@ -224,23 +260,22 @@ def no_filters(git: Git) -> list[str]:
 
 def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
                   known: Mapping[str, str] | None) -> tuple[WorkDone, Stored]:
-    """Keep a worktree: a commit for the branch, and all in a ref no git command removes."""
-    stored = store_tree(git, main, state.copies, known)
-    tip = main.commit_of(f"refs/heads/{state.branch}")
+    """Keep a place: a commit for the branch, and all in a ref no git command removes."""
+    stored = store_tree(git, main, state, known)
     parents = [stored.head]
-    if tip and tip != stored.head and not main.is_ancestor(tip, stored.head):
-        parents.append(tip)  # the agent has left its branch: nothing that was there is lost
+    if state.tip and not main.is_ancestor(state.tip, stored.head):
+        parents.append(state.tip)  # the agent has left its branch: nothing there is lost
     commit = stored.head
     if len(parents) > 1 or stored.tree != stored.old_tree:
         first = (state.task.prompt or "").strip().split("\n")[0]
-        commit = git.make_commit(stored.tree, parents,
-                                 f"{state.name}: {' '.join(first.split())[:100]}")
+        commit = main.make_commit(stored.tree, parents,
+                                  f"{state.name}: {' '.join(first.split())[:100]}")
     whole = commit
     if stored.net != stored.tree:
-        whole = git.make_commit(stored.net, [commit], f"{state.name}: with ignored files")
+        whole = main.make_commit(stored.net, [commit], f"{state.name}: with ignored files")
     ref = f"{SNAPSHOT_REFS}/{state.name}/{label}"
     main.out("update-ref", ref, whole)
-    return WorkDone(ref, commit, stored.head, tip), stored
+    return WorkDone(ref, commit, stored.head), stored
 
 
 def blob_of(world: World, path: str, like: str) -> str:
@@ -296,54 +331,41 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone,
                    commits=commits)
 
 
-def settle_branch(git: Git | None, main: Git, branch: str, commit: str, seen: str) -> bool:
-    """Put a branch at a commit; False: it is no longer where it was seen.
+def settle_branch(git: Git | None, main: Git, state: TaskState, commit: str) -> bool:
+    """Put a task's branch at a commit; False: somebody else has moved it meanwhile.
 
-    No hook runs. The worktree's own index follows, so that its status is clean.
+    No hook runs. The branch in the agent's place follows, so that its status is clean.
     """
-    ref = f"refs/heads/{branch}"
+    ref = f"refs/heads/{state.branch}"
+    tip = main.commit_of(ref)
+    if tip not in ("", state.tip) and not main.is_ancestor(tip, commit):
+        return False
     moved = main.run("update-ref", "-m", "subagent-fleet: done", ref, commit,
-                     seen or "0" * len(commit))
+                     tip or "0" * len(commit))
     if moved.code:
-        if main.commit_of(ref) != seen:
+        if main.commit_of(ref) != tip:
             return False
-        raise FleetError("branch-locked", f"the branch {branch} could not be moved: "
+        raise FleetError("branch-locked", f"the branch {state.branch} could not be moved: "
                          f"{clean_line(moved.talk.split(chr(10))[0])}",
                          fix="if no git is running, remove the lock it names")
-    if git and commit != seen and git.run("symbolic-ref", "--quiet", "HEAD").text == ref:
-        git.run("-c", "core.sparseCheckout=false", "read-tree", commit)
+    if git:
+        _follow_branch(git, ref, commit)
     return True
 
 
-def look_outside(main: Git) -> list[str]:
-    """Return what no task has any business with: other refs, and the main checkout."""
-    refs = main.out("for-each-ref", "--format=%(refname) %(objectname)").split("\n")
-    world = main.world
-    settings = ["config", "config.worktree"]
-    for directory in ("info", "hooks"):
-        settings += [f"{directory}/{name}"
-                     for name in world.names_in(world.path(main.git, directory))]
-    stamps = world.stamps_of(main.git, settings)
-    return [*(line for line in refs
-              if not line.startswith(("refs/heads/run/", f"{SNAPSHOT_REFS}/"))),
-            *(f".git/{name} {stamp}" for name, stamp in stamps.items()),
-            *main.names("status", "--porcelain=v1", "-z", "--no-renames")]
-
-
-def note_surroundings(main: Git, before: object, branches: Collection[str]) -> tuple[str, ...]:
-    """Return what has changed around a task meanwhile; a person may have done it."""
-    changed = set(before) ^ set(look_outside(main)) if isinstance(before, list) else set()
-    names = {line.split(" ")[0] if line.startswith(("refs/", ".git/")) else line[3:]
-             for line in changed}
-    names -= {"", *(f"refs/heads/{branch}" for branch in branches)}
-    if not names:
-        return ()
-    return ("your checkout or its refs changed meanwhile, by you or by a command: "
-            f"{some_of(sorted(names), 3)}",)
+def _follow_branch(git: Git, ref: str, commit: str) -> None:
+    """Put the branch of a place at the commit that was made of its files."""
+    world = git.world
+    head = world.read_part(world.path(git.tree, ".git/HEAD"), 0, 4096)
+    if head.decode("utf-8", "surrogateescape").strip() != f"ref: {ref}":
+        return
+    with contextlib.suppress(FleetError):  # what an agent made of it is in the way
+        world.replace_files([(Place(git.tree, f".git/{ref}"), f"{commit}\n".encode(), 0o644)])
+        git.run("read-tree", commit)
 
 
 def read_surroundings(folder: Folder, state: TaskState) -> dict[str, Any]:
-    """Return what there was before an agent came: ignored files, refs, the main checkout."""
+    """Return what there was before an agent came: ignored files, and what was copied."""
     path = folder.of_task(state.name, baseline_of(state))
     return parse_object(folder.world.read_part(path, 0, STATE_LIMIT_BYTES * 8)) or {}
 

@@ -14,8 +14,9 @@ from fleet.runs.agent import (
     slug_of,
 )
 from fleet.runs.folder import Asleep, find_commit
-from fleet.runs.git import git_in, git_of
+from fleet.runs.git import git_of
 from fleet.runs.keeper import TaskKeeper
+from fleet.runs.place import git_in
 from fleet.runs.snapshot import settle_branch
 from fleet.runs.task import TaskWork
 from fleet.speech.claude_stream import CHANGED_PROMPT
@@ -396,10 +397,9 @@ class Supervisor(TaskKeeper):
             return
         git = None
         with contextlib.suppress(FleetError):
-            git = git_in(self.folder, state.worktree, state.git)
+            git = git_in(self.folder, state)
         try:
-            is_there = settle_branch(git, git_of(self.folder), state.branch, state.kept,
-                                     state.tip)
+            is_there = settle_branch(git, git_of(self.folder), state, state.kept)
         except FleetError as error:
             self.write(state.name, reason=describe_error(error), cause=error.slug)
             return

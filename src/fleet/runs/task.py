@@ -19,7 +19,6 @@ from fleet.runs.folder import TAIL_BYTES, Asleep, Wanted
 from fleet.runs.git import GIT_SECONDS
 from fleet.runs.snapshot import (
     look_at_work,
-    note_surroundings,
     read_baseline,
     read_surroundings,
     settle_branch,
@@ -202,7 +201,7 @@ class TaskWork(TaskAgent):
     def _keep(self, state: TaskState, known: Mapping[str, str] | None) -> WorkDone:
         """Keep the worktree in a ref, and look at what was done in it."""
         work, _ = take_snapshot(self._git(), self._main, state, str(state.tried), known)
-        self._remember(kept=work.commit, tip=work.tip)
+        self._remember(kept=work.commit)
         copied = read_surroundings(self._folder, state).get("copied") or ()
         work = look_at_work(self._main, state, work, copied)
         self._remember(diff=work.sums)
@@ -268,7 +267,7 @@ class TaskWork(TaskAgent):
     def _settle(self, work: WorkDone) -> None:
         """Make good work the tip of its branch, if nobody has moved that meanwhile."""
         branch = self.state.branch
-        if not settle_branch(self._git(), self._main, branch, work.commit, work.tip):
+        if not settle_branch(self._git(), self._main, self.state, work.commit):
             raise FleetError("branch-moved",
                              f"the branch {branch} has moved since it was checked",
                              fix=f"subagent-fleet task retry {self.name}")
@@ -312,10 +311,6 @@ class TaskWork(TaskAgent):
                                 cause="still-alive")
         elif ended_now.left:
             self._tell("note", f"still running: {ended_now.left}")
-        if ended == "result":
-            branches = [other.branch for other in list(self._supervisor.tasks.values())]
-            work = replace(work, notes=note_surroundings(
-                self._main, read_surroundings(self._folder, state).get("around"), branches))
 
         ruling = plan_climb(state, ruling, self._backing.fleet,
                             away_left=self._supervisor.count_away_left())

@@ -48,11 +48,8 @@ class TaskBox(TaskDesk):
             name = hashlib.sha256(temporary.encode("utf-8")).hexdigest()[:8]
             temporary = self._world.path(self._world.environ.get("TMPDIR") or "/tmp",
                                          f"sf-{name}")
-        git = state.git if tree == state.worktree else state.check_git
-        own: tuple[str, ...] = ()
-        if git.startswith(f"{common}/"):  # a linked worktree: git writes there, too
-            own = (git, *(self._world.path(common, name) for name in (
-                "objects", "refs", "logs")))
+        # Where git-lfs keeps what a file stands for, of every place.
+        own = (self._world.path(common, "lfs"),)
         return BoxPlan(state.task, tree, temporary, own)
 
     def _confine(self, argv: Sequence[str], environ: Mapping[str, str], tree: str,

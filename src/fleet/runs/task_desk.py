@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from fleet.runs.agent import END_SECONDS, STOP_GIT_SECONDS
 from fleet.runs.folder import Wanted
-from fleet.runs.git import git_in, git_of
+from fleet.runs.git import git_of
+from fleet.runs.place import git_in
 from fleet.runs.process_tree import end_trees, find_helpers, tree_of
 from fleet.speech.claude_stream import render_stream_line
 from fleet.start.record import replace
@@ -14,6 +15,7 @@ from fleet.tasks.verdict import Ruling
 from fleet.world.process_list import CHECK_MARK, TASK_MARK
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from fleet.runs.agent import AgentProcess
@@ -40,7 +42,8 @@ class TaskDesk:
         self._trees = {variable: tree_of(self._folder, name, variable)
                        for variable in (TASK_MARK, CHECK_MARK)}
         self._agent: AgentProcess | None = None
-        self._preparing: threading.Thread | None = None  # of the check's worktree
+        self._preparing: threading.Thread | None = None  # of the check's place
+        self._taken: Mapping[str, bytes] = {}  # what a place takes along of the person's
         self._trouble: Exception | None = None  # in that thread
         self._is_closing = False
         self._stopping_since = 0.0  # when a git was first seen at work then
@@ -97,7 +100,7 @@ class TaskDesk:
 
     def _git(self) -> Git:
         """Return git in the agent's worktree, which is looked at before each use."""
-        return git_in(self._folder, self.state.worktree, self.state.git, self._hold)
+        return git_in(self._folder, self.state, self._hold)
 
     # -- the agent --
 

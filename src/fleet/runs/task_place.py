@@ -1,4 +1,4 @@
-"""A task on its way: its worktrees."""
+"""A task on its way: its places."""
 from __future__ import annotations
 
 import threading
@@ -15,22 +15,25 @@ from fleet.runs.agent import (
     shell_words,
     suffix_of,
 )
-from fleet.runs.git import (
-    SNAPSHOT_REFS,
-    add_worktree,
-    drop_unused,
-    drop_worktree,
-    find_worktrees_place,
-    git_in,
-    list_worktrees,
-    lock_of,
+from fleet.runs.git import SNAPSHOT_REFS
+from fleet.runs.place import (
+    check_note_of,
+    clear_place,
+    find_places,
+    git_at,
+    make_place,
+    mark_of,
+    plan_repository,
+    read_check_note,
+    remove_place,
+    write_check_note,
+    write_repository,
 )
 from fleet.runs.process_tree import PROCESS_LOOK_SECONDS
 from fleet.runs.snapshot import (
     baseline_of,
     blob_of,
     find_copies,
-    look_outside,
     store_tree,
     take_snapshot,
 )
@@ -39,6 +42,7 @@ from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.tasks.next import dependencies_of
 from fleet.text.phrases import some_of
+from fleet.text.terminal import clean_line
 from fleet.world.child import Launch
 from fleet.world.places import Place
 from fleet.world.process_list import CHECK_MARK, TASK_MARK
@@ -51,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class TaskPlace(TaskBox):
-    """A task's worktrees: made, filled, checked in."""
+    """A task's places: made, filled, checked in."""
 
     # -- making ready --
 
@@ -71,7 +75,7 @@ class TaskPlace(TaskBox):
     def _plan_try(self) -> dict[str, Any]:
         """Return with what a try begins, or goes on."""
         state = self.state
-        place = find_worktrees_place(self._folder, self._backing.worktrees)
+        place = find_places(self._folder, self._backing.worktrees)
         changes: dict[str, Any] = {
             **self._plan_own(),
             "branch": plan_branch(state),
@@ -96,17 +100,18 @@ class TaskPlace(TaskBox):
         return changes
 
     def _make_worktree(self, state: TaskState) -> None:
-        """Make the agent's worktree, fill it, note what is there before the agent comes."""
+        """Make the agent's place, fill it, note what is there before the agent comes."""
         above = self._world.parent(state.worktree)
         if f"{above}/".startswith(f"{self._folder.repository.main}/"):
-            # The whole home is a repository: its status shall not list worktrees.
+            # The whole home is a repository: its status shall not list places.
             self._world.make_directory(above, is_private=True)
             self._world.replace_files([(self._world.path(above, ".gitignore"), b"*\n", 0o600)])
-        with self._supervisor.adding:
-            self._drop_half_made(state)
-            git = add_worktree(self._main, state)
-        # Written at once: after a kill it tells what is ours from what is in the way.
-        state = self._write(git=git, prepared=False)
+        self._drop_half_made(state)
+        begin = self._take_branch(state)
+        make_place(self._main, state.worktree, mark_of(self._folder, state), self._files,
+                   f"{state.branch} {begin}")
+        # Written at once: from now on somebody may have worked in it.
+        state = self._write(git=self._world.path(state.worktree, ".git"), prepared=False)
         copies = self._fill(state.worktree, self._file("setup.log"), TASK_MARK)
         copied = []
         for path in copies:
@@ -122,32 +127,62 @@ class TaskPlace(TaskBox):
         start = state.start or starts.get(state.base, "")
         ignored: Mapping[str, str] = {}
         if not start or not is_bare:
-            tree = self._git()
-            stored = store_tree(tree, self._main, copies, None)
+            stored = store_tree(self._git(), self._main, replace(state, copies=tuple(copies)),
+                                None)
             ignored = stored.ignored
             if not start:
                 start = stored.head
                 if stored.tree != stored.old_tree:
-                    start = tree.make_commit(stored.tree, [start], f"{self.name}: as set up")
+                    start = self._main.make_commit(stored.tree, [start],
+                                                   f"{self.name}: as set up")
             starts[state.base] = start
         # It has a name, so that no `git gc` takes away what the verdict is compared with.
         self._main.out("update-ref", f"{SNAPSHOT_REFS}/{self.name}/start", start)
-        self._folder.write({"ignored": ignored, "around": look_outside(self._main),
-                            "copied": copied}, "tasks", self.name, baseline_of(state))
+        self._folder.write({"ignored": ignored, "copied": copied}, "tasks", self.name,
+                           baseline_of(state))
         self._write(start=start, prepared=True, copies=tuple(copies))
 
+    @property
+    def _files(self) -> Mapping[str, bytes]:
+        """What each place of this task takes along, read once."""
+        if not self._taken:
+            self._taken = plan_repository(self._main)
+        return self._taken
+
+    def _take_branch(self, state: TaskState) -> str:
+        """Make a task's branch, or find that it is the task's; return where a place begins.
+
+        It is the task's if it is where the task has left it, or has all of its work. Any
+        other is a person's, even one that has no commit of its own.
+        """
+        ref = f"refs/heads/{state.branch}"
+        begin = state.base
+        if state.kept and self._main.commit_of(state.kept):
+            begin = state.kept  # never before its own work
+        tip = self._main.commit_of(ref)
+        if state.tip and tip and self._main.is_ancestor(begin, tip):
+            return tip  # with what a person has added
+        if tip and tip != state.tip:
+            raise FleetError(
+                "branch-taken", f"the branch `{state.branch}` already exists",
+                fix=f"write another `branch:`, or `git branch -m {state.branch} old`")
+        if not tip:
+            self._write(tip=begin)  # first: after a kill, what is there is the task's
+            made = self._main.run("update-ref", ref, begin, "0" * len(begin))
+            if made.code:
+                self._write(tip="")
+                said = clean_line(made.talk.split("\n")[0])
+                raise FleetError("worktree-failed", f"its branch could not be made: {said}")
+        return begin
+
     def _drop_half_made(self, state: TaskState) -> None:
-        """Remove a worktree that was never ready; what a person did in it is kept first."""
-        known = list_worktrees(self._main).get(state.worktree) if self._world.kind_of(
-            state.worktree, follow=False) != "absent" else None
-        if not known or known.get("locked") != lock_of(state):
-            return
-        if state.git:
+        """Remove a place that was never ready; what a person did in it is kept first."""
+        if state.git and self._world.kind_of(state.worktree, follow=False) != "absent":
             copies = tuple(find_copies(self._folder, state.task))
             take_snapshot(self._git(), self._main, replace(state, copies=copies),
                           f"{state.tried}.remade", {})
             self._write(git="")  # kept: whatever a kill leaves of it is not asked again
-        drop_unused(self._main, state, known)
+        clear_place(self._world, state.worktree, state.id)
 
     def _fill(self, tree: str, log: str, variable: str) -> list[str]:
         """Copy what git lacks into a worktree, and run the person's commands there."""
@@ -168,28 +203,35 @@ class TaskPlace(TaskBox):
         return copies
 
     def _prepare_check(self) -> None:
-        """Make the check's worktree while the agent works, in a thread of its own."""
+        """Make the check's place while the agent works, in a thread of its own."""
         task = self.state.task
         if task.check and task.check_in == "own":
-            self._preparing = threading.Thread(target=self._make_check_worktree, daemon=True)
+            self._preparing = threading.Thread(target=self._prepare_place, daemon=True)
             self._preparing.start()
 
-    def _make_check_worktree(self) -> None:
-        """Make the check's worktree, and see what the check says in it before any work.
+    def _prepare_place(self) -> None:
+        """Make the check's place, and see what the check says in it before any work.
 
         What goes wrong is raised where the check is needed.
         """
-        state = self.state
-        path, git = f"{state.worktree}.check", state.check_git
         try:
-            if not git or self._world.kind_of(path) != "directory":
-                with self._supervisor.adding:
-                    git = add_worktree(self._main, state, for_check=True)
-                self._fill(path, self._file("setup-check.log"), CHECK_MARK)
-            self._remember(check_git=git)
+            if not read_check_note(self._folder, self.state):
+                self._make_check_place()
             self._remember(passes_on_base=self._ask_base())
         except Exception as error:
             self._trouble = error
+
+    def _make_check_place(self) -> None:
+        """Make the check's place anew, and set it up."""
+        state = self.state
+        path = f"{state.worktree}.check"
+        if read_check_note(self._folder, state):
+            remove_place(self._world, path)
+        clear_place(self._world, path, state.id)
+        make_place(self._main, path, mark_of(self._folder, state), self._files,
+                   f" {state.start}")
+        self._fill(path, self._file("setup-check.log"), CHECK_MARK)
+        write_check_note(self._folder, state, state.start)
 
     def _ask_base(self) -> bool:
         """Tell whether the check passes before any work: then it proves nothing.
@@ -253,36 +295,29 @@ class TaskPlace(TaskBox):
             self._clear_box(tree, "command.tmp")
 
     def _put_check(self, commit: str) -> str:
-        """Put the check's worktree to a commit; return where it is."""
+        """Put the check's place to a commit; return where it is."""
         try:
             self._reset_check(commit)
         except FleetError:  # an earlier check has spoiled its own place
-            self._remake_check()
+            self._make_check_place()
             self._reset_check(commit)
         return f"{self.state.worktree}.check"
 
     def _reset_check(self, commit: str) -> None:
-        """Make the check's worktree the same as a commit."""
-        state = self.state
-        git = git_in(self._folder, f"{state.worktree}.check", state.check_git, self._hold)
-        # Nothing of an index that a check had counts, nor what it has locked.
-        for name in ("index", "index.lock", "HEAD.lock", "info/sparse-checkout"):
-            self._world.remove(self._world.path(git.git, name))
-        git.run("read-tree", "HEAD")  # what is there; without it no file would be removed
-        git.out("-c", "core.sparseCheckout=false", "checkout", "--quiet", "--force",
-                "--detach", commit)
-        # What an earlier check has left goes, repositories too; ignored caches may stay.
-        keep = [word for path in state.copies for word in ("-e", f"/{path}")]
-        git.out("clean", "-q", "-ffd", *keep)
-
-    def _remake_check(self) -> None:
-        """Make the check's worktree anew."""
+        """Make the check's place the same as a commit."""
         state = self.state
         path = f"{state.worktree}.check"
-        with self._supervisor.adding:
-            known = list_worktrees(self._main).get(path, {})
-            if known.get("locked") == lock_of(state):
-                drop_worktree(self._main, path)
-            git = add_worktree(self._main, state, for_check=True)
-        self._fill(path, self._file("setup-check.log"), CHECK_MARK)
-        self._remember(check_git=git)
+        before = read_check_note(self._folder, state)
+        if not before:
+            raise FleetError("worktree-gone", f"the check's worktree is gone: {path}")
+        # Nothing of a repository that a check had counts: no index, lock, setting or ref.
+        write_repository(self._world, path, mark_of(self._folder, state), self._files,
+                         f" {commit}")
+        self._world.remove(check_note_of(self._folder, state))  # until it is as noted
+        git = git_at(self._main, path)
+        git.out("read-tree", before)  # without it, no file would be removed
+        git.out("read-tree", "--reset", "-u", commit)
+        # What an earlier check has left goes, repositories too; ignored caches may stay.
+        keep = [word for copy in state.copies for word in ("-e", f"/{copy}")]
+        git.out("clean", "-q", "-ffd", *keep)
+        write_check_note(self._folder, state, commit)

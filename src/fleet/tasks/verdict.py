@@ -27,7 +27,6 @@ class WorkDone(Record):
     ref: str = ""  # that has all of it
     commit: str = ""  # for the branch
     head: str = ""
-    tip: str = ""  # of the branch
     commits: int = 0
     files: tuple[tuple[str, int, int], ...] = ()  # path, lines added, lines removed
     changed: tuple[str, ...] = ()  # by the agent, not by setup
@@ -35,7 +34,6 @@ class WorkDone(Record):
     said: str = ""  # the agent's last words
     exit_code: int = 0  # of a coder that only ends
     error: str = ""  # that Claude Code ended with, in place of an answer
-    notes: tuple[str, ...] = ()  # what else has changed meanwhile, by whomever
 
     @property
     def sums(self) -> dict[str, int]:
@@ -147,7 +145,7 @@ def find_flags(heard: Heard, work: WorkDone, *, is_checked: bool = False) -> lis
         flags.append("says it called an agent, but called none")
     flags += [f"subagent {name} used no tool" for name, record in heard.subagents.items()
               if record["runs"] and not record["tool_uses"]]
-    return [*flags, *work.notes]
+    return flags
 
 
 def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,

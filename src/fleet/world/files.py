@@ -249,6 +249,20 @@ class Disk(Terminal):
             directory = Directory(path)
             directory.unlink(directory.name)
 
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory with all that is in it, or a file; no link is followed."""
+        if self.kind_of(path, follow=False) != "directory":
+            self.remove(path)
+            return
+        with trying("remove", path):
+            for place, directories, _ in os.walk(path):
+                for name in directories:  # one that its owner has closed, as Go does
+                    below = os.path.join(place, name)
+                    if not os.path.islink(below):
+                        os.chmod(below, 0o700)
+            os.chmod(path, 0o700)
+            shutil.rmtree(path)
+
     def remove_empty(self, path: str) -> None:
         """Remove a directory in which nothing is left."""
         # it is used, was never there, or lies behind a link
@@ -276,6 +290,20 @@ class Disk(Terminal):
                 if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
                     odd.append(os.path.join(place, name))
         return nested, odd
+
+    def files_below(self, directory: str) -> list[str]:
+        """Return the regular files below a directory, to which no link leads."""
+        return sorted(os.path.join(place, name) for place, _, names in os.walk(directory)
+                      for name in names
+                      if stat.S_ISREG(os.lstat(os.path.join(place, name)).st_mode))
+
+    def identity_of(self, path: str) -> str:
+        """Return what tells a directory from each other of its path; "": there is none."""
+        with contextlib.suppress(OSError):
+            state = os.lstat(path)
+            if stat.S_ISDIR(state.st_mode):
+                return f"{state.st_dev} {state.st_ino}"
+        return ""
 
     def stamps_of(self, directory: str, names: Iterable[str]) -> dict[str, str]:
         """Return {name: size and time of change} of files in a directory."""
