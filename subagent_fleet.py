@@ -21696,7 +21696,7 @@ class TaskWork(TaskAgent):
         return ", ".join(words)
 
 
-# == runs/supervisor.py, from line 49 =========================================
+# == runs/supervisor.py, from line 50 =========================================
 #
 # All tasks of a repository: threads, the lock, orders.
 
@@ -22071,7 +22071,7 @@ class Supervisor(TaskKeeper):
                 place for place in state.old if place.split("\n")[2] != order.get("git")))
 
 
-# == runs/landing.py, from line 53 ============================================
+# == runs/landing.py, from line 54 ============================================
 #
 # Landing: work that is done, merged and checked as a whole, then one branch moved.
 
