@@ -1300,15 +1300,26 @@ def parse_json(text: str | bytes | bytearray) -> Any:
     try:
         if not isinstance(text, str):
             text = text.decode("utf-8")
-        return _json_decoder().decode(text)
+        try:
+            value, end = _DECODER.scan_once(text, 0)
+        except StopIteration:  # it begins with blanks, or is none
+            return _DECODER.decode(text)
+        return value if end == len(text) else _DECODER.decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-@late_decorator(lambda: functools.lru_cache(1))
-def _json_decoder() -> json.JSONDecoder:
-    return json.JSONDecoder(parse_int=_bounded_int, parse_float=_finite_float,
-                            parse_constant=_finite_float)
+class _LateDecoder:
+    """A JSONDecoder that is made when it is first used; once a token it is."""
+
+    def __getattr__(self, name: str) -> Any:
+        decoder: Any = json.JSONDecoder(parse_int=_bounded_int, parse_float=_finite_float,
+                                        parse_constant=_finite_float)
+        self.__dict__.update(decode=decoder.decode, scan_once=decoder.scan_once)
+        return self.__dict__[name]
+
+
+_DECODER = _LateDecoder()
 
 
 def _bounded_int(digits: str) -> int:
@@ -7352,6 +7363,10 @@ class Sieve:
         self._stops = [stop for stop in stops if stop]
         self._phase, self._held = "start", ""
 
+    def passes_text(self) -> bool:
+        """Tell whether nothing is looked for any more: what is printed is text."""
+        return self._phase == "text" and not self._stops
+
     def skip_thinking(self) -> None:
         """Note that the model tells its thinking apart: what it prints is text."""
         self._phase = "text"
@@ -7678,8 +7693,11 @@ class Reader:
 
         The last Delta of an answer is its end; without one the node has failed.
         """
-        part = parse_object(line)
-        if part is None:
+        try:
+            part = parse_json(line)
+        except ValueError:
+            part = None
+        if type(part) is not dict:
             raise NodeFailure("bad answer", "it sent something that is not an answer")
         error = part.get("error")
         if error:  # which comes under HTTP 200, too
@@ -7707,19 +7725,22 @@ class Reader:
             return
         self.has_begun = True
         self._lines += 1
-        if kind == "thinking":
+        if kind == "text":
+            if self._kind == "text" and self._sieve.passes_text():  # nearly always
+                self._deltas.append(Delta("text", text))
+            else:
+                self._tell(self._sieve.feed(text))
+        else:
             self._sieve.skip_thinking()
             self._tell([Delta(kind, text)])
-        else:
-            self._tell(self._sieve.feed(text))
 
     def _tell(self, deltas: Iterable[Delta]) -> None:
         """Add Deltas without blank thinking that begins no thought."""
         for delta in deltas:
-            begins_thought = delta.kind == "thinking" and self._kind != "thinking"
-            if begins_thought and not delta.text.strip():
-                continue
-            self._kind = delta.kind
+            if delta.kind != self._kind:
+                if delta.kind == "thinking" and not delta.text.strip():
+                    continue
+                self._kind = delta.kind
             self._deltas.append(delta)
 
     def call(self, call_id: str, name: str, arguments: object, *,
@@ -8133,12 +8154,16 @@ class OllamaReader(Reader):
 
     def read(self, part: dict[str, Any]) -> None:
         message = read_field(part, "message", dict)
-        self.say("thinking", read_field(message, "thinking"))
-        self.say("text", read_field(message, "content"))
-        for call in read_field(message, "tool_calls", list):
-            function = read_field(call, "function", dict)
-            self.call(read_field(call, "id"), read_field(function, "name"),
-                      function.get("arguments"))
+        if "thinking" in message:
+            self.say("thinking", read_field(message, "thinking"))
+        text = message.get("content")
+        if type(text) is str:
+            self.say("text", text)
+        if "tool_calls" in message:
+            for call in read_field(message, "tool_calls", list):
+                function = read_field(call, "function", dict)
+                self.call(read_field(call, "id"), read_field(function, "name"),
+                          function.get("arguments"))
         if part.get("done") is not True:
             return
 
@@ -8704,7 +8729,7 @@ class Dialect:
 
 
 def _read_id(text: str) -> str:
-    return text if re.fullmatch("[A-Za-z0-9_.-]{1,64}", text) else ""
+    return text if text and re.fullmatch("[A-Za-z0-9_.-]{1,64}", text) else ""
 
 
 # -- reading what clients send, whatever they speak --
@@ -10220,16 +10245,16 @@ class Wire:
 
         A model's answer has a chunk for each word, and one by one they cost twice as much.
         """
-        pattern = _CHUNK_SIZE
+        pattern, buffer = _CHUNK_SIZE, self._buffer
         total = 0
         left = 0  # of a chunk that came in part
         while True:
-            pieces: list[bytes] = []
+            pieces: list[bytearray] = []
             at = 0
             is_last = False
-            while at < len(self._buffer) and not is_last:
+            while at < len(buffer) and not is_last:
                 if not left:
-                    match = pattern.match(self._buffer, at)
+                    match = pattern.match(buffer, at)
                     if not match:
                         if not pieces:  # else what came before it goes first
                             self._check_chunk(b"" if pattern is _CHUNK_SIZE else b"\r\n")
@@ -10239,19 +10264,21 @@ class Wire:
                     left = int(match[1], 16)
                     is_last = not left
                     total += left
-                    self._check_size(total)
-                pieces.append(bytes(self._buffer[at:at + left]))
-                at += len(pieces[-1])
-                left -= len(pieces[-1])
+                    if total > self._limit:
+                        self._check_size(total)
+                piece = buffer[at:at + left]
+                pieces.append(piece)
+                at += len(piece)
+                left -= len(piece)
 
             match = None  # it holds the buffer, which then cannot shrink
-            del self._buffer[:at]
+            del buffer[:at]
             if pieces:
                 yield b"".join(pieces)
             if is_last:
                 self._skip_trailers()
                 return
-            if not (pieces and self._buffer) and not self._fill():
+            if not (pieces and buffer) and not self._fill():
                 early = f"{left} bytes early" if left else f"in mid {self.speech}"
                 raise NodeFailure("bad answer", f"it closed the connection {early}")
 
@@ -14053,6 +14080,7 @@ class Scheduler:
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._lock, self._clock = threading.RLock(), clock
+        self.clouds = {model.name for model in fleet.models.values() if is_cloud(fleet, model)}
         self.candidates = _plan_candidates(fleet)
         self.places = plan_model_places(fleet)
         self.is_due = threading.Event()  # a node is to be asked before its rest is over
@@ -14256,7 +14284,7 @@ class Scheduler:
         """
         # One for all: a rest that ends meanwhile is not for who came last.
         now = self._clock()
-        while self._give_once(now):
+        while self._queue and self._give_once(now):
             pass
 
     def _give_once(self, now: float) -> bool:
@@ -14403,7 +14431,7 @@ def plan_model_places(fleet: Fleet) -> dict[str, ModelPlace]:
     return places
 
 
-# == gateway/service.py, from line 38 =========================================
+# == gateway/service.py, from line 37 =========================================
 #
 # One request, from a client to a machine and back.
 
@@ -14536,10 +14564,14 @@ class Service:
             try:
                 self._ask(ticket, self._translate(model))
                 break
-            except (Refusal, NodeFailure) as error:
-                follow = next(follow for kinds, follow in OUTCOMES
-                              if isinstance(error, kinds))
-                follow(self, ticket, model, error)
+            except (NoImages, NoField) as refusal:  # the same model is asked again, without it
+                self._adapt(model, refusal)
+            except PromptTooLong as refusal:  # one that holds more is asked
+                self._find_larger(ticket, model, refusal)
+            except Refusal as refusal:  # it is the client's, or another one is asked
+                self._take_refusal(ticket, model, refusal)
+            except NodeFailure as failure:  # another one is asked
+                self._take_failure(ticket, model, failure)
             self._out.clear()
 
         if self._writer.is_stream:
@@ -14553,7 +14585,7 @@ class Service:
             self._translations[model.name] = self._server.translate(self._talk, model)
         return self._translations[model.name]
 
-    def _adapt(self, ticket: Ticket, model: Model, refusal: NoImages | NoField) -> None:
+    def _adapt(self, model: Model, refusal: NoImages | NoField) -> None:
         """Note what a model's node does not take; refuse where it was not in the request."""
         # What was sent, not what is known: another request may have learned it since then.
         sent = self._translations.pop(model.name)
@@ -14601,7 +14633,7 @@ class Service:
 
     def _note(self, model: Model, words: str, kind: str) -> None:
         """Keep why a node failed, of a cloud only the kind: it may hold a login or prompt."""
-        if self._receipt["cloud"] and is_cloud(self._server.fleet, model):
+        if self._receipt["cloud"] and model.name in self._server.scheduler.clouds:
             words = kind
         self._said.append(f"{model.node}: {words}")
 
@@ -14663,7 +14695,7 @@ class Service:
             self._world, self._login.headers_for(node),
             functools.partial(self._await_node, node))
         # Whoever answers in the end: the prompt has been there.
-        self._receipt["cloud"] |= is_cloud(self._server.fleet, model)
+        self._receipt["cloud"] |= model.name in self._server.scheduler.clouds
         is_new = True
         try:
             for deltas in relay(exchange, reader, translation, self._world.clock):
@@ -14689,12 +14721,13 @@ class Service:
 
     def _write(self, deltas: list[Delta]) -> End | None:
         """Write what was said, and tell once a second how much; return the End, if any."""
+        out, writer = self._out, self._writer
         for delta in deltas:
             if delta.end:
-                self._out += self._writer.end(delta.end)
+                out += writer.end(delta.end)
                 return delta.end
-            self._out += self._writer.write(delta)
-        if len(self._out) > OUT_BYTES:
+            out += writer.write(delta)
+        if len(out) > OUT_BYTES:
             self._flush()
         self._row["tokens"] += len(deltas)
         now = self._world.clock()
@@ -14787,15 +14820,6 @@ class Service:
         step = {"at": round(self._world.now(), 3), "what": what, **more}
         self._row["steps"] = [*self._row["steps"], step]
         self._server.log.put(self._row)
-
-
-# What follows on what happened; the first that fits. Each raises where the
-# request is refused.
-OUTCOMES: tuple[tuple[Any, Callable[[Service, Ticket, Model, Any], None]], ...] = (
-    ((NoImages, NoField), Service._adapt),  # the same model is asked again, without it
-    (PromptTooLong, Service._find_larger),  # one that holds more is asked
-    (Refusal, Service._take_refusal),  # the node rests and another is asked, or it is refused
-    (NodeFailure, Service._take_failure))  # the node rests and another is asked
 
 
 def retry_header(refusal: Refusal) -> str:

@@ -71,6 +71,7 @@ class Scheduler:
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._lock, self._clock = threading.RLock(), clock
+        self.clouds = {model.name for model in fleet.models.values() if is_cloud(fleet, model)}
         self.candidates = _plan_candidates(fleet)
         self.places = plan_model_places(fleet)
         self.is_due = threading.Event()  # a node is to be asked before its rest is over
@@ -274,7 +275,7 @@ class Scheduler:
         """
         # One for all: a rest that ends meanwhile is not for who came last.
         now = self._clock()
-        while self._give_once(now):
+        while self._queue and self._give_once(now):
             pass
 
     def _give_once(self, now: float) -> bool:

@@ -12,7 +12,6 @@ from fleet.gateway.reception import QUIET_SECONDS
 from fleet.gateway.seats import link_turns
 from fleet.nodes.probe import explain_failure
 from fleet.nodes.relay import relay
-from fleet.plan.environment import is_cloud
 from fleet.speech.cloud import HANDED_BACK, HandedBack, backend_of
 from fleet.speech.messages import Messages
 from fleet.speech.talk import RETRY_STATUSES, NoField, NoImages, PromptTooLong, Refusal, Reply
@@ -21,7 +20,7 @@ from fleet.text.terminal import clean_line
 from fleet.world.wire import ClientGone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
     from fleet.config.sections import Model, Node
@@ -164,10 +163,14 @@ class Service:
             try:
                 self._ask(ticket, self._translate(model))
                 break
-            except (Refusal, NodeFailure) as error:
-                follow = next(follow for kinds, follow in OUTCOMES
-                              if isinstance(error, kinds))
-                follow(self, ticket, model, error)
+            except (NoImages, NoField) as refusal:  # the same model is asked again, without it
+                self._adapt(model, refusal)
+            except PromptTooLong as refusal:  # one that holds more is asked
+                self._find_larger(ticket, model, refusal)
+            except Refusal as refusal:  # it is the client's, or another one is asked
+                self._take_refusal(ticket, model, refusal)
+            except NodeFailure as failure:  # another one is asked
+                self._take_failure(ticket, model, failure)
             self._out.clear()
 
         if self._writer.is_stream:
@@ -181,7 +184,7 @@ class Service:
             self._translations[model.name] = self._server.translate(self._talk, model)
         return self._translations[model.name]
 
-    def _adapt(self, ticket: Ticket, model: Model, refusal: NoImages | NoField) -> None:
+    def _adapt(self, model: Model, refusal: NoImages | NoField) -> None:
         """Note what a model's node does not take; refuse where it was not in the request."""
         # What was sent, not what is known: another request may have learned it since then.
         sent = self._translations.pop(model.name)
@@ -229,7 +232,7 @@ class Service:
 
     def _note(self, model: Model, words: str, kind: str) -> None:
         """Keep why a node failed, of a cloud only the kind: it may hold a login or prompt."""
-        if self._receipt["cloud"] and is_cloud(self._server.fleet, model):
+        if self._receipt["cloud"] and model.name in self._server.scheduler.clouds:
             words = kind
         self._said.append(f"{model.node}: {words}")
 
@@ -291,7 +294,7 @@ class Service:
             self._world, self._login.headers_for(node),
             functools.partial(self._await_node, node))
         # Whoever answers in the end: the prompt has been there.
-        self._receipt["cloud"] |= is_cloud(self._server.fleet, model)
+        self._receipt["cloud"] |= model.name in self._server.scheduler.clouds
         is_new = True
         try:
             for deltas in relay(exchange, reader, translation, self._world.clock):
@@ -317,12 +320,13 @@ class Service:
 
     def _write(self, deltas: list[Delta]) -> End | None:
         """Write what was said, and tell once a second how much; return the End, if any."""
+        out, writer = self._out, self._writer
         for delta in deltas:
             if delta.end:
-                self._out += self._writer.end(delta.end)
+                out += writer.end(delta.end)
                 return delta.end
-            self._out += self._writer.write(delta)
-        if len(self._out) > OUT_BYTES:
+            out += writer.write(delta)
+        if len(out) > OUT_BYTES:
             self._flush()
         self._row["tokens"] += len(deltas)
         now = self._world.clock()
@@ -415,15 +419,6 @@ class Service:
         step = {"at": round(self._world.now(), 3), "what": what, **more}
         self._row["steps"] = [*self._row["steps"], step]
         self._server.log.put(self._row)
-
-
-# What follows on what happened; the first that fits. Each raises where the
-# request is refused.
-OUTCOMES: tuple[tuple[Any, Callable[[Service, Ticket, Model, Any], None]], ...] = (
-    ((NoImages, NoField), Service._adapt),  # the same model is asked again, without it
-    (PromptTooLong, Service._find_larger),  # one that holds more is asked
-    (Refusal, Service._take_refusal),  # the node rests and another is asked, or it is refused
-    (NodeFailure, Service._take_failure))  # the node rests and another is asked
 
 
 def retry_header(refusal: Refusal) -> str:

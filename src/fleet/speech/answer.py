@@ -53,6 +53,10 @@ class Sieve:
         self._stops = [stop for stop in stops if stop]
         self._phase, self._held = "start", ""
 
+    def passes_text(self) -> bool:
+        """Tell whether nothing is looked for any more: what is printed is text."""
+        return self._phase == "text" and not self._stops
+
     def skip_thinking(self) -> None:
         """Note that the model tells its thinking apart: what it prints is text."""
         self._phase = "text"

@@ -292,8 +292,11 @@ class Reader:
 
         The last Delta of an answer is its end; without one the node has failed.
         """
-        part = parse_object(line)
-        if part is None:
+        try:
+            part = parse_json(line)
+        except ValueError:
+            part = None
+        if type(part) is not dict:
             raise NodeFailure("bad answer", "it sent something that is not an answer")
         error = part.get("error")
         if error:  # which comes under HTTP 200, too
@@ -321,19 +324,22 @@ class Reader:
             return
         self.has_begun = True
         self._lines += 1
-        if kind == "thinking":
+        if kind == "text":
+            if self._kind == "text" and self._sieve.passes_text():  # nearly always
+                self._deltas.append(Delta("text", text))
+            else:
+                self._tell(self._sieve.feed(text))
+        else:
             self._sieve.skip_thinking()
             self._tell([Delta(kind, text)])
-        else:
-            self._tell(self._sieve.feed(text))
 
     def _tell(self, deltas: Iterable[Delta]) -> None:
         """Add Deltas without blank thinking that begins no thought."""
         for delta in deltas:
-            begins_thought = delta.kind == "thinking" and self._kind != "thinking"
-            if begins_thought and not delta.text.strip():
-                continue
-            self._kind = delta.kind
+            if delta.kind != self._kind:
+                if delta.kind == "thinking" and not delta.text.strip():
+                    continue
+                self._kind = delta.kind
             self._deltas.append(delta)
 
     def call(self, call_id: str, name: str, arguments: object, *,

@@ -110,7 +110,7 @@ class Dialect:
 
 
 def _read_id(text: str) -> str:
-    return text if re.fullmatch("[A-Za-z0-9_.-]{1,64}", text) else ""
+    return text if text and re.fullmatch("[A-Za-z0-9_.-]{1,64}", text) else ""
 
 
 # -- reading what clients send, whatever they speak --

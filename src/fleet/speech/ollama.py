@@ -159,12 +159,16 @@ class OllamaReader(Reader):
 
     def read(self, part: dict[str, Any]) -> None:
         message = read_field(part, "message", dict)
-        self.say("thinking", read_field(message, "thinking"))
-        self.say("text", read_field(message, "content"))
-        for call in read_field(message, "tool_calls", list):
-            function = read_field(call, "function", dict)
-            self.call(read_field(call, "id"), read_field(function, "name"),
-                      function.get("arguments"))
+        if "thinking" in message:
+            self.say("thinking", read_field(message, "thinking"))
+        text = message.get("content")
+        if type(text) is str:
+            self.say("text", text)
+        if "tool_calls" in message:
+            for call in read_field(message, "tool_calls", list):
+                function = read_field(call, "function", dict)
+                self.call(read_field(call, "id"), read_field(function, "name"),
+                          function.get("arguments"))
         if part.get("done") is not True:
             return
 

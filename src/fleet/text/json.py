@@ -27,15 +27,26 @@ def parse_json(text: str | bytes | bytearray) -> Any:
     try:
         if not isinstance(text, str):
             text = text.decode("utf-8")
-        return _json_decoder().decode(text)
+        try:
+            value, end = _DECODER.scan_once(text, 0)
+        except StopIteration:  # it begins with blanks, or is none
+            return _DECODER.decode(text)
+        return value if end == len(text) else _DECODER.decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-@late_decorator(lambda: functools.lru_cache(1))
-def _json_decoder() -> json.JSONDecoder:
-    return json.JSONDecoder(parse_int=_bounded_int, parse_float=_finite_float,
-                            parse_constant=_finite_float)
+class _LateDecoder:
+    """A JSONDecoder that is made when it is first used; once a token it is."""
+
+    def __getattr__(self, name: str) -> Any:
+        decoder: Any = json.JSONDecoder(parse_int=_bounded_int, parse_float=_finite_float,
+                                        parse_constant=_finite_float)
+        self.__dict__.update(decode=decoder.decode, scan_once=decoder.scan_once)
+        return self.__dict__[name]
+
+
+_DECODER = _LateDecoder()
 
 
 def _bounded_int(digits: str) -> int:

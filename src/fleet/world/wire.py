@@ -197,16 +197,16 @@ class Wire:
 
         A model's answer has a chunk for each word, and one by one they cost twice as much.
         """
-        pattern = _CHUNK_SIZE
+        pattern, buffer = _CHUNK_SIZE, self._buffer
         total = 0
         left = 0  # of a chunk that came in part
         while True:
-            pieces: list[bytes] = []
+            pieces: list[bytearray] = []
             at = 0
             is_last = False
-            while at < len(self._buffer) and not is_last:
+            while at < len(buffer) and not is_last:
                 if not left:
-                    match = pattern.match(self._buffer, at)
+                    match = pattern.match(buffer, at)
                     if not match:
                         if not pieces:  # else what came before it goes first
                             self._check_chunk(b"" if pattern is _CHUNK_SIZE else b"\r\n")
@@ -216,19 +216,21 @@ class Wire:
                     left = int(match[1], 16)
                     is_last = not left
                     total += left
-                    self._check_size(total)
-                pieces.append(bytes(self._buffer[at:at + left]))
-                at += len(pieces[-1])
-                left -= len(pieces[-1])
+                    if total > self._limit:
+                        self._check_size(total)
+                piece = buffer[at:at + left]
+                pieces.append(piece)
+                at += len(piece)
+                left -= len(piece)
 
             match = None  # it holds the buffer, which then cannot shrink
-            del self._buffer[:at]
+            del buffer[:at]
             if pieces:
                 yield b"".join(pieces)
             if is_last:
                 self._skip_trailers()
                 return
-            if not (pieces and self._buffer) and not self._fill():
+            if not (pieces and buffer) and not self._fill():
                 early = f"{left} bytes early" if left else f"in mid {self.speech}"
                 raise NodeFailure("bad answer", f"it closed the connection {early}")
 
