@@ -18089,6 +18089,11 @@ class Limits(Record):
         """Return the alias on which a task works, or would rather start."""
         return self.rungs_of(name)[0]
 
+    def after(self, starts: Mapping[str, str]) -> Limits:
+        """Return the limits once those tasks are on their rungs."""
+        return replace(self, rungs={
+            **self.rungs, **{name: (rung,) for name, rung in starts.items()}})
+
     def room_on(self, rung: str, busy: Mapping[str, int]) -> int:
         """Return how many more tasks can start on a rung."""
         if rung in self.resting:
@@ -21905,7 +21910,7 @@ class Supervisor(TaskKeeper):
             name = state.name
             if name not in {*starts, *self._told} and state.until <= now:
                 self._told.add(name)
-                self.tell(name, "waits", explain_wait(state, self.tasks, limits, now))
+                self.tell(name, "waits", explain_wait(state, self.tasks, limits.after(starts), now))
         return bool(starts)
 
     # -- what other commands ask for --
@@ -22107,7 +22112,6 @@ class Supervisor(TaskKeeper):
 
 LANDED_BRANCH = "run/landed"  # no task can be called `landed`
 LANDED = "landed"
-BORROWED = "objects/info/alternates"
 MERGE_FILES = ("MERGE_HEAD", "MERGE_MSG", "MERGE_MODE", "AUTO_MERGE", "index.lock", "HEAD.lock")
 
 
@@ -22162,11 +22166,12 @@ class Landing:
         self._into = into
         self._ref = f"refs/heads/{into}"
         place = self._world.path(find_places(folder, worktrees), f".{LANDED}")
-        self._git_place = self._world.path(place, "git")
+        self._merges = self._world.path(place, "merges")
         self._tree = self._world.path(place, "tree")
         objects = self._world.path(folder.repository.common, "objects")
-        self._git = Git(self._world, self._git_place, self._tree, hold, objects=objects)
-        self._borrowed = f"{objects}\n".encode()
+        self._git = Git(self._world, self._world.path(self._merges, ".git"), self._tree, hold,
+                        objects=objects, settings=WHOLE)
+        self._mark = f"{LANDED}\n{folder.repository.main}\n"
         self._passed: dict[tuple[str, str], tuple[int, str]] = {}  # commit and check
         self._is_set_up = False
         self._states: Mapping[str, TaskState] = {}
@@ -22190,7 +22195,7 @@ class Landing:
                         if not self._main.is_ancestor(states[name].kept, begin)]
         merged: list[Merged] = []
         if plan.queue:
-            self._make_place()
+            self._make_place(start)
             merged = self._merge(start, plan.queue, [])
             merged = self._check_all(start, merged)
         tip = merged[-1].commit if merged else start
@@ -22421,28 +22426,15 @@ class Landing:
 
     # -- the place --
 
-    def _make_place(self) -> None:
+    def _make_place(self, start: str) -> None:
         """Make the repository that merges, and end what an earlier landing has left."""
         world = self._world
         world.make_directory(self._folder.of_task(LANDED))
         self._processes = tree_of(self._folder, LANDED, CHECK_MARK)
         end_trees(world, [self._processes], 0.0)
         world.make_directory(self._tree, is_private=True)
-        if world.kind_of(world.path(self._git_place, "HEAD")) != "file":
-            self._make_repository(self._git_place)
-
-    def _make_repository(self, git_place: str) -> None:
-        """Make a repository of nobody's settings, which borrows the person's objects."""
-        kind = self._main.run("rev-parse", "--show-object-format").text or "sha1"
-        world = self._world
-        world.make_directory(world.parent(git_place), is_private=True)
-        made = world.run_program(
-            ["git", "init", "--quiet", "--bare", "--template=", f"--object-format={kind}",
-             git_place], environ=world.git_environment())
-        if made.code:
-            raise FleetError("git-failed", f"git init failed: {clean_line(made.talk)}")
-        world.make_directory(world.path(git_place, "objects/info"))
-        world.replace_files([(world.path(git_place, BORROWED), self._borrowed, 0o600)])
+        files = plan_repository(self._main)
+        write_repository(world, self._merges, self._mark, files, start)
 
     def _put(self, commit: str) -> None:
         """Make the tree the same as a commit, whatever a check has left there."""
@@ -22458,13 +22450,9 @@ class Landing:
 
     def _show_repository(self, commit: str) -> None:
         """Give the tree a repository for checks that ask git; nobody else reads it."""
-        world = self._world
-        shown = world.path(self._tree, ".git")
-        clear_directory(world, shown)
-        self._make_repository(shown)
-        git = Git(world, shown, self._tree, self._hold)
-        git.out("config", "core.bare", "false")
-        git.out("update-ref", "--no-deref", "HEAD", commit)
+        files = plan_repository(self._main)
+        write_repository(self._world, self._tree, self._mark, files, commit)
+        git = git_at(self._main, self._tree)
         git.out("read-tree", commit)
         git.run("update-index", "-q", "--refresh")
 
@@ -27151,7 +27139,7 @@ def tell_starts(job: RunJob) -> None:
     if not held:
         return
     begun = {**tasks, **{name: replace(tasks[name], state="running") for name in starts}}
-    why = explain_wait(held[0], begun, sight.limits, sight.now)
+    why = explain_wait(held[0], begun, sight.limits.after(starts), sight.now)
     start = "starts" if len(starts) == 1 else "start"
     wait = "waits" if len(held) == 1 else "wait"
     text = f"{count_of(starts, 'task')} {start} now; {len(held)} {wait} {why}."
@@ -27368,7 +27356,8 @@ def show_plan(job: RunJob) -> None:
         if name in starts:
             word, text = foresee_start(job.folder, state, branches)
         elif state.state == "waiting":
-            word, text = "waits", explain_wait(state, begun, sight.limits, sight.now)
+            word, text = "waits", explain_wait(state, begun, sight.limits.after(starts),
+                                               sight.now)
         tell_task(job.folder.world, name, word, text, width)
 
 

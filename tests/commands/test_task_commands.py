@@ -477,10 +477,15 @@ def test_a_run_says_how_many_start_and_how_other_machines_work(typist):
         "models: {", "models: {small: {node: gpu, ollama_model: \"qwen3:8b\", "
         "litellm_alias: small-local, context: 65536}, "))
     typist.run("generate")
-    typist.run("run", "a:@write x y", "b:@write x y", "c:@write x y", "--check", "true")
+    typist.run("run", "u:@write x y", "v:@write x y", "w:@write x y", "--check", "true")
+    assert ("2 tasks start now; 1 waits for a slot of big-local or small-local (2 of 2 in use)."
+            ) in " ".join(typist.err.split())  # a check decides: every machine works
+    typist.run("task", "forget", "u", "v", "w")
+    typist.run("run", "a:@write x y", "b:@write x y", "c:@write x y")
     told = " ".join(typist.err.split())
     assert ("1 task starts now; 2 wait for a slot of big-local (1 of 1 in use). "
             "To use other machines: `--agent scout` (gpu).") in told
+    typist.run("task", "accept", "a", "b", "c")
     typist.run("run", "d:@write x y", "--check", "true")
     assert "starts now" not in typist.err
     typist.run("run", "e:@write x y", "f:@write x y", "--agent", "implementer", "--check", "true")

@@ -197,7 +197,7 @@ def test_a_check_finds_a_repository_and_setup_and_copies_there(shop):
 
 
 def test_what_a_check_does_to_its_repository_means_nothing(shop):
-    spoil = ONLY_LANDING + "git config core.worktree /nowhere; git config filter.x.smudge false; " \
+    spoil = "git config core.worktree /nowhere; git config filter.x.smudge false; " \
             "echo '* filter=x' > .gitattributes; rm -f a.txt; echo junk > b.txt; true"
     run_tasks(shop, *(add_done(shop, name, f"echo {name} > {name}.txt", check=spoil)
                       for name in "bc"))

@@ -15,7 +15,7 @@ from fleet.runs.agent import (
 from fleet.runs.confine import BoxPlan, Confinement, clear_directory, plan_box
 from fleet.runs.folder import STATE_LIMIT_BYTES, TAIL_BYTES
 from fleet.runs.git import Git, git_of
-from fleet.runs.place import find_places
+from fleet.runs.place import WHOLE, find_places, git_at, plan_repository, write_repository
 from fleet.runs.ports import claim_ports
 from fleet.runs.process_tree import PROCESS_LOOK_SECONDS, end_trees, tree_of
 from fleet.runs.snapshot import find_copies
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
 LANDED_BRANCH = "run/landed"  # no task can be called `landed`
 LANDED = "landed"
-BORROWED = "objects/info/alternates"
 MERGE_FILES = ("MERGE_HEAD", "MERGE_MSG", "MERGE_MODE", "AUTO_MERGE", "index.lock", "HEAD.lock")
 
 
@@ -114,11 +113,12 @@ class Landing:
         self._into = into
         self._ref = f"refs/heads/{into}"
         place = self._world.path(find_places(folder, worktrees), f".{LANDED}")
-        self._git_place = self._world.path(place, "git")
+        self._merges = self._world.path(place, "merges")
         self._tree = self._world.path(place, "tree")
         objects = self._world.path(folder.repository.common, "objects")
-        self._git = Git(self._world, self._git_place, self._tree, hold, objects=objects)
-        self._borrowed = f"{objects}\n".encode()
+        self._git = Git(self._world, self._world.path(self._merges, ".git"), self._tree, hold,
+                        objects=objects, settings=WHOLE)
+        self._mark = f"{LANDED}\n{folder.repository.main}\n"
         self._passed: dict[tuple[str, str], tuple[int, str]] = {}  # commit and check
         self._is_set_up = False
         self._states: Mapping[str, TaskState] = {}
@@ -142,7 +142,7 @@ class Landing:
                         if not self._main.is_ancestor(states[name].kept, begin)]
         merged: list[Merged] = []
         if plan.queue:
-            self._make_place()
+            self._make_place(start)
             merged = self._merge(start, plan.queue, [])
             merged = self._check_all(start, merged)
         tip = merged[-1].commit if merged else start
@@ -373,28 +373,15 @@ class Landing:
 
     # -- the place --
 
-    def _make_place(self) -> None:
+    def _make_place(self, start: str) -> None:
         """Make the repository that merges, and end what an earlier landing has left."""
         world = self._world
         world.make_directory(self._folder.of_task(LANDED))
         self._processes = tree_of(self._folder, LANDED, CHECK_MARK)
         end_trees(world, [self._processes], 0.0)
         world.make_directory(self._tree, is_private=True)
-        if world.kind_of(world.path(self._git_place, "HEAD")) != "file":
-            self._make_repository(self._git_place)
-
-    def _make_repository(self, git_place: str) -> None:
-        """Make a repository of nobody's settings, which borrows the person's objects."""
-        kind = self._main.run("rev-parse", "--show-object-format").text or "sha1"
-        world = self._world
-        world.make_directory(world.parent(git_place), is_private=True)
-        made = world.run_program(
-            ["git", "init", "--quiet", "--bare", "--template=", f"--object-format={kind}",
-             git_place], environ=world.git_environment())
-        if made.code:
-            raise FleetError("git-failed", f"git init failed: {clean_line(made.talk)}")
-        world.make_directory(world.path(git_place, "objects/info"))
-        world.replace_files([(world.path(git_place, BORROWED), self._borrowed, 0o600)])
+        files = plan_repository(self._main)
+        write_repository(world, self._merges, self._mark, files, start)
 
     def _put(self, commit: str) -> None:
         """Make the tree the same as a commit, whatever a check has left there."""
@@ -410,13 +397,9 @@ class Landing:
 
     def _show_repository(self, commit: str) -> None:
         """Give the tree a repository for checks that ask git; nobody else reads it."""
-        world = self._world
-        shown = world.path(self._tree, ".git")
-        clear_directory(world, shown)
-        self._make_repository(shown)
-        git = Git(world, shown, self._tree, self._hold)
-        git.out("config", "core.bare", "false")
-        git.out("update-ref", "--no-deref", "HEAD", commit)
+        files = plan_repository(self._main)
+        write_repository(self._world, self._tree, self._mark, files, commit)
+        git = git_at(self._main, self._tree)
         git.out("read-tree", commit)
         git.run("update-index", "-q", "--refresh")
 

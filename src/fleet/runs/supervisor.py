@@ -228,7 +228,7 @@ class Supervisor(TaskKeeper):
             name = state.name
             if name not in {*starts, *self._told} and state.until <= now:
                 self._told.add(name)
-                self.tell(name, "waits", explain_wait(state, self.tasks, limits, now))
+                self.tell(name, "waits", explain_wait(state, self.tasks, limits.after(starts), now))
         return bool(starts)
 
     # -- what other commands ask for --

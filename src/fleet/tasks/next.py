@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet.speech.claude_stream import LOOPS_STALLED
-from fleet.start.record import Record
+from fleet.start.record import Record, replace
 from fleet.tasks.spec import expand_names
 from fleet.text.phrases import join_words, some_of
 
@@ -31,6 +31,11 @@ class Limits(Record):
     def alias_of(self, name: str) -> str:
         """Return the alias on which a task works, or would rather start."""
         return self.rungs_of(name)[0]
+
+    def after(self, starts: Mapping[str, str]) -> Limits:
+        """Return the limits once those tasks are on their rungs."""
+        return replace(self, rungs={
+            **self.rungs, **{name: (rung,) for name, rung in starts.items()}})
 
     def room_on(self, rung: str, busy: Mapping[str, int]) -> int:
         """Return how many more tasks can start on a rung."""

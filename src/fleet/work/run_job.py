@@ -194,7 +194,8 @@ def show_plan(job: RunJob) -> None:
         if name in starts:
             word, text = foresee_start(job.folder, state, branches)
         elif state.state == "waiting":
-            word, text = "waits", explain_wait(state, begun, sight.limits, sight.now)
+            word, text = "waits", explain_wait(state, begun, sight.limits.after(starts),
+                                               sight.now)
         tell_task(job.folder.world, name, word, text, width)
 
 

@@ -101,7 +101,7 @@ def tell_starts(job: RunJob) -> None:
     if not held:
         return
     begun = {**tasks, **{name: replace(tasks[name], state="running") for name in starts}}
-    why = explain_wait(held[0], begun, sight.limits, sight.now)
+    why = explain_wait(held[0], begun, sight.limits.after(starts), sight.now)
     start = "starts" if len(starts) == 1 else "start"
     wait = "waits" if len(held) == 1 else "wait"
     text = f"{count_of(starts, 'task')} {start} now; {len(held)} {wait} {why}."
