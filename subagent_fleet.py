@@ -10723,7 +10723,7 @@ class Listener:
             each.close()
 
 
-# == world/child.py, from line 23 =============================================
+# == world/child.py, from line 20 =============================================
 #
 # Jobs side by side, child processes, locks, pipes.
 
@@ -10747,44 +10747,26 @@ def run_together(world: Surroundings, jobs: Mapping[Any, Callable[[], Any]], *,
                  threads: int = 512) -> Iterator[tuple[Any, Any]]:
     """Yield (key, value or NodeFailure) of each job as it ends, (None, None) while none does.
 
-    Nobody waits for its threads past `until`. concurrent.futures joins its threads at exit,
-    so one silent node would hold the process.
+    Nobody waits for its threads past `until`: they end with the process, which `main` ends.
     """
-    todo = list(jobs.items())[::-1]
-    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def work() -> None:
-        with contextlib.suppress(IndexError):  # all are done, or begun
-            while True:
-                key, job = todo.pop()
-                done.put((key, _outcome_of(job)))
-
-    for _ in range(min(len(jobs), threads)):
-        threading.Thread(target=work, daemon=True).start()
-
-    left = len(jobs)
-    while left and world.clock() < until:
-        pause = min(TICK_SECONDS, until - world.clock())
-        try:
-            key, outcome = done.get(timeout=max(0, pause))
-        except queue.Empty:
-            yield None, None
-            continue
-
-        left -= 1
-        if isinstance(outcome, NodeFailure):
-            outcome.with_traceback(None)  # its frames hold what was read
-        elif isinstance(outcome, BaseException):
-            raise outcome  # a bug is told, not taken for a dead node
-        yield key, outcome
-
-
-def _outcome_of(job: Callable[[], Any]) -> Any:
-    """Return what a job gives, or how it failed: whatever ends it, somebody waits for it."""
+    from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+    executor = ThreadPoolExecutor(min(len(jobs), threads) or 1)
+    keys = {executor.submit(job): key for key, job in jobs.items()}
     try:
-        return job()
-    except BaseException as error:
-        return error
+        while keys and world.clock() < until:
+            pause = min(TICK_SECONDS, max(0, until - world.clock()))
+            ended = wait(keys, pause, FIRST_COMPLETED).done
+            if not ended:
+                yield None, None
+            for future in ended:
+                key, error = keys.pop(future), future.exception()
+                if isinstance(error, NodeFailure):
+                    error.with_traceback(None)  # its frames hold what was read
+                elif error:
+                    raise error  # a bug is told, not taken for a dead node
+                yield key, error or future.result()
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
 
 
 class Child:
@@ -25254,7 +25236,7 @@ def watch(world: World, seconds: float | None, show: Callable[[str], bool]) -> b
 # What a person is asked before anything goes out.
 
 def agree(world: World, text: str, question: str, refusal: FleetError) -> None:
-    """Have a person agree to what was said; without a person, or a yes, refuse."""
+    """Have a person agree to what is shown; without a person, or a yes, refuse."""
     if not world.confirm(question, text):
         raise refusal
 
@@ -28740,7 +28722,7 @@ def find_system(world: World, *, in_docker: bool) -> str:
     return "systemd" if world.which("systemctl") else "shell"
 
 
-# == commands/recommend.py, from line 43 ======================================
+# == commands/recommend.py, from line 44 ======================================
 #
 # `recommend`: who should do what.
 
@@ -28811,8 +28793,6 @@ def cmd_recommend(options: Namespace, world: World) -> int:
         following = "".join(clean_line(line) + "\n" for line in written)
         following = wrap_text(following, look)
         following += "Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
-    elif options.write and advised.changes:
-        following = "Nothing written.\n"
     elif advised.changes:
         following = tell_recommendation(path, advised, look)
     world.out(following)
@@ -28939,11 +28919,10 @@ def write_recommendation(world: World, path: str, advised: Recommendation,
     shown = format_diff([change], advised.fleet, look_of(world, "stderr"))
     if options.yes:
         world.err(shown)
-    elif not world.can_ask():
-        raise FleetError("not-written", "nothing was written: nobody could be asked",
-                         status=EXIT_REFUSED, fix="`subagent-fleet recommend --write --yes`")
-    elif not world.confirm(f"Write this into {clean_line(path)}?", shown):
-        return []
+    else:
+        agree(world, shown, f"Write this into {clean_line(path)}?", FleetError(
+            "not-written", "nothing was written", status=EXIT_REFUSED,
+            fix="`subagent-fleet recommend --write --yes`"))
     return replace_config(world, path, text)
 
 
@@ -31359,9 +31338,11 @@ def cmd_clean(options: Namespace, world: World) -> int:
         world.out(format_changes("Would remove:", listed, look_of(world)))
     elif not listed:
         world.out("Nothing to remove.\n")
-    elif not agree_to_clean(listed, options, world):
-        world.out("Nothing removed.\n")
-        doomed = []
+    elif not (options.force or options.yes or options.dry_run):
+        agree(world, format_changes("To remove:", listed, look_of(world, "stderr")),
+              f"Remove {count_of(listed, 'file')}?", FleetError(
+                  "not-removed", "nothing was removed", status=EXIT_REFUSED,
+                  fix="`subagent-fleet clean --yes`"))
     if doomed and not options.dry_run:
         remove_files(workspace, doomed, is_all=not kept)
         if listed:
@@ -31379,18 +31360,6 @@ def tell_served(workspace: Workspace, options: Namespace) -> None:
         if find_gateway(world, fleet, workspace.read_key(fleet)):
             tell(world, f"The gateway at {gateway_url(fleet.gateway)} still uses the key that "
                  "this removes. Stop it, and start it again after `subagent-fleet generate`.\n")
-
-
-def agree_to_clean(listed: Sequence[tuple[str, str]], options: Namespace,
-                   world: World) -> bool:
-    """Tell whether a flag, or the person who is shown these files, agrees to remove them."""
-    if options.force or options.yes:
-        return True
-    if not world.can_ask():
-        raise FleetError("not-removed", "nothing was removed: nobody could be asked",
-                         status=EXIT_REFUSED, fix="`subagent-fleet clean --yes`")
-    text = format_changes("To remove:", listed, look_of(world, "stderr"))
-    return world.confirm(f"Remove {count_of(listed, 'file')}?", text)
 
 
 # == commands/skills.py, from line 28 =========================================

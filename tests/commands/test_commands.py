@@ -448,7 +448,7 @@ def test_clean_asks_a_person(generated):
     for answer in (b"n\n", b"\n", b"\x04"):
         status, shown = on_terminal(["clean"], generated, answer)
         assert "Remove 4 files? [y/N]" in shown and tree(generated) == before
-        assert (status, shown.endswith("Nothing removed.\n")) == (0, True), shown
+        assert (status, "nothing was removed" in shown) == (3, True), shown
         assert "To remove:" in shown and shown.index(PLANNER) < shown.index("[y/N]")
     status, shown = on_terminal(["clean"], generated, b"y\n")
     assert status == 0 and PLANNER in shown.partition("Removed")[2]

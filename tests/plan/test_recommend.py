@@ -252,9 +252,9 @@ def test_a_person_who_says_no_keeps_the_file(house, tmp_path, capsys, terminal):
     house["laptop"].models["devstral:24b"] = {"parameters": "23.6B"}
     terminal.answer = False
     before = (tmp_path / "fleet.yaml").read_bytes()
-    assert sf.main(["recommend", "--write"]) == 0
+    assert sf.main(["recommend", "--write"]) == 3
     said = capsys.readouterr()
-    assert "devstral:24b" in said.err and said.out.endswith("Nothing written.\n")
+    assert "devstral:24b" in said.err and "error: nothing was written\n" in said.err
     assert (tmp_path / "fleet.yaml").read_bytes() == before
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def agree(world: World, text: str, question: str, refusal: FleetError) -> None:
-    """Have a person agree to what was said; without a person, or a yes, refuse."""
+    """Have a person agree to what is shown; without a person, or a yes, refuse."""
     if not world.confirm(question, text):
         raise refusal
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from fleet.cli.agree import agree
 from fleet.cli.rows import CONFIG, FILES, OUT, YES, Flag, command
 from fleet.cli.say import open_workspace, paths_that, refuse_edited, tell
 from fleet.config.address import gateway_url
@@ -19,7 +20,6 @@ from fleet.workspace.config import load_config, look_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
 
     from fleet.workspace.directory import Workspace
     from fleet.world.world import World
@@ -42,9 +42,11 @@ def cmd_clean(options: Namespace, world: World) -> int:
         world.out(format_changes("Would remove:", listed, look_of(world)))
     elif not listed:
         world.out("Nothing to remove.\n")
-    elif not agree_to_clean(listed, options, world):
-        world.out("Nothing removed.\n")
-        doomed = []
+    elif not (options.force or options.yes or options.dry_run):
+        agree(world, format_changes("To remove:", listed, look_of(world, "stderr")),
+              f"Remove {count_of(listed, 'file')}?", FleetError(
+                  "not-removed", "nothing was removed", status=EXIT_REFUSED,
+                  fix="`subagent-fleet clean --yes`"))
     if doomed and not options.dry_run:
         remove_files(workspace, doomed, is_all=not kept)
         if listed:
@@ -62,15 +64,3 @@ def tell_served(workspace: Workspace, options: Namespace) -> None:
         if find_gateway(world, fleet, workspace.read_key(fleet)):
             tell(world, f"The gateway at {gateway_url(fleet.gateway)} still uses the key that "
                  "this removes. Stop it, and start it again after `subagent-fleet generate`.\n")
-
-
-def agree_to_clean(listed: Sequence[tuple[str, str]], options: Namespace,
-                   world: World) -> bool:
-    """Tell whether a flag, or the person who is shown these files, agrees to remove them."""
-    if options.force or options.yes:
-        return True
-    if not world.can_ask():
-        raise FleetError("not-removed", "nothing was removed: nobody could be asked",
-                         status=EXIT_REFUSED, fix="`subagent-fleet clean --yes`")
-    text = format_changes("To remove:", listed, look_of(world, "stderr"))
-    return world.confirm(f"Remove {count_of(listed, 'file')}?", text)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fleet.cli.agree import agree
 from fleet.cli.rows import CONFIG, JSON, SET_UP, TIMEOUT, YES, Flag, command
 from fleet.cli.say import print_report
 from fleet.config.keys import FILE_KEYS
@@ -107,8 +108,6 @@ def cmd_recommend(options: Namespace, world: World) -> int:
         following = "".join(clean_line(line) + "\n" for line in written)
         following = wrap_text(following, look)
         following += "Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
-    elif options.write and advised.changes:
-        following = "Nothing written.\n"
     elif advised.changes:
         following = tell_recommendation(path, advised, look)
     world.out(following)
@@ -235,11 +234,10 @@ def write_recommendation(world: World, path: str, advised: Recommendation,
     shown = format_diff([change], advised.fleet, look_of(world, "stderr"))
     if options.yes:
         world.err(shown)
-    elif not world.can_ask():
-        raise FleetError("not-written", "nothing was written: nobody could be asked",
-                         status=EXIT_REFUSED, fix="`subagent-fleet recommend --write --yes`")
-    elif not world.confirm(f"Write this into {clean_line(path)}?", shown):
-        return []
+    else:
+        agree(world, shown, f"Write this into {clean_line(path)}?", FleetError(
+            "not-written", "nothing was written", status=EXIT_REFUSED,
+            fix="`subagent-fleet recommend --write --yes`"))
     return replace_config(world, path, text)
 
 

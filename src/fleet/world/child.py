@@ -1,11 +1,8 @@
 """Jobs side by side, child processes, locks, pipes."""
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import queue
-import threading
 from typing import TYPE_CHECKING
 
 from fleet.start.constants import TICK_SECONDS
@@ -40,44 +37,26 @@ def run_together(world: Surroundings, jobs: Mapping[Any, Callable[[], Any]], *,
                  threads: int = 512) -> Iterator[tuple[Any, Any]]:
     """Yield (key, value or NodeFailure) of each job as it ends, (None, None) while none does.
 
-    Nobody waits for its threads past `until`. concurrent.futures joins its threads at exit,
-    so one silent node would hold the process.
+    Nobody waits for its threads past `until`: they end with the process, which `main` ends.
     """
-    todo = list(jobs.items())[::-1]
-    done: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def work() -> None:
-        with contextlib.suppress(IndexError):  # all are done, or begun
-            while True:
-                key, job = todo.pop()
-                done.put((key, _outcome_of(job)))
-
-    for _ in range(min(len(jobs), threads)):
-        threading.Thread(target=work, daemon=True).start()
-
-    left = len(jobs)
-    while left and world.clock() < until:
-        pause = min(TICK_SECONDS, until - world.clock())
-        try:
-            key, outcome = done.get(timeout=max(0, pause))
-        except queue.Empty:
-            yield None, None
-            continue
-
-        left -= 1
-        if isinstance(outcome, NodeFailure):
-            outcome.with_traceback(None)  # its frames hold what was read
-        elif isinstance(outcome, BaseException):
-            raise outcome  # a bug is told, not taken for a dead node
-        yield key, outcome
-
-
-def _outcome_of(job: Callable[[], Any]) -> Any:
-    """Return what a job gives, or how it failed: whatever ends it, somebody waits for it."""
+    from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+    executor = ThreadPoolExecutor(min(len(jobs), threads) or 1)
+    keys = {executor.submit(job): key for key, job in jobs.items()}
     try:
-        return job()
-    except BaseException as error:
-        return error
+        while keys and world.clock() < until:
+            pause = min(TICK_SECONDS, max(0, until - world.clock()))
+            ended = wait(keys, pause, FIRST_COMPLETED).done
+            if not ended:
+                yield None, None
+            for future in ended:
+                key, error = keys.pop(future), future.exception()
+                if isinstance(error, NodeFailure):
+                    error.with_traceback(None)  # its frames hold what was read
+                elif error:
+                    raise error  # a bug is told, not taken for a dead node
+                yield key, error or future.result()
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
 
 
 class Child:
