@@ -22157,7 +22157,8 @@ class Landing:
         self._passed: dict[tuple[str, str], tuple[int, str]] = {}  # commit and check
         self._is_set_up = False
         self._states: Mapping[str, TaskState] = {}
-        self._before: list[TaskState] = []  # landed, and not in the person's branch yet
+        self._landed: list[TaskState] = []  # before this pass
+        self._before: list[TaskState] = []  # of these, what is not in the person's branch yet
         self._works: dict[str, str] = {}  # the commit of each task that was looked at
         self._back: dict[str, Returned] = {}  # what does not land
 
@@ -22173,6 +22174,7 @@ class Landing:
         before = self._find_landed(states, start)
         self._states = states
         plan = plan_landing(states, before, names)
+        self._landed = [states[name] for name in before]
         self._before = [states[name] for name in before
                         if not self._main.is_ancestor(states[name].kept, begin)]
         merged: list[Merged] = []
@@ -22263,8 +22265,8 @@ class Landing:
         git.out("add", "-A")
         # Both, with the conflict markers: with this its agent goes on.
         begin = git.make_commit(git.out("write-tree"), [tip, work], merge_message(state))
-        others = [one.state.name for one in merged
-                  if {*files} & {*self._files_of(one.commit)}]
+        others = [one.name for one in (*self._landed, *(one.state for one in merged))
+                  if {*files} & {*self._files_of(one)}]
         beside = some_of(others, 3) or self._into
         self._back[state.name] = Returned(
             f"{state.name} conflicts with {beside} in {clean_line(some_of(files, 3))}",
@@ -22279,10 +22281,10 @@ class Landing:
                                   *[f":(literal){path}" for path in state.conflicts], known=1)
         return [entry.split(":", 1)[-1] for entry in listed]
 
-    def _files_of(self, merge: str) -> list[str]:
-        """Return what a merge has brought to the branch."""
+    def _files_of(self, state: TaskState) -> list[str]:
+        """Return what a task has changed."""
         return self._main.names("diff-tree", "-r", "--name-only", "--no-renames", "-z",
-                                f"{merge}^1", merge)
+                                "--end-of-options", state.base, state.kept)
 
     # -- the checks --
 
@@ -30462,6 +30464,8 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
     if options.most:
         asked.add(folder.ask({"do": "limit", "most": options.most}))
     tell(world, f"`run` is already active here (pid {folder.holder()}): it does this, too.\n")
+    if options.land:
+        tell(world, "Land them when they are done: subagent-fleet task land\n")
     stops: list[str] = []
     world.on_stop(stops.append)
     until = world.clock() + STOP_WAIT_SECONDS

@@ -500,3 +500,34 @@ def test_another_coder_does_a_task_on_the_fleet(tmp_path, trap, name):
         shutil.rmtree(made.project.home, ignore_errors=True)
 
 
+def test_a_task_moves_up_two_conflict_and_one_branch_lands(ground, nodes, trap):
+    runs = make_runs(ground / "ladder", nodes, trap)
+    fleet = (runs.repo / "fleet.yaml").read_text().replace(
+        "there: {node: mini, ollama_model: runner, litellm_alias: claude-run-local",
+        "there: {node: mini, ollama_model: runner, litellm_alias: claude-small-local")
+    runs.project.write("fleet.yaml", fleet)
+    runs.project.write("src/dates.py", "day = 0\n")
+    runs.project.write(".gitignore", ".env.subagent-fleet\n.subagent-fleet/\n.claude/\n"
+                       "litellm_config.yaml\n")
+    runs.git("add", ".")
+    runs.git("commit", "-qm", "start")
+    runs.project.run("generate")
+    try:
+        grep = "grep -qx 'day = [12]' src/dates.py"
+        runs.write(up={**MENDED, "models": ["there", "here"], "rounds": 1},
+                   wrong={"prompt": "@play wrong done", "check": grep},
+                   right={"prompt": "@play right done", "check": grep})
+        said = " ".join(runs.project.run("run", "--land", quiet=True).split())
+        first, second = runs.receipt("up"), runs.receipt("up", 2)
+        assert (first["rung"], first["check"]["rounds"]) == ("claude-small-local", [1, 1])
+        assert (second["rung"], second["verdict"]) == ("claude-run-local", "done")
+        assert {row["node"] for row in first["served"]} == {"mini"}
+        assert {row["node"] for row in second["served"]} == {"studio"}
+        assert re.search("(right conflicts with wrong|wrong conflicts with right) in src/dates.py", said), said
+        assert "3 landed on main" in said and "checked as a whole." in said
+        assert "0 of 1 done at home, 1 after moving up to studio." in said
+        assert runs.git("show", "main:mended.txt") == "mended\nmended"
+        assert runs.git("show", "main:src/dates.py") in ("day = 1", "day = 2")
+        assert runs.git("status", "--porcelain") == "?? tasks.yaml"
+    finally:
+        end_runs(runs)

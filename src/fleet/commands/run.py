@@ -127,6 +127,8 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
     if options.most:
         asked.add(folder.ask({"do": "limit", "most": options.most}))
     tell(world, f"`run` is already active here (pid {folder.holder()}): it does this, too.\n")
+    if options.land:
+        tell(world, "Land them when they are done: subagent-fleet task land\n")
     stops: list[str] = []
     world.on_stop(stops.append)
     until = world.clock() + STOP_WAIT_SECONDS

@@ -122,7 +122,8 @@ class Landing:
         self._passed: dict[tuple[str, str], tuple[int, str]] = {}  # commit and check
         self._is_set_up = False
         self._states: Mapping[str, TaskState] = {}
-        self._before: list[TaskState] = []  # landed, and not in the person's branch yet
+        self._landed: list[TaskState] = []  # before this pass
+        self._before: list[TaskState] = []  # of these, what is not in the person's branch yet
         self._works: dict[str, str] = {}  # the commit of each task that was looked at
         self._back: dict[str, Returned] = {}  # what does not land
 
@@ -138,6 +139,7 @@ class Landing:
         before = self._find_landed(states, start)
         self._states = states
         plan = plan_landing(states, before, names)
+        self._landed = [states[name] for name in before]
         self._before = [states[name] for name in before
                         if not self._main.is_ancestor(states[name].kept, begin)]
         merged: list[Merged] = []
@@ -228,8 +230,8 @@ class Landing:
         git.out("add", "-A")
         # Both, with the conflict markers: with this its agent goes on.
         begin = git.make_commit(git.out("write-tree"), [tip, work], merge_message(state))
-        others = [one.state.name for one in merged
-                  if {*files} & {*self._files_of(one.commit)}]
+        others = [one.name for one in (*self._landed, *(one.state for one in merged))
+                  if {*files} & {*self._files_of(one)}]
         beside = some_of(others, 3) or self._into
         self._back[state.name] = Returned(
             f"{state.name} conflicts with {beside} in {clean_line(some_of(files, 3))}",
@@ -244,10 +246,10 @@ class Landing:
                                   *[f":(literal){path}" for path in state.conflicts], known=1)
         return [entry.split(":", 1)[-1] for entry in listed]
 
-    def _files_of(self, merge: str) -> list[str]:
-        """Return what a merge has brought to the branch."""
+    def _files_of(self, state: TaskState) -> list[str]:
+        """Return what a task has changed."""
         return self._main.names("diff-tree", "-r", "--name-only", "--no-renames", "-z",
-                                f"{merge}^1", merge)
+                                "--end-of-options", state.base, state.kept)
 
     # -- the checks --
 
