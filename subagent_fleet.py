@@ -18387,6 +18387,8 @@ def suggest_task_step(state: TaskState) -> str:
         return f"subagent-fleet task answer {name}"
     if state.state == "review" or state.cause == "scope":
         return f"subagent-fleet task diff {name}"
+    if state.cause == "landing":
+        return f"subagent-fleet task log {name} landing"
     if state.state == "failed" or state.state == "parked" and state.cause in LOGGED:
         return f"subagent-fleet task log {name}{LOGGED.get(state.cause, '')}"
     return f"subagent-fleet tasks {name}" if state.state in ("parked", UNREADABLE) else ""
@@ -22027,13 +22029,19 @@ class Supervisor(TaskKeeper):
         says = (*state.says, *filter(None, [str(order.get("say") or "")]))
         self.tasks[state.name] = replace(state, task=task, newer=None)
         self.write(state.name, "waiting", open=False, failures=0, lost=0, api_errors=0,
+                   returned=0,
                    wanted="", prompt=prompt, says=says, forgotten=False)
 
     def _order_landed(self, state: TaskState, order: Mapping[str, Any]) -> None:
         """Note that the work of a task has landed."""
         if state.state == "done" and order.get("kept") == state.kept:
             into = str(order.get("into"))
-            self.write(state.name, landed=into, reason=f"landed on {into}")
+            self.write(state.name, landed=into, reason=f"landed on {into}", cause="")
+
+    def _order_evict(self, state: TaskState, order: Mapping[str, Any]) -> None:
+        """Note why the work of a task stays out of what has landed."""
+        if state.state == "done" and order.get("kept") == state.kept:
+            self.write(state.name, reason=f"did not land: {order.get('why')}", cause="landing")
 
     def _order_return(self, state: TaskState, order: Mapping[str, Any]) -> None:
         """Let an agent go on with work that did not land, on top of what did.
@@ -26933,6 +26941,8 @@ def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: boo
                 "do": "return", "task": name, "kept": state.kept, "tip": landed.tip,
                 "begin": back.begin, "files": [*back.files], "why": back.why,
                 "text": back.feedback})
+        else:
+            orders.append({"do": "evict", "task": name, "kept": state.kept, "why": back.why})
     order(orders)
     return landed
 
@@ -30394,6 +30404,8 @@ def cmd_run(options: Namespace, world: World) -> int:
         raise FleetError("no-tasks", "there are no tasks in any repository yet",
                          fix=ADD_A_TASK)
 
+    for job in found if options.land else ():
+        find_target(job.folder, "")  # which refuses before anything begins
     jobs = take_locks(found, options, world)
     if found and not jobs:
         status = hand_over(found[0], options, world)
@@ -31221,7 +31233,7 @@ def cmd_task_land(options: Namespace, world: World) -> int:
         return bool(stops)
 
     def order(orders: Sequence[Mapping[str, Any]]) -> None:
-        for kind in ("landed", "return"):
+        for kind in ("landed", "return", "evict"):
             kinds = [one for one in orders if one["do"] == kind]
             if kinds:
                 carry_out(folder, kinds, options)
@@ -32436,7 +32448,7 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   `where`, `rung`: the model's alias, or `login`, `climbed`: the rungs it has failed on,
   `memory_mb`, `cpu_percent`, `processes`, `fix`, `session`, `branch`, `worktree`,
   `agent`, `alias`, `reason`, `cause`: check, diff, scope, deadline, stalled, lost, api, too-large,
-  coder or the id of an error); with `--all` a list of such objects under `repositories`; with a
+  landing, coder or the id of an error); with `--all` a list of such objects under `repositories`; with a
   name that task's fields (of twins `group`, `best`, `tasks`, each with its `tokens`), `keys`
   (`key`, `value`, `origin`), `tries`: its receipts
 - `task answer`: `questions` (`task`, `questions`: `question`, `choices`)

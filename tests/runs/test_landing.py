@@ -91,7 +91,9 @@ def test_without_rounds_left_it_stays_out_and_the_others_land(shop):
     assert done.code == 1 and "1 landed on main" in done.out, done
     assert "b stays out, no rounds left: b conflicts with a in a.txt." in " ".join(done.out.split())
     assert "subagent-fleet task log b landing" in " ".join(done.out.split())
-    assert shop.rows()["b"]["state"] == "done"
+    row = shop.rows()["b"]
+    assert (row["state"], row["reason"]) == ("done", "did not land: b conflicts with a in a.txt")
+    assert row["fix"] == "subagent-fleet task log b landing"
 
 
 def test_conflict_markers_never_land(shop):
@@ -230,6 +232,8 @@ def test_what_cannot_land_is_refused_with_what_to_type(shop):
     assert refused.code == 1 and "there is no branch `nowhere`" in refused.err  # "no-branch"
     shop.git("checkout", "-q", "run/b", check=False)
     shop.git("checkout", "-q", "--detach")
+    refused = shop.type("run", "--land", "x:do it")
+    assert refused.code == 3 and "on no branch" in refused.err and set(shop.rows()) == {"b"}
     assert "on no branch" in shop.type("task", "land").err  # "no-target"
     shop.git("checkout", "-q", "main")
     shop.git("branch", "run/landed")

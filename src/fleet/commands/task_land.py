@@ -44,7 +44,7 @@ def cmd_task_land(options: Namespace, world: World) -> int:
         return bool(stops)
 
     def order(orders: Sequence[Mapping[str, Any]]) -> None:
-        for kind in ("landed", "return"):
+        for kind in ("landed", "return", "evict"):
             kinds = [one for one in orders if one["do"] == kind]
             if kinds:
                 carry_out(folder, kinds, options)

@@ -363,13 +363,19 @@ class Supervisor(TaskKeeper):
         says = (*state.says, *filter(None, [str(order.get("say") or "")]))
         self.tasks[state.name] = replace(state, task=task, newer=None)
         self.write(state.name, "waiting", open=False, failures=0, lost=0, api_errors=0,
+                   returned=0,
                    wanted="", prompt=prompt, says=says, forgotten=False)
 
     def _order_landed(self, state: TaskState, order: Mapping[str, Any]) -> None:
         """Note that the work of a task has landed."""
         if state.state == "done" and order.get("kept") == state.kept:
             into = str(order.get("into"))
-            self.write(state.name, landed=into, reason=f"landed on {into}")
+            self.write(state.name, landed=into, reason=f"landed on {into}", cause="")
+
+    def _order_evict(self, state: TaskState, order: Mapping[str, Any]) -> None:
+        """Note why the work of a task stays out of what has landed."""
+        if state.state == "done" and order.get("kept") == state.kept:
+            self.write(state.name, reason=f"did not land: {order.get('why')}", cause="landing")
 
     def _order_return(self, state: TaskState, order: Mapping[str, Any]) -> None:
         """Let an agent go on with work that did not land, on top of what did.

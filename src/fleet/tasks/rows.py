@@ -188,6 +188,8 @@ def suggest_task_step(state: TaskState) -> str:
         return f"subagent-fleet task answer {name}"
     if state.state == "review" or state.cause == "scope":
         return f"subagent-fleet task diff {name}"
+    if state.cause == "landing":
+        return f"subagent-fleet task log {name} landing"
     if state.state == "failed" or state.state == "parked" and state.cause in LOGGED:
         return f"subagent-fleet task log {name}{LOGGED.get(state.cause, '')}"
     return f"subagent-fleet tasks {name}" if state.state in ("parked", UNREADABLE) else ""

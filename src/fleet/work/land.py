@@ -72,6 +72,8 @@ def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: boo
                 "do": "return", "task": name, "kept": state.kept, "tip": landed.tip,
                 "begin": back.begin, "files": [*back.files], "why": back.why,
                 "text": back.feedback})
+        else:
+            orders.append({"do": "evict", "task": name, "kept": state.kept, "why": back.why})
     order(orders)
     return landed
 
