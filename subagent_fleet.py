@@ -5703,7 +5703,7 @@ more easily than tables.
 
 - Which machines are in the fleet, and how they are reached (name or address; Ollama's port is
   11434).
-  `subagent-fleet discover --scan` asks whom this machine knows already.
+  `subagent-fleet discover --scan` asks the machines that this one already knows.
 - May models be loaded now? It fills memory on those machines. May missing ones be downloaded?
 - Is another program to be served, too: opencode, codex, aider, qwen-code?
 - Do they have a Claude subscription that the main session should use? Then `subagent-fleet
@@ -11150,7 +11150,7 @@ class PrivateDirectory:
 
 # == world/network.py, from line 20 ===========================================
 #
-# Where a connection leads, and who holds a port.
+# Where a connection leads.
 
 class Destination(Record):
     """Where a request goes, as its address says."""
@@ -12577,7 +12577,7 @@ SCAN_PORTS = (OLLAMA_PORT, 1234, 8080, 8000)
 SCAN_SECONDS = 2.8  # for all of a scan
 LISTS_SECONDS = 0.8  # of these for who is there to be asked
 ADDRESSES_LIMIT = 128
-# What lists whom this machine has lately spoken with, on Linux and on macOS.
+# What lists the machines that this one has lately spoken with, on Linux and on macOS.
 NEIGHBOR_PROGRAMS = (("ip", "-4", "neigh"), ("arp", "-an"))
 TAILSCALE_PROGRAMS = ("tailscale", "/Applications/Tailscale.app/Contents/MacOS/Tailscale")
 # What Tailscale's peers run that serves no models.
@@ -12667,7 +12667,7 @@ def name_place(address: str, port: int, peers: Iterable[Peer], taken: set[str]) 
 
 
 def scan_machines(world: World) -> Scan:
-    """Ask whom this machine has lately spoken with, and Tailscale's peers, on the usual ports.
+    """Ask the machines that this one has lately spoken with, and Tailscale's, on the usual ports.
 
     Nobody else: it knocks at no address that nobody named.
     """
@@ -29184,7 +29184,7 @@ def _describe_model(model: NodeModel) -> str:
 
 @command("discover", "show which models every machine has", CONFIG,
          Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
-         Flag("--scan", "find machines: whom this one knows, on its network and by Tailscale"),
+         Flag("--scan", "find machines that this one knows, on its network or by Tailscale"),
          TIMEOUT,
          Flag("--verbose", "show details of each machine and model", short="-v"), JSON,
          group=LOOK, examples=("discover", "discover --verbose --timeout 2",

@@ -169,7 +169,6 @@ def test_environment_file_is_the_same_in_every_shell(shape, tmp_path):
     fleet = sf.load_fleet(GOLDEN / shape / "fleet.yaml")
     wanted = sf.merge_environment({}, fleet, KEY)
     (tmp_path / "env").write_bytes(sf.render_environment(fleet, KEY).encode("utf-8"))
-    (tmp_path / "env.fish").write_bytes(sf.render_environment(fleet, KEY, "fish").encode("utf-8"))
     assert len(SHELLS) >= 2
     for name in SHELLS:
         assert subprocess.run([name, "-n", "env"], cwd=tmp_path).returncode == 0
@@ -180,11 +179,6 @@ def test_environment_file_is_the_same_in_every_shell(shape, tmp_path):
             sf.merge_environment({}, fleet, *given.values())
         assert variables_of(source, tmp_path, **{fleet.gateway.master_key_env: ""}) == wanted
         given = {"NO_PROXY": "a.example,b.example", "CLAUDE_CODE_USE_BEDROCK": "1"}
-        assert variables_of(source, tmp_path, **given) == sf.merge_environment(given, fleet, KEY)
-    if shutil.which("fish"):
-        source = ["fish", "-N", "-c", "source env.fish; eval $argv"]
-        assert variables_of(source, tmp_path) == wanted
-        given = {"no_proxy": "a.example,b.example", "CLAUDE_CODE_USE_VERTEX": "1"}
         assert variables_of(source, tmp_path, **given) == sf.merge_environment(given, fleet, KEY)
 
 
@@ -300,9 +294,8 @@ def test_kept_key_is_read_back_whatever_its_variable_is_called(tmp_path):
 
 def test_a_hidden_key_is_nowhere():
     fleet = build()
-    for shell in ("sh", "fish"):
-        text = sf.render_environment(fleet, None, shell)
-        assert "sk-" not in text and "--show-key" in text and "None" not in text
+    text = sf.render_environment(fleet, None)
+    assert "sk-" not in text and "--show-key" in text and "None" not in text
 
 
 def test_a_thousand_models_are_written_once_each():

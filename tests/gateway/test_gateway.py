@@ -1563,7 +1563,7 @@ def test_a_port_that_another_of_us_has_is_said(tmp_path):
 
 @pytest.mark.parametrize("more, status, told", [
     ({"host": "0.0.0.0", "LITELLM_MASTER_KEY": "sk-1234"}, 3, "is weak: it has"),
-    ({"host": "no.such.host.invalid"}, 1, "cannot listen on"),
+    ({"host": "no.such.host.invalid"}, 3, "you have not agreed"),
     ({"LITELLM_MASTER_KEY": ""}, 1, "no gateway key yet")])
 def test_serve_refuses(tmp_path, more, status, told):
     code, said = Program(tmp_path, **more).end()

@@ -472,7 +472,7 @@ def test_every_example_is_valid_and_strict(tmp_path, quick, name):
 
 def test_examples_are_listed_and_a_wrong_name_is_corrected(quick, tmp_path):
     listed = quick("init", "--example", "list").stdout
-    assert [line.split()[0] for line in listed.splitlines()] == list(sf.EXAMPLES)
+    assert [line.split()[0] for line in listed.splitlines()] == [*sf.EXAMPLES, sf.TASKS_EXAMPLE]
     assert quick("init", "--example").stdout == listed
     assert list(sf.EXAMPLES) == ["laptop", "three-machines", "hybrid"]
     wrong = quick("init", "--example", "three-machine")

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILE = ROOT / "subagent_fleet.py"
 # Texts for programs and models, by the name that holds them: browsers, shells, trials, agents.
 FOR_PROGRAMS = re.compile(r"_PAGE_\w+|_?\w*(CSS|SCRIPT|SHELL|COMPLETION|LAUNCHER|STARTER|PATTERN)\w*|FILLER"
-                          r"|DEMO_\w+|\w+_TRIALS?|.*PNG|RED_SQUARE|DOOR_PAGE|EXAMPLES|COMPLETIONS")
+                          r"|DEMO_\w+|\w+_TRIALS?|.*PNG|DOOR_PAGE|EXAMPLES|COMPLETIONS")
 
 
 def read_sentences(path=FILE):

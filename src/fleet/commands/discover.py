@@ -70,7 +70,7 @@ def _describe_model(model: NodeModel) -> str:
 
 @command("discover", "show which models every machine has", CONFIG,
          Flag("--write", f"also write {STATE_DIRECTORY}/discovery.json"),
-         Flag("--scan", "find machines: whom this one knows, on its network and by Tailscale"),
+         Flag("--scan", "find machines that this one knows, on its network or by Tailscale"),
          TIMEOUT,
          Flag("--verbose", "show details of each machine and model", short="-v"), JSON,
          group=LOOK, examples=("discover", "discover --verbose --timeout 2",

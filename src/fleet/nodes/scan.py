@@ -26,7 +26,7 @@ SCAN_PORTS = (OLLAMA_PORT, 1234, 8080, 8000)
 SCAN_SECONDS = 2.8  # for all of a scan
 LISTS_SECONDS = 0.8  # of these for who is there to be asked
 ADDRESSES_LIMIT = 128
-# What lists whom this machine has lately spoken with, on Linux and on macOS.
+# What lists the machines that this one has lately spoken with, on Linux and on macOS.
 NEIGHBOR_PROGRAMS = (("ip", "-4", "neigh"), ("arp", "-an"))
 TAILSCALE_PROGRAMS = ("tailscale", "/Applications/Tailscale.app/Contents/MacOS/Tailscale")
 # What Tailscale's peers run that serves no models.
@@ -116,7 +116,7 @@ def name_place(address: str, port: int, peers: Iterable[Peer], taken: set[str]) 
 
 
 def scan_machines(world: World) -> Scan:
-    """Ask whom this machine has lately spoken with, and Tailscale's peers, on the usual ports.
+    """Ask the machines that this one has lately spoken with, and Tailscale's, on the usual ports.
 
     Nobody else: it knocks at no address that nobody named.
     """

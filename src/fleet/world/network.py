@@ -1,4 +1,4 @@
-"""Where a connection leads, and who holds a port."""
+"""Where a connection leads."""
 from __future__ import annotations
 
 import functools
