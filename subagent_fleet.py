@@ -5860,9 +5860,8 @@ tasks:
 
 ```sh
 subagent-fleet validate           # reads tasks.yaml, too
-subagent-fleet run --dry-run      # what would start, and what waits for what
 subagent-fleet run --detach       # work on it in the background
-subagent-fleet tasks              # a line a task: state, machine, what it does now
+subagent-fleet tasks              # a line a task: state, machine, what it does or waits for
 subagent-fleet task diff parser   # what it changed
 ```
 
@@ -9718,7 +9717,7 @@ def dialect_of(path: str) -> Dialect | None:
     return None
 
 
-# == speech/claude_stream.py, from line 20 ====================================
+# == speech/claude_stream.py, from line 19 ====================================
 #
 # Claude Code's stream of JSON lines, both ways.
 
@@ -9738,8 +9737,6 @@ PROMPT_TOO_LONG = "prompt_too_long"
 TRANSIENT_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 LOOPS_TOLD, LOOPS_STALLED = 8, 12
 SUMMARY_CHARACTERS = 60
-# What is kept of an agent's last words, to look for words of success.
-LAST_WORDS_CHARACTERS = 4000
 
 
 class OpenCall(Record):
@@ -9764,9 +9761,8 @@ class Heard:
     turn_at = -1  # the offset behind the line that began its last turn
     has_background = False
     worked = 0  # calls that changed something, or may have
-    has_tested = False
     tool_errors = turns = questions = context = repeats = 0
-    said = _last_call = ""
+    _last_call = ""
 
     def __init__(self, *, heard_from: int = 0) -> None:
         self.heard_from = heard_from  # a result before this offset answers an earlier prompt
@@ -9865,13 +9861,9 @@ class Heard:
         for block in message["content"]:
             if block.get("type") == "tool_use":
                 self._begin_call(block, now)
-            elif block.get("type") == "text" and not event.get("parent_tool_use_id"):
-                self._say(block["text"])
-                if not self.calls:
-                    self._enter("answering", now)
-
-    def _say(self, text: str) -> None:
-        self.said = f"{self.said}\n{text}"[-LAST_WORDS_CHARACTERS:]
+            elif (block.get("type") == "text" and not event.get("parent_tool_use_id")
+                    and not self.calls):
+                self._enter("answering", now)
 
     def _begin_call(self, block: dict[str, Any], now: float) -> None:
         tool = str(block["name"])
@@ -9883,8 +9875,6 @@ class Heard:
         summary = " ".join(summary.split())[:SUMMARY_CHARACTERS]
         self.calls[str(block["id"])] = OpenCall(tool, summary, now, path_in(given))
         self.tools[tool] = self.tools.get(tool, 0) + 1
-        if _TEST_COMMAND.search(str(given.get("command"))):
-            self.has_tested = True
         call = digest(json.dumps([tool, given], sort_keys=True).encode("utf-8", "replace"))
         self.repeats = self.repeats + 1 if call == self._last_call else 1
         self._last_call = call
@@ -9925,7 +9915,6 @@ class Heard:
         self.result = event
         self.result_at = end
         self.turns += int(event.get("num_turns") or 0)
-        self._say(str(event.get("result") or ""))
         self.calls.clear()
         self.requests.clear()
         for denial in event.get("permission_denials") or []:
@@ -10048,12 +10037,11 @@ def tell_answers(answers: Mapping[str, str]) -> str:
 CONTINUE_PROMPT = "Continue."
 LOST_PROMPT = ("Your process was ended from outside before you had finished. "
                "Look at what is done already, then continue.")
+ATTACHED_PROMPT = ("A person has worked in this session and in this worktree. Look at what "
+                   "has changed, then continue.")
 LOOPS_PROMPT = ("You have made the same call {count} times in a row. "
                 "Do something else, or end.")
 CHANGED_PROMPT = "The task has changed. This is the whole task now:\n\n{prompt}"
-
-_TEST_COMMAND = LatePattern(
-    r"(?i)\b(test|pytest|check|tox|make|cargo|go|gradle|mvn|ctest|rspec|jest)")
 
 
 # =============================================================================
@@ -15994,8 +15982,7 @@ def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str
     if levels:
         states = [task["state"] for task in sight.tasks]
         counts = [count_of(states.count(state), noun) for state, noun in
-                  (("asking", "question"),
-                   ("review", "review"), ("attached", "attached task"),
+                  (("asking", "question"), ("review", "review"),
                    ("parked", "parked task")) if state in states]
         failed = sum(task["level"] == "bad" for task in sight.tasks)
         if failed:
@@ -17529,21 +17516,24 @@ def suggest_writable(path: str, home: str) -> str:
     return f"sandbox_write: [{path}]"
 
 
-# == tasks/state.py, from line 18 =============================================
+# == tasks/state.py, from line 17 =============================================
 #
 # What is known of a task.
 
 # A task is a TaskSpec (what a person wants) and a TaskState (where it stands). Its way:
-#   waiting → preparing → starting → running ⇄ asking → checking → done, or one of TERMINAL_STATES
+#   waiting → running ⇄ asking → checking → done, or another of TERMINAL_STATES
+# `tasks/step` has every arrow; nothing else writes the name of a state.
 
 TERMINAL_STATES = ("done", "review", "failed", "stopped", "parked")
-LIVE_STATES = ("starting", "running", "asking", "checking")  # in which an agent may live
-ACTIVE_STATES = ("preparing", *LIVE_STATES)
+ACTIVE_STATES = ("running", "asking", "checking")
+STATES = ("waiting", *ACTIVE_STATES, *TERMINAL_STATES)
 UNREADABLE = "unreadable"  # a state that no file has
-LOST_LIMIT = 5
-API_WAIT_SECONDS = (30, 60, 120)
-API_ERRORS_LIMIT = 20
-TRY_WAIT_SECONDS = (0, 10, 30, 60)
+PREPARING, STARTING = "preparing", "starting"  # phases of running, before its agent works
+ASLEEP = "asleep"  # phase of asking: nobody has answered, and its process was ended
+
+# What the files of earlier versions call a state: the state and its phase now.
+FORMER_STATES = {"preparing": ("running", PREPARING), "starting": ("running", STARTING),
+                 "attached": ("stopped", "")}
 
 
 class TaskState(Record):
@@ -17555,6 +17545,7 @@ class TaskState(Record):
     origin: str = "typed"  # or file
     newer: TaskSpec | None = None  # what the file says by now; a retry takes it
     state: str = "waiting"
+    phase: str = ""  # of it
     at: float = 0.0  # since when
     reason: str = ""
     cause: str = ""  # the same for programs
@@ -17604,10 +17595,7 @@ class TaskState(Record):
     told: tuple[str, ...] = ()  # handed on: who has no memory gets it each time
     question: dict[str, Any] = {}  # {"id": …, "request": …}
     answer: dict[str, Any] = {}  # not yet handed on
-    asleep: bool = False  # it asks, and its process was ended
-    wanted: str = ""  # stop, attach, go
-    before: str = ""  # the state before a person had its session
-    recheck: bool = False  # what is there is judged first
+    stopping: bool = False  # its thread has not done so yet
     forgotten: bool = False
     # Landing.
     returned: int = 0  # how often it was sent back because it did not land
@@ -17640,9 +17628,19 @@ class TaskState(Record):
         return self.spent + (max(until - self.began, 0.0) if self.began else 0.0)
 
     @property
+    def asleep(self) -> bool:
+        """Whether it asks, and its process was ended."""
+        return self.phase == ASLEEP
+
+    @property
     def is_active(self) -> bool:
         """Whether something is being done for it."""
         return self.state in ACTIVE_STATES and not self.asleep
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether an agent may live for it."""
+        return self.is_active and self.phase != PREPARING
 
     @property
     def is_at_work(self) -> bool:
@@ -17657,7 +17655,7 @@ _STATE_PATTERNS = {
     "session": "([0-9a-f-]{36})?", "id": "[0-9a-f]*",
     "branch": f"({REVISION.strip('^$')})?", "worktree": "(/.*)?", "git": "(/.*)?",
     "check_git": "(/.*)?", "name": TASK_NAME,
-    "state": "|".join((*TERMINAL_STATES, *ACTIVE_STATES, "waiting", "attached"))}
+    "state": "|".join(STATES), "phase": f"({PREPARING}|{STARTING}|{ASLEEP})?"}
 
 
 def freeze(value: Any) -> Any:
@@ -17683,8 +17681,15 @@ def thaw_task(frozen: object) -> TaskSpec | None:
     return TaskSpec(**words)
 
 
-def thaw_state(frozen: dict[str, Any]) -> TaskState | None:
+def thaw_state(frozen: object) -> TaskState | None:
     """Return the state that a file keeps; None if it is none or says what no state can."""
+    if not isinstance(frozen, dict):
+        return None
+    former = FORMER_STATES.get(str(frozen.get("state")))
+    if former:
+        frozen = {**frozen, "state": former[0], "phase": former[1]}
+    elif frozen.get("asleep"):
+        frozen = {**frozen, "phase": ASLEEP}
     state = read(TaskState, frozen)
     if state is None:
         return None
@@ -17696,42 +17701,10 @@ def thaw_state(frozen: dict[str, Any]) -> TaskState | None:
     return state if fits else None
 
 
-def revise_task(state: TaskState, task: TaskSpec, origin: str = "file") -> TaskState:
-    """Return a state after its task was written anew: all of it counts before the first try.
-
-    One that was forgotten begins anew: in a file where it has changed, typed in any case.
-    """
-    if task == (state.newer or state.task) and not (state.forgotten and origin == "typed"):
-        return state
-    if state.forgotten:
-        return replace(plan_fresh(state), task=task, newer=None, origin=origin,
-                       first=state.tried, spent=0.0)
-    if state.state == "waiting" and not state.start:
-        return replace(state, task=task, newer=None)
-    hot = replace(state.task, **{name: getattr(task, name) for name in HOT_KEYS})
-    return replace(state, task=hot, newer=task if task != hot else None)
-
-
 def can_accept(state: TaskState) -> bool:
     """Tell whether a person can accept a task: it has work, and nothing else calls it bad."""
     return bool(state.kept) and (state.state == "review" or
                                  state.state == "parked" and state.cause == "scope")
-
-
-def plan_fresh(state: TaskState) -> TaskState:
-    """Return a task that begins anew, with another worktree, branch and session."""
-    kept = {name: getattr(state, name) for name in (
-        "name", "task", "order", "origin", "newer", "at", "orders", "base", "tried", "first")}
-    place = "\n".join((state.branch, state.worktree, state.git, state.check_git, state.id))
-    return TaskState(**kept, fresh=state.fresh + 1, spent=state.total_at(state.at),
-                     old=(*state.old, place) if state.git else state.old)
-
-
-def disown_task(state: TaskState) -> TaskState:
-    """Return a task that came with a copied repository: nothing of the original is used."""
-    bare = replace(state, id="", worktree="", git="", check_git="", prepared=False, session="",
-                   spoken=False, old=(), client=0)
-    return bare if state.is_over else plan_fresh(bare)
 
 
 def plan_first_words(state: TaskState) -> str:
@@ -17748,7 +17721,7 @@ def plan_first_words(state: TaskState) -> str:
     return "\n\n".join([state.task.prompt or "", *notes])
 
 
-# == tasks/verdict.py, from line 21 ===========================================
+# == tasks/verdict.py, from line 20 ===========================================
 #
 # From work done to a ruling, a receipt and its flags.
 
@@ -17786,6 +17759,7 @@ class Ruling(Record):
     cause: str = ""
     climbs: str = ""  # the rung it has failed on, where it moves up
     leaves: bool = False  # and leaves the house with that
+    ended: str = "result"  # how its process ended, for the receipt
 
 
 def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ruling:
@@ -17851,32 +17825,16 @@ def after_failure(state: TaskState, problem: str, cause: str) -> Ruling:
     return Ruling(to, problem, cause=cause)
 
 
-_SUCCESS = LatePattern(r"(?i)\b(all|the) tests? (now )?pass|\btests? (are )?(passing|green)"
-                    r"|\b(successfully|have) "
-                    r"(implemented|created|updated|written|fixed|added)"
-                    r"|\ball done\b|\b(task|work) is (done|complete)")
-_TESTED = LatePattern(r"(?i)\btests? (now )?(pass|are (passing|green))")
-
-_DISPATCHED = LatePattern(
-    r"(?i)\b(dispatched|delegated to|asked|launched|started) (the |a |an )?"
-    r"([a-z0-9_-]+ )?(sub-?agent|agent)\b")
-
-
-def find_flags(heard: Heard, work: WorkDone, *, is_checked: bool = False) -> list[str]:
-    """Return where an agent's words and deeds differ; the verdict does not depend on that."""
-    said = heard.said
+def find_flags(task: TaskSpec, heard: Heard, work: WorkDone) -> list[str]:
+    """Return what is odd about an agent's deeds; the verdict does not depend on that."""
     flags = []
-    if _SUCCESS.search(said) and not heard.worked:
-        flags.append("says it is done, but made no call that changes anything")
-    if _TESTED.search(said) and not is_checked and not heard.has_tested:
-        flags.append("says tests pass, but ran no test command")
+    if heard.turns and not heard.worked and task.changes == "required":
+        flags.append("made no call that changes anything")
     changed = tuple(f"/{path}" for path, _, _ in work.files)
     absent = [path for path in dict.fromkeys(heard.written)
               if not f"/{path}".endswith(changed)]
     if absent:
         flags.append(f"wrote files that are not in the diff: {some_of(absent, 3)}")
-    if _DISPATCHED.search(said) and not heard.tools.keys() & {"Agent", "Task"}:
-        flags.append("says it called an agent, but called none")
     flags += [f"subagent {name} used no tool" for name, record in heard.subagents.items()
               if record["runs"] and not record["tool_uses"]]
     return flags
@@ -17897,7 +17855,7 @@ def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
         "outside": list(work.outside), "stalls": state.stalls,
         "check": {"command": state.task.check or "", "in": state.task.check_in,
                   "rounds": list(state.checks), "passes_on_base": state.passes_on_base},
-        "flags": find_flags(heard, work, is_checked=state.checks[-1:] == (0,))}
+        "flags": find_flags(state.task, heard, work)}
 
 
 def sum_served(receipts: Iterable[Receipt], session: str) -> list[dict[str, Any]]:
@@ -18210,6 +18168,708 @@ def _find_tool_stall(task: TaskSpec, heard: Heard, view: str, now: float) -> str
     return ""
 
 
+# == tasks/events.py, from line 16 ============================================
+#
+# What can happen to a task: what its thread sees, and what a person orders.
+
+# `tasks/step` has a row for each. An order arrives as a file of the inbox, whose keys are the
+# fields of its record.
+
+
+class Event(Record):
+    """What has happened to a task."""
+
+
+class Begun(Event):
+    """A place was free for a task that waited, on a rung of its ladder."""
+
+    rung: str = ""
+
+
+class Entered(Event):
+    """A thread looks after the task now: the first one, or one after a kill."""
+
+
+class Planned(Event):
+    """It is known where the task works; where no try is open, its next one begins."""
+
+    number: int  # of that try
+    place: dict[str, Any]  # branch, id, worktree, base
+
+
+class Ready(Event):
+    """Its place is made and set up."""
+
+
+class Starting(Event):
+    """Its agent is about to be started, behind so many bytes of output."""
+
+    session: str
+    size: int
+
+
+class Started(Event):
+    """Its agent was started."""
+
+    client: int
+    words: str  # who it is, for people
+
+
+class Resumed(Event):
+    """Its agent was told what is wrong, and goes on."""
+
+
+class Spoke(Event):
+    """Its agent has answered, or has ended as one that only ends does."""
+
+
+class Asked(Event):
+    """Its agent asks a person."""
+
+    id: str
+    request: dict[str, Any]
+
+
+class Answered(Event):
+    """What its agent has asked was answered, or is asked no more."""
+
+    words: str = ""  # of the person's answer
+
+
+class Told(Event):
+    """Its agent was told what a person has said since."""
+
+    says: tuple[str, ...]
+
+
+class Slept(Event):
+    """The process of an agent that asks was ended, since nobody answered in time."""
+
+
+class Lost(Event):
+    """Its process has ended without a result."""
+
+    has_begun: bool  # with what it was told
+    is_known: bool  # its session can be resumed
+    last: str  # line on its standard error
+
+
+class Stalled(Event):
+    """Its agent is stuck."""
+
+    how: str
+
+
+class Expired(Event):
+    """Its try has worked for as long as it may."""
+
+
+class Checked(Event):
+    """Its work was kept and checked; `code` is None where it has no check."""
+
+    work: WorkDone
+    code: int | None
+    output: str
+
+
+class ApiFailed(Event):
+    """The model was not reached, or has refused."""
+
+    text: str
+    is_final: bool
+    cause: str = "api"
+
+
+class Interrupted(Event):
+    """Its thread has seen that a person stops it."""
+
+
+class Trouble(Event):
+    """Anything that went wrong in its thread: a refusal of ours, a bug, git, the disk."""
+
+    reason: str
+    cause: str
+
+
+class Refused(Trouble):
+    """Even its closing went wrong."""
+
+
+class Closed(Event):
+    """All of it was ended and kept as well as can be, after a ruling."""
+
+    ruling: Ruling
+    words: str = ""  # for people
+    had_agent: bool = False
+    left: str = ""  # what still runs
+
+
+class EndedAgain(Event):
+    """It was tried again to end what still ran."""
+
+    reason: str
+    left: str
+
+
+class BranchMerged(Event):
+    """Its branch is in the branch that its person is on."""
+
+
+class Removed(Event):
+    """It is no longer in the task file."""
+
+
+class Revised(Event):
+    """Its task was written anew, in the file or as typed words."""
+
+    task: TaskSpec
+    origin: str
+    base: str = ""
+
+
+class Order(Event):
+    """What a person wants of it; `id` is the order's own, so that none is obeyed twice."""
+
+    id: str
+
+
+class SayOrder(Order):
+    """`task say`."""
+
+    text: str
+
+
+class AnswerOrder(Order):
+    """`task answer`."""
+
+    answers: dict[str, str]
+
+
+class StopOrder(Order):
+    """`task stop`."""
+
+
+class RetryOrder(Order):
+    """`task retry`."""
+
+    fresh: bool = False
+    say: str = ""
+    spec: dict[str, Any] = {}  # as the task file has it now
+
+
+class AcceptOrder(Order):
+    """`task accept`: its branch was put to its work, or `reason` says why it was not."""
+
+    reason: str = ""
+    cause: str = ""
+
+
+class ForgetOrder(Order):
+    """`task forget`."""
+
+
+class DetachOrder(Order):
+    """`task attach` is over: the person leaves the session to the task again."""
+
+
+class GoneOrder(Order):
+    """`task tidy` has removed its worktree."""
+
+    git: str
+
+
+class LandedOrder(Order):
+    """`task land`: its work has landed on a branch."""
+
+    kept: str  # the work that is meant
+    into: str
+
+
+class EvictOrder(Order):
+    """`task land`: its work stays out of what has landed."""
+
+    kept: str
+    why: str
+
+
+class ReturnOrder(Order):
+    """`task land`: its work did not land, and its agent goes on, on top of what did."""
+
+    kept: str
+    tip: str  # of what has landed
+    begin: str  # that, and the work, merged as far as git could
+    why: str
+    text: str  # for its agent
+    files: tuple[str, ...] = ()  # with conflict markers
+    climbs: bool = False  # it has no round left on its rung
+
+
+# What other commands write into the inbox, by its `do`. `add` and `limit` are of no one task.
+ORDERS: Mapping[str, type[Order]] = {
+    "say": SayOrder, "answer": AnswerOrder, "stop": StopOrder, "retry": RetryOrder,
+    "accept": AcceptOrder, "forget": ForgetOrder, "detach": DetachOrder, "gone": GoneOrder,
+    "landed": LandedOrder, "return": ReturnOrder, "evict": EvictOrder}
+
+
+def read_order(order: Mapping[str, Any], identity: str) -> Order | None:
+    """Return what the file of an order says; None where it says nothing of a task."""
+    kind = ORDERS.get(str(order.get("do")))
+    return read(kind, {**order, "id": identity}) if kind else None
+
+
+# == tasks/step.py, from line 77 ==============================================
+#
+# What comes next in a task: `step`, the table of its arrows, and nothing beside it.
+
+# In comes what is known of a task and one event: what its thread has seen, or what a person has
+# ordered. Out comes what is known now and what to do about it. Whoever calls `step` writes the
+# state down first, then carries that out; what comes of it is the next event. So a kill between
+# any two lines of a thread loses nothing: the next thread enters at the state that is written.
+#
+# One example: `make test` fails while a person types `task stop`. The order arrives first:
+# StopOrder only notes `stopping`, since the task has a thread. The thread brings Checked: the
+# state is running again, the feedback is to be sent. Before that the thread sees `stopping`:
+# Interrupted asks for a close, and Closed makes it stopped.
+
+LOST_LIMIT = 5
+API_WAIT_SECONDS = (30, 60, 120)
+API_ERRORS_LIMIT = 20
+TRY_WAIT_SECONDS = (0, 10, 30, 60)
+ORDERS_KEPT = 10  # the last ones that were obeyed
+
+# What the thread of a task does next; the event that comes of it is behind each.
+MAKE_PLACE = "make"  # its place, then Ready
+START_AGENT = "start"  # its agent, then Started
+LISTEN = "listen"  # to its agent: Spoke, Lost, Stalled, Expired, Slept
+CHECK_WORK = "check"  # what it has done: Checked, ApiFailed
+FEED_BACK = "feed"  # tell its agent what is wrong, then Resumed or Started
+SLEEP = "sleep"  # end the process of an agent that asks, then Slept
+CLOSE = "close"  # end everything, keep the work, write the receipt, then Closed
+END_AGAIN = "end again"  # what could not be ended before, then EndedAgain
+
+
+class Step(Record):
+    """What an event comes to."""
+
+    state: TaskState
+    do: str = ""  # what its thread does next; "": nothing
+    tells: tuple[tuple[str, str], ...] = ()  # what people are told: a word and a text
+    ruling: Ruling = Ruling("")  # with which it is closed
+
+
+def step(state: TaskState, event: Event, now: float) -> Step:
+    """Return what comes of an event at a time of the wall clock."""
+    if state.state not in STATES or isinstance(event, Order) and event.id in state.orders:
+        return Step(state)
+    sources, arrow = ARROWS[type(event)]
+    made = arrow(state, event, now) if state.state in sources else Step(state)
+    if isinstance(event, Order):
+        # Both in one change: the order is in the state, or it comes again.
+        orders = (*state.orders[1 - ORDERS_KEPT:], event.id)
+        made = replace(made, state=replace(made.state, orders=orders))
+    return _honor_wishes(made, now)
+
+
+def _honor_wishes(made: Step, now: float) -> Step:
+    """Do at once what a person has wanted meanwhile, where no agent of the task is at work."""
+    state = made.state
+    if state.stopping and (state.state == "waiting" or state.asleep):
+        reason = "no agent was running"
+        state = _move(state, "stopped", now, reason=reason, stopping=False, open=False,
+                      ended=now if state.open else state.ended)
+        return Step(state, tells=(*made.tells, ("stopped", reason)))
+    if state.asleep and state.answer:
+        state = _move(state, "waiting", now, prompt=tell_answers(state.answer))
+    elif state.asleep and state.says:
+        state = _move(state, "waiting", now, failures=0)
+    return replace(made, state=state)
+
+
+def _move(state: TaskState, to: str, now: float, **changes: Any) -> TaskState:
+    """Return a state after an arrow: what was said of the one before is no longer so."""
+    usual = {"reason": "", "cause": "", "until": 0.0, "phase": "", "question": {}, "answer": {}}
+    return replace(state, **{**usual, **changes, "state": to, "at": now})
+
+
+# -- its way --
+
+
+def _begin(state: TaskState, event: Begun, now: float) -> Step:
+    return Step(_move(state, "running", now, phase=PREPARING, rung=event.rung))
+
+
+def _enter(state: TaskState, event: Entered, now: float) -> Step:
+    if state.is_over:
+        return Step(state, END_AGAIN if state.stopping else "")
+    if state.phase in (PREPARING, STARTING):
+        # Nothing was asked of an agent yet that counts: it is ended, and started again.
+        return Step(state, MAKE_PLACE)
+    return Step(state, CHECK_WORK if state.state == "checking" else LISTEN)
+
+
+def _plan(state: TaskState, event: Planned, now: float) -> Step:
+    state = replace(state, phase=PREPARING, **event.place)
+    if not state.open:
+        state = replace(state, open=True, tried=event.number, round=0, stalls=0, checks=(),
+                        worked=0.0, spent=state.total_at(now), began=now)
+    return Step(state)
+
+
+def _make_ready(state: TaskState, event: Ready, now: float) -> Step:
+    return Step(state, START_AGENT)
+
+
+def _prepare_start(state: TaskState, event: Starting, now: float) -> Step:
+    words = "\n\n".join(filter(None, [state.prompt, *state.says]))
+    return Step(_move(state, "running", now, phase=STARTING, session=event.session,
+                      start_at=event.size, heard_from=event.size, prompt=words,
+                      told=(*state.told, *state.says), says=()))
+
+
+def _start(state: TaskState, event: Started, now: float) -> Step:
+    word = "resumed" if state.spoken else "started"
+    return Step(_move(state, "running", now, spoken=True, client=event.client), LISTEN,
+                ((word, event.words),))
+
+
+def _resume(state: TaskState, event: Resumed, now: float) -> Step:
+    return Step(state, LISTEN)
+
+
+def _take_result(state: TaskState, event: Spoke, now: float) -> Step:
+    return Step(_move(state, "checking", now, prompt=""), CHECK_WORK)
+
+
+def _ask(state: TaskState, event: Asked, now: float) -> Step:
+    asked = []
+    choices = False
+    for question, labels in questions_in(event.request):
+        numbered = [f"{number} {label}" for number, label in enumerate(labels, 1)]
+        asked.append("  ".join([question, *numbered]))
+        choices = choices or bool(labels)
+    text = (f"{' | '.join(asked)}  `subagent-fleet task answer {state.name} "
+            f"{'1' if choices else 'TEXT'}`")
+    state = _move(state, "asking", now, question={"id": event.id, "request": event.request})
+    return Step(state, "", (("asks", text),))
+
+
+def _answer(state: TaskState, event: Answered, now: float) -> Step:
+    tells = (("answered", event.words),) if event.words else ()
+    return Step(_move(state, "running", now), "", tells)
+
+
+def _tell(state: TaskState, event: Told, now: float) -> Step:
+    # More may have come since.
+    return Step(replace(state, says=state.says[len(event.says):]), "",
+                (("told", "; ".join(event.says)),))
+
+
+def _sleep(state: TaskState, event: Event, now: float) -> Step:
+    return Step(replace(state, phase=ASLEEP, prompt=""))
+
+
+# -- how a process, a round or a try ends --
+
+
+def _lose(state: TaskState, event: Lost, now: float) -> Step:
+    """That is no failure of the task; a question stays open."""
+    if state.state == "asking":
+        return _sleep(state, event, now)
+    lost = state.lost + 1
+    if lost >= LOST_LIMIT:
+        reason = f"its process ended {lost} times without a result: {event.last}"
+        return _close_with(state, Ruling("parked", reason, cause="lost", ended="lost"))
+    prompt = LOST_PROMPT if event.has_begun else state.prompt
+    state = _move(state, "waiting", now, reason="its process ended", lost=lost, prompt=prompt,
+                  spoken=state.spoken and event.is_known,
+                  until=now + (2 ** state.lost if state.lost else 0))
+    return Step(state, "", (("lost", "its process ended without a result; starting it again"),))
+
+
+def _stall(state: TaskState, event: Stalled, now: float) -> Step:
+    to = "failed" if state.stalls else "waiting"
+    return _close_with(state, Ruling(to, f"stalled: {event.how}", cause="stalled",
+                                     ended="stalled"))
+
+
+def _expire(state: TaskState, event: Expired, now: float) -> Step:
+    reason = f"deadline of {show_span(state.task.deadline)} reached"
+    return _close_with(state, replace(after_failure(state, reason, "deadline"),
+                                      ended="deadline"))
+
+
+def _fail_api(state: TaskState, event: ApiFailed, now: float) -> Step:
+    if event.is_final or state.api_errors + 1 >= API_ERRORS_LIMIT:
+        return _close_with(state, Ruling("parked", event.text, cause=event.cause,
+                                         ended="api_error"))
+    return _close_with(state, Ruling("waiting", f"the model did not answer: {event.text}",
+                                     cause="api", ended="api_error"))
+
+
+def _judge(state: TaskState, event: Checked, now: float) -> Step:
+    ruling = judge(state, event.work, event.code, event.output)
+    if ruling.to == "asking":
+        asked = Asked("prose", ask_in_words(event.work.said))
+        return replace(_ask(state, asked, now), do=SLEEP)
+    if ruling.to != "running":
+        return _close_with(state, ruling)
+    seconds = f" after {state.check_seconds:.1f} s" if ruling.cause == "check" else ""
+    text = (f"{ruling.reason}{seconds}: sent back to the agent (round {state.round + 1} of "
+            f"{state.task.rounds})")
+    state = _move(state, "running", now, prompt=ruling.feedback, reason=ruling.reason, lost=0,
+                  round=state.round + 1)
+    return Step(state, FEED_BACK, (("retrying", text),))
+
+
+def _interrupt(state: TaskState, event: Interrupted, now: float) -> Step:
+    return _close_with(state, Ruling("stopped", ended="stopped"))
+
+
+def _trouble(state: TaskState, event: Trouble, now: float) -> Step:
+    if state.is_over:
+        return Step(state, "", (("note", event.reason),))
+    return _close_with(state, Ruling("parked", event.reason, cause=event.cause,
+                                     ended="refused"))
+
+
+def _refuse(state: TaskState, event: Refused, now: float) -> Step:
+    state = _move(state, "parked", now, reason=event.reason, cause=event.cause, stopping=False)
+    return Step(state, "", (("parked", event.reason),))
+
+
+def _close_with(state: TaskState, ruling: Ruling) -> Step:
+    return Step(state, CLOSE, ruling=ruling)
+
+
+def _close(state: TaskState, event: Closed, now: float) -> Step:
+    """What a ruling has announced becomes so, now that nothing of the task runs."""
+    ruling, words = event.ruling, event.words
+    if ruling.to == "stopped" and event.left:
+        words = f"still running: {event.left}"
+        ruling = Ruling("parked", words, cause="still-alive")
+    state = replace(state, ended=now, prompt="" if event.had_agent else state.prompt)
+    changes: dict[str, Any] = {"reason": ruling.reason, "cause": ruling.cause}
+    if state.says and not state.stopping and ruling.to in ("done", "review", "failed"):
+        # Said since its agent has answered: it is not over yet.
+        return Step(_move(state, "waiting", now, open=False, lost=0, failures=0), "",
+                    (("waits", "to tell its agent what was said"),))
+    if ruling.to != "waiting":
+        state = _move(state, ruling.to, now, stopping=False, open=False, lost=0, **changes)
+        return Step(state, "", ((ruling.to, words),))
+    if ruling.climbs:  # another model has no memory of this session
+        state = _move(state, "waiting", now, open=False, lost=0, failures=0, api_errors=0,
+                      rung="", climbed=(*state.climbed, ruling.climbs), spoken=False,
+                      left_at=now if ruling.leaves else state.left_at,
+                      prompt=tell_climbed(state, ruling), **changes)
+        return Step(state, "", (("moves up", f"from {ruling.climbs}: {words}"),))
+    if ruling.cause == "stalled":
+        changes.update(stalls=state.stalls + 1, prompt=CONTINUE_PROMPT)
+    elif ruling.cause == "api":
+        wait = API_WAIT_SECONDS[min(state.api_errors, len(API_WAIT_SECONDS) - 1)]
+        changes.update(api_errors=state.api_errors + 1, until=now + wait,
+                       prompt=CONTINUE_PROMPT)
+    else:
+        changes.update(_next_try(state, ruling, now))
+    return Step(_move(state, "waiting", now, **changes), "",
+                (("waits", f"for its next try: {words}"),))
+
+
+def _next_try(state: TaskState, ruling: Ruling, now: float) -> dict[str, Any]:
+    """Return what changes for a task whose try has failed, with tries left."""
+    wait = TRY_WAIT_SECONDS[min(state.failures, len(TRY_WAIT_SECONDS) - 1)]
+    what = ruling.feedback or f"The last try failed: {ruling.reason}."
+    return {"open": False, "failures": state.failures + 1, "until": now + wait,
+            "prompt": f"{what}\n\nTry again."}
+
+
+def _end_again(state: TaskState, event: EndedAgain, now: float) -> Step:
+    to, cause = ("parked", "still-alive") if event.left else ("stopped", "")
+    reason = f"still running: {event.left}" if event.left else event.reason
+    return Step(_move(state, to, now, reason=reason, cause=cause, stopping=False), "",
+                ((to, reason),))
+
+
+# -- what a person wants --
+
+
+def _say(state: TaskState, event: SayOrder, now: float) -> Step:
+    state = replace(state, says=(*state.says, event.text))
+    if state.is_over:
+        state = _move(state, "waiting", now, open=False, failures=0)
+    return Step(state)
+
+
+def _take_answer(state: TaskState, event: AnswerOrder, now: float) -> Step:
+    return Step(replace(state, answer=event.answers))
+
+
+def _stop(state: TaskState, event: StopOrder, now: float) -> Step:
+    if not state.is_over:
+        return Step(replace(state, stopping=True))
+    if state.cause != "still-alive":
+        return Step(state)
+    return Step(replace(state, stopping=True), END_AGAIN)
+
+
+def _retry(state: TaskState, event: RetryOrder, now: float) -> Step:
+    task = thaw_task(event.spec) or state.newer or state.task
+    prompt = ""
+    if event.fresh:
+        state = plan_fresh(state)
+    elif task.prompt != state.task.prompt and state.spoken:
+        prompt = CHANGED_PROMPT.format(prompt=task.prompt)
+    elif state.state != "done" and state.reason and state.cause not in ("", "lost"):
+        prompt = f"The last try ended: {state.reason}. Try again."
+    says = (*state.says, event.say) if event.say else state.says
+    return Step(_move(state, "waiting", now, task=task, newer=None, open=False, failures=0,
+                      lost=0, api_errors=0, returned=0, stopping=False, prompt=prompt, says=says,
+                      forgotten=False))
+
+
+def _accept(state: TaskState, event: AcceptOrder, now: float) -> Step:
+    if not can_accept(state):
+        return Step(state)
+    if event.reason:
+        return Step(replace(state, reason=event.reason, cause=event.cause))
+    return Step(_move(state, "done", now, reason="accepted"), "", (("done", "accepted"),))
+
+
+def _forget(state: TaskState, event: ForgetOrder, now: float) -> Step:
+    return Step(replace(state, forgotten=True))
+
+
+def _detach(state: TaskState, event: DetachOrder, now: float) -> Step:
+    return Step(_move(state, "waiting", now, prompt=ATTACHED_PROMPT, spoken=True, open=True))
+
+
+def _leave_place(state: TaskState, event: GoneOrder, now: float) -> Step:
+    if event.git == state.git:
+        return Step(replace(state, prepared=False, git="", check_git=""))
+    # One of before a fresh start.
+    return Step(replace(state, old=tuple(
+        place for place in state.old if place.split("\n")[2] != event.git)))
+
+
+def _note_landing(state: TaskState, event: LandedOrder, now: float) -> Step:
+    if event.kept != state.kept:
+        return Step(state)
+    return Step(replace(state, landed=event.into, reason=f"landed on {event.into}", cause=""))
+
+
+def _evict(state: TaskState, event: EvictOrder, now: float) -> Step:
+    if event.kept != state.kept:
+        return Step(state)
+    return Step(replace(state, reason=f"did not land: {event.why}", cause="landing"))
+
+
+def _return(state: TaskState, event: ReturnOrder, now: float) -> Step:
+    """Its new worktree begins with its work and what has landed.
+
+    What it changes is told from what has landed by its new base.
+    """
+    if event.kept != state.kept:
+        return Step(state)
+    fresh = replace(plan_fresh(state), base=event.tip, start=event.tip, kept=event.begin,
+                    told=state.told, conflicts=event.files)
+    if event.climbs:
+        fresh = replace(fresh, climbed=(*state.climbed, state.rung), returned=1)
+    else:
+        fresh = replace(fresh, rung=state.rung, climbed=state.climbed,
+                        returned=state.returned + 1)
+    return Step(_move(fresh, "waiting", now, reason=event.why, prompt=event.text), "",
+                (("sent back", event.why),))
+
+
+def _merge(state: TaskState, event: BranchMerged, now: float) -> Step:
+    return Step(_move(state, "done", now, reason="merged"), "",
+                (("done", "its branch is merged"),))
+
+
+def _remove(state: TaskState, event: Removed, now: float) -> Step:
+    if state.origin != "file" or state.tried:
+        return Step(state)
+    return Step(_move(state, "stopped", now, reason="removed from the task file",
+                      forgotten=True), "", (("removed", "it is no longer in the task file"),))
+
+
+def _revise(state: TaskState, event: Revised, now: float) -> Step:
+    """All of it counts before the first try.
+
+    One that was forgotten begins anew: in a file where it has changed, typed in any case.
+    """
+    task = event.task
+    if task == (state.newer or state.task) and not (state.forgotten
+                                                    and event.origin == "typed"):
+        return Step(state)
+    if state.forgotten:
+        return Step(replace(plan_fresh(state), task=task, newer=None, origin=event.origin,
+                            first=state.tried, spent=0.0, base=event.base or state.base))
+    if state.state == "waiting" and not state.start:
+        return Step(replace(state, task=task, newer=None, base=event.base or state.base))
+    hot = replace(state.task, **{name: getattr(task, name) for name in HOT_KEYS})
+    state = replace(state, task=hot, newer=task if task != hot else None)
+    if not state.newer:
+        return Step(state)
+    return Step(state, "", (("note", "tasks.yaml changed. Only deadline, stall and check apply "
+                             f"now; `subagent-fleet task retry {state.name}` takes the rest"),))
+
+
+def plan_fresh(state: TaskState) -> TaskState:
+    """Return a task that begins anew, with another worktree, branch and session."""
+    kept = {name: getattr(state, name) for name in (
+        "name", "task", "order", "origin", "newer", "at", "orders", "base", "tried", "first")}
+    place = "\n".join((state.branch, state.worktree, state.git, state.check_git, state.id))
+    return TaskState(**kept, fresh=state.fresh + 1, spent=state.total_at(state.at),
+                     old=(*state.old, place) if state.git else state.old)
+
+
+# -- the table --
+
+Arrow = tuple[tuple[str, ...], "Callable[[TaskState, Any, float], Step]"]
+_AT_WORK = ("running", "asking", "checking")
+_NOT_OVER = ("waiting", *_AT_WORK)
+
+# By event: the states in which it means something, and what it comes to. Out of a state in
+# which a task is over only a person leads: by an order, a merge, or new words in the file.
+ARROWS: Mapping[type[Event], Arrow] = {
+    Begun: (("waiting",), _begin),
+    Entered: (("parked", *_AT_WORK), _enter),
+    Planned: (("running",), _plan),
+    Ready: (("running",), _make_ready),
+    Starting: (("running",), _prepare_start),
+    Started: (("running",), _start),
+    Resumed: (("running",), _resume),
+    Spoke: (("running", "asking"), _take_result),
+    Asked: (("running", "asking"), _ask),
+    Answered: (("asking",), _answer),
+    Told: (("running",), _tell),
+    Slept: (("asking",), _sleep),
+    Lost: (("running", "asking"), _lose),
+    Stalled: (("running",), _stall),
+    Expired: (("running",), _expire),
+    Checked: (("checking",), _judge),
+    ApiFailed: (("checking",), _fail_api),
+    Interrupted: (_AT_WORK, _interrupt),
+    Trouble: (STATES, _trouble),
+    Refused: (_NOT_OVER, _refuse),
+    Closed: (_NOT_OVER, _close),
+    EndedAgain: (("parked",), _end_again),
+    BranchMerged: (("review",), _merge),
+    Removed: (("waiting",), _remove),
+    Revised: (STATES, _revise),
+    SayOrder: (STATES, _say),
+    AnswerOrder: (("asking",), _take_answer),
+    StopOrder: (STATES, _stop),
+    RetryOrder: (TERMINAL_STATES, _retry),
+    AcceptOrder: (("review", "parked"), _accept),
+    ForgetOrder: (TERMINAL_STATES, _forget),
+    DetachOrder: (("stopped",), _detach),
+    GoneOrder: (STATES, _leave_place),
+    LandedOrder: (("done",), _note_landing),
+    EvictOrder: (("done",), _evict),
+    ReturnOrder: (("done",), _return)}
+
+
 # == tasks/rows.py, from line 18 ==============================================
 #
 # What is shown of tasks: for `tasks`, the dashboard and `trace` alike.
@@ -18258,6 +18918,7 @@ class TaskSight(Record):
     served: Mapping[str, Receipt] = {}  # by session: the last
     loads: Mapping[str, Sequence[tuple[int, float]]] = {}
     unreadable: int = 0
+    attached: frozenset[str] = frozenset()  # tasks whose sessions are open in terminals
     holder: int = 1  # the process that supervises; 0: none does
 
 
@@ -18336,12 +18997,16 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
 
 def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
     """Return what a task does, waits for, asks or has ended with."""
+    if state.name in sight.attached:
+        return "open in a terminal"
     if state.state == "waiting":
         if not blockers_of(state, sight.tasks) and not sight.holder:
             return "for `run`"
         return explain_wait(state, sight.tasks, sight.limits, sight.now)
     if state.state == "asking":
         return question_of(state.question.get("request", {}))
+    if state.phase:
+        return state.phase
     if state.state == "running":
         return heard.now if state.task.talks else state.task.program
     if state.state == "checking":
@@ -18390,7 +19055,10 @@ def suggest_task_step(state: TaskState) -> str:
     if state.cause == "landing":
         return f"subagent-fleet task log {name} landing"
     if state.state == "failed" or state.state == "parked" and state.cause in LOGGED:
-        return f"subagent-fleet task log {name}{LOGGED.get(state.cause, '')}"
+        kind = LOGGED.get(state.cause, "")
+        if kind == " stderr" and not state.task.talks:
+            kind = ""  # what it printed, which says when there is nothing but errors
+        return f"subagent-fleet task log {name}{kind}"
     return f"subagent-fleet tasks {name}" if state.state in ("parked", UNREADABLE) else ""
 
 
@@ -18771,6 +19439,10 @@ class Folder:
     def of_try(self, state: TaskState, name: str, number: int | None = None) -> str:
         """Return a file of a try."""
         return self.of_task(state.name, str(number or state.tried), name)
+
+    def is_attached(self, name: str) -> bool:
+        """Tell whether a person has the session of a task open in a terminal."""
+        return self.world.is_held(self.of_task(name, "attached"))
 
     @property
     def run(self) -> str:
@@ -19691,8 +20363,6 @@ CODER_SCRIPT = ('"$@" <"${0%code}in" & trap "kill -KILL 0" ALRM; wait $!; '
 # would fetch plugins from its makers (2.1.327), whatever else is switched off.
 TASK_VARIABLES = {"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
                   "CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL": "1"}
-ATTACHED_PROMPT = ("A person has worked in this session and in this worktree. Look at what "
-                   "has changed, then continue.")
 
 
 class Backing(Record):
@@ -19953,10 +20623,13 @@ def read_tail(world: World, log: str, most: int) -> str:
     return world.read_part(log, begin, most).decode("utf-8", "replace")
 
 
-def last_line_of(world: World, log: str) -> str:
-    """Return the last line that a log has, clean."""
-    lines = [line for line in read_tail(world, log, 2000).splitlines() if line.strip()]
-    return clean_line(lines[-1])[:200] if lines else "it printed nothing"
+def last_line_of(world: World, *logs: str) -> str:
+    """Return the last line, clean, of the first log that has any."""
+    for log in logs:
+        lines = [line for line in read_tail(world, log, 2000).splitlines() if line.strip()]
+        if lines:
+            return clean_line(lines[-1])[:200]
+    return "it printed nothing"
 
 
 # == runs/tidy.py, from line 31 ===============================================
@@ -20457,176 +21130,9 @@ def tree_of(folder: Folder, name: str, variable: str) -> ProcessTree:
                        inherited=folder.of_task(name, inherited))
 
 
-# == runs/keeper.py, from line 32 =============================================
-#
-# The tasks of a repository: their states, and who is told.
-
-class TaskKeeper:
-    """The tasks of a repository: their states, who may change them, who is told."""
-
-    def __init__(self, folder: Folder, lock: Hold, backing: Backing,
-                 only: set[str] | None = None, *, takes_new: bool = True,
-                 changed: threading.Condition | None = None) -> None:
-        self.folder = folder
-        self.backing = backing
-        self.run = folder.make()
-        self.tasks, _ = folder.read_states()
-        self.failures: list[Exception] = []  # of threads: a bug, or a disk that is full
-        self.passes: dict[tuple[str, ...], bool] = {}  # a check, before any work
-        self.asking: dict[tuple[str, ...], threading.Lock] = {}  # who just asks that
-        self.starts: dict[str, str] = {}  # by base: what a worktree begins with
-        self.confinement = backing.confinement or Confinement(folder)
-        self.changed = changed or threading.Condition()
-        self._world, self._lock = folder.world, lock
-        self._only = only  # the tasks that are meant, and those handed over since; None: all
-        self._takes_new = takes_new
-        self._threads: dict[str, threading.Thread] = {}
-        self._leaves = False
-        self._looked: dict[str, float] = {}
-        self._page: Mapping[str, Any] = {}
-        self._is_served = True  # as far as anybody knows
-        self._told: set[str] = set()  # tasks of which was said what they wait for
-        self._spawning = threading.Lock()
-        self._world.replace_files([(folder.place("lock.pid"), str(
-            self._world.process_id).encode(), 0o600)])
-
-    # -- what is known, and who may change it --
-
-    def write(self, name: str, to: str = "", **changes: Any) -> TaskState:
-        """Write down a change of a task, then let it be so."""
-        with self.changed:
-            if to:
-                usual = {"reason": "", "cause": "", "until": 0.0, "asleep": False,
-                         "question": {}, "answer": {}}
-                changes = {**usual, **changes, "state": to, "at": self._world.now()}
-            return self._keep(replace(self.tasks[name], **changes))
-
-    def remember(self, name: str, **changes: Any) -> TaskState:
-        """Change what is known of a task; its next step writes it down."""
-        with self.changed:
-            state = self.tasks[name] = replace(self.tasks[name], **changes)
-            return state
-
-    def _keep(self, state: TaskState) -> TaskState:
-        if self._leaves:  # who comes next may already have the lock
-            raise Asleep
-        self.folder.write_state(state)
-        self.tasks[state.name] = state
-        self.changed.notify_all()
-        return state
-
-    def wait(self, seconds: float) -> None:
-        """Wait a while, or until something has changed; a thread ends here when we leave."""
-        with self.changed:
-            self.changed.wait(seconds)
-        if self._leaves:
-            raise Asleep
-
-    def spawn(self, launch: Launch) -> Child:
-        """Start a program; who waits is woken when it ends."""
-        def wake() -> None:
-            child.wait()
-            with self.changed:
-                self.changed.notify_all()
-        with self._spawning:
-            child = self._world.spawn(launch)
-        threading.Thread(target=wake, daemon=True).start()
-        return child
-
-    def leave_task(self, name: str) -> None:
-        """Note that a task's thread has ended; do what a person has asked of it meanwhile."""
-        with self.changed:
-            self._threads.pop(name, None)
-            self.changed.notify_all()
-            state = self.tasks[name]
-            if state.says and state.state in ("done", "review", "failed"):
-                self.remember(name, wanted="go")  # said since its agent has answered
-            with contextlib.suppress(Asleep):
-                self._grant(name)
-
-    def _grant(self, name: str) -> None:
-        """Do what a person wants of a task that nothing is at work on."""
-        state = self.tasks[name]
-        if name in self._threads or state.is_active:
-            return
-        if state.wanted == "stop":
-            self.write(name, "stopped", reason="no agent was running", wanted="")
-            self.tell(name, "stopped", "no agent was running")
-        elif state.wanted == "attach":
-            self.write(name, "attached", before=state.state if state.is_over else "waiting",
-                       reason=state.reason, cause=state.cause, wanted="")
-            self.tell(name, "attached")
-        elif state.asleep and state.answer:
-            self.write(name, "waiting", prompt=tell_answers(state.answer))
-        elif state.wanted == "go" or state.says and state.asleep:
-            self.write(name, "waiting", open=state.asleep, failures=0, wanted="")
-
-    def tell(self, name: str, word: str, text: str = "") -> None:
-        """Say what has happened to a task, and tell the person's own command."""
-        text = text[:TOLD_CHARACTERS]
-        self.folder.tell(name, word, text)
-        self.backing.tell(name, word, text)
-        if self.backing.notify and word in ("asks", *TERMINAL_STATES):
-            self._notify(name, word, text)
-
-    def _notify(self, name: str, word: str, text: str) -> None:
-        """Start the person's command with a line of JSON on its standard input."""
-        notify, place = self.backing.notify or "", self.folder.place
-        argv = shell_words(self._world, notify) if isinstance(notify, str) else list(notify)
-        main = self.folder.repository.main
-        event = {"schema": "subagent-fleet/notice/1", "task": name, "event": word,
-                 "text": text, "repository": main, "branch": self.tasks[name].branch}
-        path, log = place("tasks", name, f"notice-{word}.json"), place("notify.log")
-        try:
-            self._world.replace_files(
-                [(path, json.dumps(event).encode("ascii") + b"\n", 0o600)])
-            self.spawn(Launch(argv, main, self._world.git_environment(), stdin=path,
-                              stdout=log, stderr=log, seconds=60))
-        except FleetError as error:
-            self.backing.tell(name, "notify", error.what)
-
-    def _is_due(self, what: str, seconds: float) -> bool:
-        """Tell whether it is time to look at something again."""
-        now = self._world.clock()
-        if now - self._looked.get(what, -1e9) < seconds:
-            return False
-        self._looked[what] = now
-        return True
-
-    def alias_of(self, name: str) -> str:
-        """Return the alias that a task's requests ask for."""
-        return plan_alias(*place_task(self.tasks[name], self.backing.fleet))
-
-    def count_away_left(self) -> int:
-        """Return how many tasks may still move up to what leaves the house, today."""
-        since = self._world.now() - UNIT_SECONDS["d"]
-        used = sum(state.left_at > since for state in list(self.tasks.values()))
-        return self.backing.cloud_limit - used
-
-    def _look_at_gateway(self) -> Mapping[str, Any]:
-        """Return what the gateway says of itself, not older than a few seconds."""
-        if self.backing.fleet and self._is_due("gateway", 5.0):
-            self._page = self.backing.look()
-        return self._page
-
-    def models_of(self, name: str) -> list[Model]:
-        """Return the models that may serve a task."""
-        fleet, alias = self.backing.fleet, self.alias_of(name)
-        return [model for model in fleet.models.values() if alias and model.alias == alias] \
-            if fleet else []
-
-    def view_of(self, session: str) -> str:
-        """Return what the gateway knows of a session: waiting, working, idle or unknown."""
-        sessions = self._look_at_gateway().get("sessions")
-        return str(sessions.get(session, "idle")) if isinstance(sessions, dict) else "unknown"
-
-
-# == runs/task_desk.py, from line 29 ==========================================
+# == runs/task_desk.py, from line 31 ==========================================
 #
 # A task on its way: its state, its files, its processes.
-
-LOST = Ruling("waiting", cause="lost")  # an agent has ended without a result
-
 
 class TaskDesk:
     """A task's state and files, its git, and the ending of its processes."""
@@ -20641,6 +21147,7 @@ class TaskDesk:
         self._trees = {variable: tree_of(self._folder, name, variable)
                        for variable in (TASK_MARK, CHECK_MARK)}
         self._agent: AgentProcess | None = None
+        self._work: WorkDone | None = None  # what its check was asked of
         self._preparing: threading.Thread | None = None  # of the check's place
         self._taken: Mapping[str, bytes] = {}  # what a place takes along of the person's
         self._trouble: Exception | None = None  # in that thread
@@ -20654,8 +21161,12 @@ class TaskDesk:
         """What is known of the task."""
         return self._supervisor.tasks[self.name]
 
-    def _write(self, to: str = "", **changes: Any) -> TaskState:
-        return self._supervisor.write(self.name, to, **changes)
+    def _take(self, event: Event) -> Step:
+        """Let an event count; return what is so now, and what to do about it."""
+        return self._supervisor.take(self.name, event)
+
+    def _write(self, **changes: Any) -> TaskState:
+        return self._supervisor.write(self.name, **changes)
 
     def _remember(self, **changes: Any) -> TaskState:
         """Note what could be found out again: it is written with the next step."""
@@ -20683,17 +21194,17 @@ class TaskDesk:
         At the end of a task that is stopped, it has some seconds to keep the work.
         """
         if threading.current_thread() is self._preparing:
-            return self._is_closing or bool(self.state.wanted)
+            return self._is_closing or self.state.stopping
         if not self._is_closing:
-            return bool(self.state.wanted)
-        if self.state.wanted != "stop":
+            return self.state.stopping
+        if not self.state.stopping:
             return False
         self._stopping_since = self._stopping_since or self._world.clock()
         return self._world.clock() - self._stopping_since > STOP_GIT_SECONDS
 
     def _pause(self, seconds: float) -> None:
         """Wait a while, or until something has happened; stop where a person wants that."""
-        if self.state.wanted or self._is_closing:
+        if self.state.stopping or self._is_closing:
             raise Wanted
         self._supervisor.wait(seconds)
 
@@ -20822,7 +21333,7 @@ class TaskBox(TaskDesk):
         return f"it may not write {clean_line(some_of(paths, 3))}; to allow it: `{line}`"
 
 
-# == runs/task_place.py, from line 57 =========================================
+# == runs/task_place.py, from line 59 =========================================
 #
 # A task on its way: its places.
 
@@ -20831,9 +21342,10 @@ class TaskPlace(TaskBox):
 
     # -- making ready --
 
-    def _make_ready(self) -> None:
+    def _make_ready(self) -> Event:
         """Make the worktree of a task, and do in it what comes before the agent."""
-        state = self._write("preparing", **self._plan_try())
+        self._end(0.0)
+        state = self._take(self._plan_try()).state
         self._world.make_directory(self._file(""))
         refuse_missing(self._folder, state)
         if isinstance(state.task.coder, str) and self._backing.fleet:
@@ -20843,12 +21355,13 @@ class TaskPlace(TaskBox):
         else:
             self._make_worktree(state)
         self._prepare_check()
+        return Ready()
 
-    def _plan_try(self) -> dict[str, Any]:
-        """Return with what a try begins, or goes on."""
+    def _plan_try(self) -> Planned:
+        """Return where a try begins, or goes on."""
         state = self.state
         place = find_places(self._folder, self._backing.worktrees)
-        changes: dict[str, Any] = {
+        chosen: dict[str, Any] = {
             **self._plan_own(),
             "branch": plan_branch(state),
             "id": state.id or ("" if state.git else self._world.token(8)),
@@ -20858,18 +21371,16 @@ class TaskPlace(TaskBox):
         if not state.start and depends and state.task.base in (None, "after"):
             if len(depends) == 1:
                 done = self._supervisor.tasks[depends[0]]
-                changes["base"] = find_work(self._main, done) or state.base
+                chosen["base"] = find_work(self._main, done) or state.base
             else:
                 self._tell("note", "starts from HEAD, without the work of "
                            f"{some_of(depends, 3)}: only a single task in "
                            "`after:` is built on")
+        number = 0
         if not state.open:
             # Snapshots of an earlier task of this name stay.
-            tried = state.tried or last_snapshot(self._main, self.name)
-            changes.update(open=True, tried=tried + 1, round=0, stalls=0, checks=(),
-                           worked=0.0, began=self._world.now(),
-                           spent=state.total_at(state.at))
-        return changes
+            number = 1 + (state.tried or last_snapshot(self._main, self.name))
+        return Planned(number, chosen)
 
     def _make_worktree(self, state: TaskState) -> None:
         """Make the agent's place, fill it, note what is there before the agent comes."""
@@ -21095,33 +21606,28 @@ class TaskPlace(TaskBox):
         write_check_note(self._folder, state, commit)
 
 
-# == runs/task_agent.py, from line 54 =========================================
+# == runs/task_agent.py, from line 66 =========================================
 #
 # A task on its way: its agent, started and heard.
 
 class TaskAgent(TaskPlace):
     """A task's agent: started, heard, answered."""
 
-    def _start(self) -> None:
+    def _start(self) -> Event:
         """Start an agent and hand it what it is told."""
-        state = self.state
         hold = self._hold_alive()
-        session = state.session
-        if not state.spoken:
-            session = str(uuid.uuid4())
-        size = self._world.size_of(self._file("out.jsonl"))
-        told = filter(None, [state.prompt, *state.says])
-        state = self._hand_on(state.says, "starting", session=session, start_at=size,
-                              heard_from=size, prompt="\n\n".join(told),
-                              told=(*state.told, *state.says))
-        words = plan_first_words(state)
-        if state.task.talks:
-            self._world.make_pipe(self._file("in"))
-            self._world.remove(self._file("err"))  # of the process before
-        else:
-            self._world.remove(self._file("code"))
-            self._world.replace_files([(self._file("in"), words.encode(), 0o600)])
         try:
+            state = self.state
+            session = state.session if state.spoken else str(uuid.uuid4())
+            size = self._world.size_of(self._file("out.jsonl"))
+            state = self._take(Starting(session, size)).state
+            words = plan_first_words(state)
+            if state.task.talks:
+                self._world.make_pipe(self._file("in"))
+                self._world.remove(self._file("err"))  # of the process before
+            else:
+                self._world.remove(self._file("code"))
+                self._world.replace_files([(self._file("in"), words.encode(), 0o600)])
             child = self._supervisor.spawn(self._plan_launch(state, hold))
         finally:
             hold.release()
@@ -21134,8 +21640,7 @@ class TaskAgent(TaskPlace):
         processes = self._trees[TASK_MARK]
         processes.add(child.number)
         processes.find(self._world.clock())  # for who comes after us
-        self._write("running", spoken=True, client=child.number)
-        self._tell("resumed" if state.spoken else "started", self._describe(state))
+        return Started(child.number, self._describe(state))
 
     def _hold_alive(self) -> Hold:
         """Return the lock that each agent of a task holds as long as it lives: there is one.
@@ -21224,11 +21729,6 @@ class TaskAgent(TaskPlace):
             if state.prompt and agent.heard.turn_at <= state.heard_from:
                 self._say(state.prompt)
 
-    def _hand_on(self, says: Sequence[str], to: str = "", **changes: Any) -> TaskState:
-        """Note that an agent is told what a person has said; more may have come since."""
-        with self._supervisor.changed:
-            return self._write(to, says=self.state.says[len(says):], **changes)
-
     def _say(self, text: str) -> None:
         """Hand a prompt to an agent that waits for one."""
         agent = self._agent
@@ -21239,7 +21739,7 @@ class TaskAgent(TaskPlace):
 
     # -- listening --
 
-    def _talk(self) -> Ruling | None:
+    def _talk(self) -> Event:
         """Listen until the agent has answered, or has ended otherwise: then how."""
         agent = self._agent
         assert agent
@@ -21248,11 +21748,9 @@ class TaskAgent(TaskPlace):
         while True:
             self._trees[TASK_MARK].find(self._world.clock() - PROCESS_LOOK_SECONDS)
             pause = 0.01 if agent.listen() else min(pause * 1.5, 0.25)
-            if agent.has_answered:
-                return LOST if agent.is_lost else None
-            if not agent.lives():
+            if agent.has_answered or not agent.lives():
                 agent.listen()  # what it has said last
-                return LOST if agent.is_lost else None
+                return self._lose(agent) if agent.is_lost else Spoke()
             if self._hear_requests(agent):
                 pause = 0.01
             else:
@@ -21261,6 +21759,24 @@ class TaskAgent(TaskPlace):
                     return ending
             self._pause(pause)
 
+    def _lose(self, agent: AgentProcess) -> Lost:
+        """Return what is left of a process that ended without a result."""
+        self._end(0.0, TASK_MARK)
+        agent.listen()
+        errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
+        is_known = b"No conversation found" not in errors \
+            and not is_unknown_session(agent.heard.result or {})
+        # What it had not even begun with is told again.
+        has_begun = self.state.task.talks and agent.heard.turn_at > self.state.heard_from
+        return Lost(has_begun, is_known, self._last_line())
+
+    def _last_line(self) -> str:
+        """Return the last line of its errors, else of what it printed: a log, if no stream."""
+        logs = [self._file("err")]
+        if not self.state.task.talks:
+            logs.append(self._file("out.jsonl"))
+        return last_line_of(self._world, *logs)
+
     def _hear_requests(self, agent: AgentProcess) -> bool:
         """Answer what it asks, by the rules or by a person; hand on what a person said."""
         for identity, request in list(agent.heard.requests.items()):
@@ -21268,19 +21784,14 @@ class TaskAgent(TaskPlace):
                 return True
         state = self.state
         if state.state == "asking":
-            is_awaited = self._supervisor.waits_for_time  # others could use its place
-            if self._world.now() - state.at > (ASK_AWAITED_SECONDS if is_awaited
-                                               else ASK_SECONDS):
-                self._fall_asleep()
             if agent.heard.requests:
                 return False
-            self._write("running")
+            self._take(Answered())
         elif state.says and state.task.talks:
             for text in state.says:
                 agent.say(render_prompt_line(text))
             agent.told_at = agent.end
-            self._hand_on(state.says)
-            self._tell("told", "; ".join(state.says))
+            self._take(Told(state.says))
         else:
             return False
         return True
@@ -21296,7 +21807,7 @@ class TaskAgent(TaskPlace):
             if asked != identity and asked in agent.heard.requests:
                 return False  # one question at a time
             if asked != identity:
-                self._ask_person(identity, request)
+                self._take(Asked(identity, dict(request)))
                 return True
             if not state.answer:
                 return False
@@ -21306,26 +21817,15 @@ class TaskAgent(TaskPlace):
         agent.say(render_answer_line(identity, answer))
         agent.heard.answered(identity, self._world.clock())
         if is_persons:
-            self._write("running")
-            self._tell("answered", ", ".join(state.answer.values()))
+            self._take(Answered(", ".join(state.answer.values())))
         return True
 
-    def _ask_person(self, identity: str, request: Mapping[str, Any]) -> None:
-        self._write("asking", question={"id": identity, "request": request})
-        words = []
-        for question, labels in questions_in(request):
-            numbered = [f"{number} {label}" for number, label in enumerate(labels, 1)]
-            words.append("  ".join([question, *numbered]))
-        self._tell("asks", f"{' | '.join(words)}  `subagent-fleet task answer {self.name} "
-                   f"{'1' if '  ' in words[0] else 'TEXT'}`")
-
-    def _fall_asleep(self) -> None:
-        """End the process of a task that gets no answer: its place is free meanwhile."""
+    def _sleep(self) -> Event:
+        """End the process of an agent that gets no answer: its place is free meanwhile."""
         self._end_agent(TERM_SECONDS)
-        self._write(asleep=True, prompt="")
-        raise Asleep
+        return Slept()
 
-    def _look_at_clock(self, agent: AgentProcess) -> Ruling | None:
+    def _look_at_clock(self, agent: AgentProcess) -> Event | None:
         """Return why an agent that takes too long, or has got stuck, shall be ended."""
         state, heard = self.state, agent.heard
         now = self._world.clock()
@@ -21334,9 +21834,12 @@ class TaskAgent(TaskPlace):
             heard.last = heard.since = now
         elif state.state == "running":
             state = self._remember(worked=state.worked + gap)
+        if state.state == "asking":
+            is_awaited = self._supervisor.waits_for_time  # others could use its place
+            patience = ASK_AWAITED_SECONDS if is_awaited else ASK_SECONDS
+            return self._sleep() if self._world.now() - state.at > patience else None
         if state.worked > state.task.deadline:
-            words = f"deadline of {show_span(state.task.deadline)} reached"
-            return after_failure(state, words, "deadline")
+            return Expired()
         if heard.repeats >= LOOPS_TOLD and not agent.told_loops:
             agent.told_loops = True
             agent.told_at = agent.end
@@ -21349,35 +21852,25 @@ class TaskAgent(TaskPlace):
         timeout = max((model.timeout for model in self._supervisor.models_of(self.name)),
                       default=0)
         stall = find_stall(state.task, heard, view, float(timeout), now)
-        if not stall:
-            return None
-        return Ruling("failed" if state.stalls else "waiting", f"stalled: {stall}",
-                      cause="stalled")
+        return Stalled(stall) if stall else None
 
 
-# == runs/task.py, from line 55 ===============================================
+# == runs/task.py, from line 66 ===============================================
 #
 # One task, from its worktree to its branch.
 
 class TaskWork(TaskAgent):
     """One task on its way, in a thread of its own: from where its state says, to its end."""
 
-    # -- the way --
-
     def run(self) -> None:
         """Run the task until it waits, sleeps or is over; whatever goes wrong parks it."""
         try:
-            try:
-                self._go()
-            except Wanted:
-                self._give_up()
+            self._follow()
         except Asleep:
             pass
-        except BrokenPipeError as error:  # nobody reads what the run says: no task's trouble
+        except (BrokenPipeError, FleetError) as error:
+            # Nobody reads what the run says, or its disk is full: no task's trouble.
             self._supervisor.failures.append(error)
-        except Exception as error:
-            with contextlib.suppress(Asleep):
-                self._park(error)
         finally:
             self._is_closing = True
             if self._preparing:
@@ -21388,113 +21881,77 @@ class TaskWork(TaskAgent):
                 self._hold.release()
             self._supervisor.leave_task(self.name)
 
-    def _park(self, error: Exception) -> None:
-        """Park the task; a full disk, where nothing can be written down, ends the run."""
-        ruling = Ruling("parked", describe_error(error), cause=slug_of(error))
-        try:
-            if ruling.cause == "disk-full":
-                self._write()
-            self._close(ruling, "refused")
-        except FleetError as worse:
-            if worse.slug == "disk-full":
-                self._supervisor.failures.append(worse)
-            else:
-                self._park_at_once(worse)
-        except Exception as worse:
-            self._park_at_once(worse)
-
-    def _park_at_once(self, error: Exception) -> None:
-        """Park a task that cannot even be closed; its state's file may be refused, too."""
-        changes = {"reason": describe_error(error), "cause": slug_of(error), "wanted": ""}
-        try:
-            self._write("parked", **changes)
-        except FleetError:
-            self._remember(state="parked", **changes)
-        self._tell("parked", changes["reason"])
-
-    def _go(self) -> None:
-        """Do what comes next for the task; enter a state that an earlier supervisor left."""
-        if self.state.is_over:
-            return self._stop_again()
-        self._wait_for_git()
-        if self.state.state in ("preparing", "starting"):
-            # Nothing was asked of an agent yet that counts: it is ended, and started again.
-            self._end(0.0)
-            self._make_ready()
-            if self.state.recheck:
-                self._write("checking", recheck=False)
-            else:
-                self._start()
-        else:
-            self._adopt()
-
+    def _follow(self) -> None:
+        """Take what comes next, and do it, until nothing does."""
+        event: Event = Entered()
         while True:
-            if self.state.state != "checking":
-                ending = self._talk()
-                if ending == LOST:
-                    return self._lose()
-                if ending:
-                    return self._close(ending, ending.cause)
-                self._write("checking", prompt="")
-            ruling, work = self._judge()
-            if ruling.to not in ("asking", "running"):
-                break
-            self._go_on(ruling, work)
-        if ruling.to in ("done", "review"):
-            self._settle(work)
-        is_refused = ruling.cause in ("api", "too-large")
-        self._close(ruling, "api_error" if is_refused else "result", work)
+            try:
+                made = self._take(event)
+                if not made.do:
+                    return
+                event = self._carry_out(made)
+            except Wanted:
+                event = Interrupted()
+            except (Asleep, BrokenPipeError):
+                raise
+            except Exception as error:
+                if slug_of(error) == "disk-full":
+                    self._write()  # which says so again where it is the run's own disk
+                kind = Refused if isinstance(event, Trouble) else Trouble
+                event = kind(describe_error(error), slug_of(error))
 
-    # -- ends --
+    def _carry_out(self, made: Step) -> Event:
+        """Do what comes next; return what came of it."""
+        if made.do == CLOSE:
+            return self._close(made.ruling)
+        if made.do == END_AGAIN:
+            ended = self._end(STOP_SECONDS)
+            return EndedAgain(f"{count_of(ended.count, 'process')} ended", ended.left)
+        if not self._hold:
+            self._wait_for_git()
+        actions = {MAKE_PLACE: self._make_ready, START_AGENT: self._start, LISTEN: self._listen,
+                   CHECK_WORK: self._judge, FEED_BACK: self._feed, SLEEP: self._sleep}
+        return actions[made.do]()
 
-    def _lose(self) -> None:
-        """Take up a task whose process ended without a result; that is not its failure."""
+    def _listen(self) -> Event:
+        if not self._agent:
+            self._adopt()
+        return self._talk()
+
+    def _feed(self) -> Event:
+        """Tell the agent what is wrong: the one that waits for it, or a new one."""
+        if self._agent and self._agent.lives():
+            self._say(self.state.prompt)
+            return Resumed()
+        if self._agent:
+            self._agent.close()
+        return self._start()
+
+    # -- the verdict --
+
+    def _judge(self) -> Event:
+        """Keep what there is in a snapshot, and check exactly that."""
+        if not self._agent:
+            self._adopt()
         state, agent = self.state, self._agent
         assert agent
-        self._end(0.0, TASK_MARK)
-        agent.listen()
-        lost = state.lost + 1
-        if state.state == "asking":
-            self._write(asleep=True, prompt="")
-        elif lost >= LOST_LIMIT:
-            last = last_line_of(self._world, self._file("err"))
-            self._close(
-                Ruling("parked", f"its process ended {lost} times without a result: {last}",
-                       cause="lost"), "lost")
-        else:
-            errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
-            is_known = b"No conversation found" not in errors \
-                and not is_unknown_session(agent.heard.result or {})
-            # What it had not even begun with is told again.
-            has_begun = state.task.talks and agent.heard.turn_at > state.heard_from
-            self._write("waiting", reason="its process ended", lost=lost,
-                        spoken=state.spoken and is_known,
-                        prompt=LOST_PROMPT if has_begun else state.prompt,
-                        until=self._world.now() + (2 ** state.lost if state.lost else 0))
-            self._tell("lost", "its process ended without a result; starting it again")
-
-    def _judge(self) -> tuple[Ruling, WorkDone]:
-        """Keep what there is in a snapshot, check exactly that, and say what it is worth."""
-        state, agent = self.state, self._agent
         result = {}
         exit_code = 0
-        if agent and state.task.talks:
+        if state.task.talks:
             agent.listen()
             result = agent.heard.result or {}
             kind = api_error_of(result)
             if kind:
-                return self._judge_api_error(kind, result), WorkDone()
-        elif agent:
+                return self._fail_api(kind, result)
+        else:
             exit_code = agent.exit_code() or 0
         if exit_code in (126, 127):
-            last = last_line_of(self._world, self._file("err"))
             raise FleetError("coder-missing", f"`{state.task.program}` could not be "
-                             f"run (exit {exit_code}): {last}",
+                             f"run (exit {exit_code}): {self._last_line()}",
                              fix=f"subagent-fleet task log {self.name} stderr")
 
         # What the agent has left running could still write.
-        ended = self._end(0.5, TASK_MARK, spares_client=bool(
-            agent and state.task.talks and agent.lives()))
+        ended = self._end(0.5, TASK_MARK, spares_client=state.task.talks and agent.lives())
         if ended.left:
             raise FleetError("still-alive", "its agent has answered, but what it started is "
                              f"still running: {ended.left}",
@@ -21502,8 +21959,9 @@ class TaskWork(TaskAgent):
         work = replace(self._keep(state, read_baseline(self._folder, state)),
                        exit_code=exit_code, said=str(result.get("result") or ""),
                        error=error_of(result))
+        self._work = work
         code, output = self._check(work) if state.task.check else (None, "")
-        return judge(self.state, work, code, output), work
+        return Checked(work, code, output)
 
     def _keep(self, state: TaskState, known: Mapping[str, str] | None) -> WorkDone:
         """Keep the worktree in a ref, and look at what was done in it."""
@@ -21514,19 +21972,17 @@ class TaskWork(TaskAgent):
         self._remember(diff=work.sums)
         return work
 
-    def _judge_api_error(self, kind: str, result: Mapping[str, Any]) -> Ruling:
+    def _fail_api(self, kind: str, result: Mapping[str, Any]) -> ApiFailed:
         text = clean_line(str(result.get("result") or result.get("errors") or ""))[:200]
         if result.get("terminal_reason") == PROMPT_TOO_LONG:
-            return Ruling("parked", f"too large for the model, split it: {text}",
-                          cause="too-large")
+            return ApiFailed(f"too large for the model, split it: {text}", is_final=True,
+                             cause="too-large")
         # It says no status of this, and waiting does not help.
         if "Please run /login" in text:
             text += ("; type /login in `claude`, then subagent-fleet task retry "
                      f"{self.name}; or subagent-fleet init, for models of your own")
             kind = "final"
-        if kind == "transient" and self.state.api_errors + 1 < API_ERRORS_LIMIT:
-            return Ruling("waiting", f"the model did not answer: {text}", cause="api")
-        return Ruling("parked", text, cause="api")
+        return ApiFailed(text, kind == "final")
 
     def _check(self, work: WorkDone) -> tuple[int, str]:
         """Run the check on what was kept; return its exit code and its last words."""
@@ -21554,23 +22010,6 @@ class TaskWork(TaskAgent):
             refuse_missing_check(self._world, state, tree, r"[\w.+/-]+(?=\s|$)")
         return code, read_tail(self._world, log, TAIL_BYTES)
 
-    def _go_on(self, ruling: Ruling, work: WorkDone) -> None:
-        """Ask a person what the agent asks in prose, or tell the agent what is wrong."""
-        state = self.state
-        if ruling.to == "asking":
-            self._ask_person("prose", ask_in_words(work.said))
-            self._fall_asleep()
-        seconds = f" after {state.check_seconds:.1f} s" if ruling.cause == "check" else ""
-        self._tell("retrying", f"{ruling.reason}{seconds}: sent back to the agent (round "
-                   f"{state.round + 1} of {state.task.rounds})")
-        self._write("running", prompt=ruling.feedback, reason=ruling.reason, lost=0,
-                    round=state.round + 1)
-        if self._agent and self._agent.lives():
-            return self._say(ruling.feedback)
-        if self._agent:
-            self._agent.close()
-        self._start()
-
     def _settle(self, work: WorkDone) -> None:
         """Make good work the tip of its branch, if nobody has moved that meanwhile."""
         branch = self.state.branch
@@ -21580,25 +22019,15 @@ class TaskWork(TaskAgent):
                              fix=f"subagent-fleet task retry {self.name}")
         self._remember(tip=work.commit)
 
-    def _give_up(self) -> None:
-        """End a task because a person wants that, or wants its session."""
-        if self.state.wanted != "attach":
-            return self._close(Ruling("stopped"), "stopped")
-        self._end_agent(STOP_SECONDS)
-        self._write("waiting", prompt="")  # whose person gets it now
+    # -- ends --
 
-    def _stop_again(self) -> None:
-        """Try again to end what could not be ended; its work is kept, and its receipt."""
-        ended = self._end(STOP_SECONDS)
-        to, cause, reason = "stopped", "", f"{count_of(ended.count, 'process')} ended"
-        if ended.left:
-            to, cause, reason = "parked", "still-alive", f"still running: {ended.left}"
-        self._write(to, reason=reason, cause=cause, wanted="")
-        self._tell(to, reason)
-
-    def _close(self, ruling: Ruling, ended: str, work: WorkDone | None = None) -> None:
-        """End an agent, keep its work, write its receipt, and let the ruling be so."""
+    def _close(self, ruling: Ruling) -> Closed:
+        """Make good work its branch, end an agent, keep what is there, write its receipt."""
+        work = self._work if ruling.ended == "result" else None
+        if work and ruling.to in ("done", "review"):
+            self._settle(work)
         is_stop = ruling.to == "stopped"
+        saved = ""
         self._is_closing = True
         began = self._world.clock()
         ended_now = self._end_agent(STOP_SECONDS if is_stop else TERM_SECONDS)
@@ -21613,40 +22042,28 @@ class TaskWork(TaskAgent):
             saved = f", work saved in {work.ref}" if work.changed else ""
             ruling = replace(ruling, reason=f"{count_of(ended_now.count, 'process')} ended in "
                              f"{seconds:.1f} s{saved}")
-            if ended_now.left:
-                ruling = Ruling("parked", f"still running: {ended_now.left}{saved}",
-                                cause="still-alive")
         elif ended_now.left:
             self._tell("note", f"still running: {ended_now.left}")
 
         ruling = plan_climb(state, ruling, self._backing.fleet,
                             away_left=self._supervisor.count_away_left())
-        receipt = self._write_receipt(state, ruling, ended, work)
-        self._write(ruling.to, **self._after(state, ruling, ended), reason=ruling.reason,
-                    cause=ruling.cause)
-        self._tell_end(ruling, receipt, work)
-
-    def _tell_end(self, ruling: Ruling, receipt: Mapping[str, Any], work: WorkDone) -> None:
-        """Say what a try has come to."""
-        word, text = ruling.to, ruling.reason
-        if ruling.climbs:
-            word, text = "moves up", f"from {ruling.climbs}: {text}"
-        elif word == "waiting":
-            word, text = "waits", f"for its next try: {text}"
-        elif word in ("done", "review"):
-            text = self._sum_up(receipt)
+        receipt = self._write_receipt(state, ruling, work)
+        words = ruling.reason
+        if ruling.to in ("done", "review"):
+            words = self._sum_up(receipt)
         elif ruling.cause == "diff" and work.said:
-            text += f". It said: {shorten(work.said)}"
-        self._tell(word, text)
+            words += f". It said: {shorten(work.said)}"
+        left = f"{ended_now.left}{saved}" if ended_now.left else ""
+        return Closed(ruling, words, bool(self._agent), left)
 
-    def _write_receipt(self, state: TaskState, ruling: Ruling, ended: str,
+    def _write_receipt(self, state: TaskState, ruling: Ruling,
                        work: WorkDone) -> dict[str, Any]:
         """Write down what a try came to, beside what it left; remove what holds the key."""
         agent, now = self._agent, self._world.now()
         alias = self._supervisor.alias_of(self.name)
         served = self._backing.receipts() if alias else ()
         receipt = {**plan_receipt(state, agent.heard if agent else Heard(), work, alias,
-                                  ended),
+                                  ruling.ended),
                    "served": sum_served(served, state.session), "verdict": ruling.to,
                    "reason": ruling.reason, "cause": ruling.cause,
                    "seconds": round(now - (state.began or now), 1)}
@@ -21672,29 +22089,6 @@ class TaskWork(TaskAgent):
                        f"{STOP_GIT_SECONDS:.0f} s")
         return WorkDone()
 
-    def _after(self, state: TaskState, ruling: Ruling, ended: str) -> dict[str, Any]:
-        """Return what changes beside the state when a try, or a part of one, is over."""
-        now = self._world.now()
-        usual = {"wanted": "", "ended": now, "prompt": "" if self._agent else state.prompt}
-        if ruling.to != "waiting":
-            return {**usual, "open": False, "lost": 0}
-        usual["wanted"] = self.state.wanted  # asked since: `stop` means the next try, too
-        if ruling.climbs:  # another model has no memory of this session
-            return {**usual, "open": False, "lost": 0, "failures": 0, "api_errors": 0,
-                    "rung": "", "climbed": (*state.climbed, ruling.climbs), "spoken": False,
-                    "left_at": now if ruling.leaves else state.left_at,
-                    "prompt": tell_climbed(state, ruling)}
-        if ended == "stalled":
-            return {**usual, "stalls": state.stalls + 1, "prompt": CONTINUE_PROMPT}
-        if ruling.cause == "api":
-            wait = API_WAIT_SECONDS[min(state.api_errors, len(API_WAIT_SECONDS) - 1)]
-            return {**usual, "api_errors": state.api_errors + 1, "until": now + wait,
-                    "prompt": CONTINUE_PROMPT}
-        wait = TRY_WAIT_SECONDS[min(state.failures, len(TRY_WAIT_SECONDS) - 1)]
-        what = ruling.feedback or f"The last try failed: {ruling.reason}."
-        return {**usual, "open": False, "failures": state.failures + 1, "until": now + wait,
-                "prompt": f"{what}\n\nTry again."}
-
     def _sum_up(self, receipt: Mapping[str, Any]) -> str:
         """Return in one line what a task that is done has come to."""
         state = self.state
@@ -21709,9 +22103,9 @@ class TaskWork(TaskAgent):
         return ", ".join(words)
 
 
-# == runs/supervisor.py, from line 50 =========================================
+# == runs/supervisor.py, from line 66 =========================================
 #
-# All tasks of a repository: threads, the lock, orders.
+# All tasks of a repository: their states, the lock, threads, orders.
 
 # Takes tasks; runs an agent in a worktree for each. Whoever holds the lock of a repository's
 # run folder is its supervisor, the one writer of its tasks. How it thinks:
@@ -21720,22 +22114,16 @@ class TaskWork(TaskAgent):
 #   So whenever this process ends, even by kill -9, the next one enters the same function,
 #   `TaskWork.run`, at the step that the file names. Agents hang on files and a named pipe,
 #   never on us.
+# - What comes next is decided in one place, `tasks/step`: `take` hands it an event, writes the
+#   state that it returns, and tells people.
 # - Each task at work has a thread of its own, which may wait: for git, for setup,
 #   for an agent.
-# - What other commands want of a task is a file in `inbox/`; the main thread writes it into
-#   the task's state, where the task's thread finds it.
+# - What other commands want of a task is a file in `inbox/`; the main thread takes it as an
+#   event, and the task's thread finds what it is to do in the state.
 # - An agent works in one worktree; its check runs in another, which is put to the
 #   snapshot that was taken of the first. So what is checked is what is kept, whatever
 #   else lies around.
 
-# What a person says of a task, as a change of its state; who is at work on it finds it there.
-WISHES: dict[str, Callable[[TaskState, Mapping[str, Any]], dict[str, Any]]] = {
-    "say": lambda state, order: {"says": (*state.says, str(order.get("text", ""))),
-                                 "wanted": "go" if state.is_over else state.wanted},
-    "stop": lambda state, order: {
-        "wanted": state.wanted if state.is_over and state.cause != "still-alive" else "stop"},
-    "attach": lambda state, order: {"wanted": "" if state.state == "attached" else "attach"},
-    "forget": lambda state, order: {"forgotten": state.is_over}}
 
 def find_limits(world: World, backing: Backing, tasks: Mapping[str, TaskState],
                 page: Mapping[str, Any]) -> Limits:
@@ -21772,12 +22160,37 @@ def find_merged(folder: Folder, tasks: Mapping[str, TaskState]) -> list[str]:
             and git.commit_of(state.kept) and git.is_ancestor(state.kept, home)]
 
 
-class Supervisor(TaskKeeper):
+class Supervisor:
     """Works on the tasks of one repository as long as it holds the lock."""
 
-    def __init__(self, *values: Any, **named: Any) -> None:
-        super().__init__(*values, **named)
-        self._recover()
+    def __init__(self, folder: Folder, lock: Hold, backing: Backing,
+                 only: set[str] | None = None, *, takes_new: bool = True,
+                 changed: threading.Condition | None = None) -> None:
+        self.folder = folder
+        self.backing = backing
+        self.run = folder.make()
+        self.tasks, _ = folder.read_states()
+        self.failures: list[Exception] = []  # of threads: a bug, or a disk that is full
+        self.passes: dict[tuple[str, ...], bool] = {}  # a check, before any work
+        self.asking: dict[tuple[str, ...], threading.Lock] = {}  # who just asks that
+        self.starts: dict[str, str] = {}  # by base: what a worktree begins with
+        self.confinement = backing.confinement or Confinement(folder)
+        self.changed = changed or threading.Condition()
+        self._world, self._lock = folder.world, lock
+        self._only = only  # the tasks that are meant, and those handed over since; None: all
+        self._takes_new = takes_new
+        self._threads: dict[str, threading.Thread] = {}
+        self._leaves = False
+        self._looked: dict[str, float] = {}
+        self._page: Mapping[str, Any] = {}
+        self._is_served = True  # as far as anybody knows
+        self._told: set[str] = set()  # tasks of which was said what they wait for
+        self._spawning = threading.Lock()
+        self._world.replace_files([(folder.place("lock.pid"), str(
+            self._world.process_id).encode(), 0o600)])
+        for name, state in self.tasks.items():
+            if state.is_active or state.stopping:  # whoever was meant: nobody else does it
+                self._begin(name)
 
     def leave(self) -> None:
         """Give up the lock; agents go on, and so does a git that takes long."""
@@ -21789,20 +22202,81 @@ class Supervisor(TaskKeeper):
             thread.join(max(0.0, until - self._world.clock()))
         self._lock.release()
 
+    # -- what is known, and who may change it --
+
+    def take(self, name: str, event: Event) -> Step:
+        """Let an event count: write down what is so now, then say it; return what to do."""
+        with self.changed:
+            before = self.tasks[name]
+            made = step(before, event, self._world.now())
+            try:
+                if made.state != before:
+                    self._keep(made.state)
+            except FleetError:
+                if not isinstance(event, Refused):
+                    raise
+                self.tasks[name] = made.state  # its file may be what is refused
+        for word, text in made.tells:
+            self.tell(name, word, text)
+        return made
+
+    def write(self, name: str, **changes: Any) -> TaskState:
+        """Write down what is known of a task, then let it be so."""
+        with self.changed:
+            return self._keep(replace(self.tasks[name], **changes))
+
+    def remember(self, name: str, **changes: Any) -> TaskState:
+        """Change what is known of a task; its next step writes it down."""
+        with self.changed:
+            state = self.tasks[name] = replace(self.tasks[name], **changes)
+            return state
+
+    def _keep(self, state: TaskState) -> TaskState:
+        if self._leaves:  # who comes next may already have the lock
+            raise Asleep
+        self.folder.write_state(state)
+        self.tasks[state.name] = state
+        self.changed.notify_all()
+        return state
+
+    def wait(self, seconds: float) -> None:
+        """Wait a while, or until something has changed; a thread ends here when we leave."""
+        with self.changed:
+            self.changed.wait(seconds)
+        if self._leaves:
+            raise Asleep
+
+    def spawn(self, launch: Launch) -> Child:
+        """Start a program; who waits is woken when it ends."""
+        def wake() -> None:
+            child.wait()
+            with self.changed:
+                self.changed.notify_all()
+        with self._spawning:
+            child = self._world.spawn(launch)
+        threading.Thread(target=wake, daemon=True).start()
+        return child
+
+    def leave_task(self, name: str) -> None:
+        """Note that a task's thread has ended; what a person wants may need another one."""
+        with self.changed:
+            self._threads.pop(name, None)
+            self.changed.notify_all()
+            if self.tasks[name].is_over and self.tasks[name].stopping:
+                self._begin(name)
+
     # -- one look at everything --
 
-    def step(self) -> bool:
+    def advance(self) -> bool:
         """Do what can be done now, and start threads for what takes time; tell if it did."""
         if self.failures:
             raise self.failures[0]
         did = self._take_orders()
         self._reload()
         self._keep_serving()
-        self._end_attachments()
         if self._takes_new and self._is_due("merged", 5.0):
             for name in find_merged(self.folder, self.tasks):
-                self.write(name, "done", reason="merged")
-                self.tell(name, "done", "its branch is merged")
+                self.take(name, BranchMerged())
         return self._start_ready() or did
 
     def _keep_serving(self) -> None:
@@ -21824,14 +22298,6 @@ class Supervisor(TaskKeeper):
                 self.tell("", "not served", describe_error(error))
             self._is_served = False
 
-    def _end_attachments(self) -> None:
-        """Take tasks back from persons whose terminals have gone without a word."""
-        for name, state in list(self.tasks.items()):
-            if state.state == "attached" and not self._world.is_held(
-                    self.folder.of_task(name, "attached")):
-                with self.changed:
-                    self._order_detach(self.tasks[name], {})
-
     @property
     def is_busy(self) -> bool:
         """Whether anything is being done."""
@@ -21842,37 +22308,27 @@ class Supervisor(TaskKeeper):
     def waits_for_time(self) -> bool:
         """Whether a task waits for its time, for a machine that rests, or for its person."""
         return self._takes_new and any(
-            state.state == "attached" or state.state == "waiting" and self._may_begin(state.name)
+            self._is_attached(state) if state.state == "stopped" else
+            state.state == "waiting" and self._may_begin(state.name)
             and not blockers_of(state, self.tasks) for state in list(self.tasks.values()))
 
+    def _is_attached(self, state: TaskState) -> bool:
+        """Tell whether a person has the session of a task open, who gives it back."""
+        return state.spoken and self.folder.is_attached(state.name)
+
     def _may_begin(self, name: str) -> bool:
-        """Tell whether a task is one that is meant, and nothing is at work on it."""
-        return (self._only is None or name in self._only) and name not in self._threads
+        """Tell whether a task is one that is meant, and nobody is at work on it."""
+        return ((self._only is None or name in self._only) and name not in self._threads
+                and not self._is_attached(self.tasks[name]))
 
     def _begin(self, name: str) -> None:
-        """Start the thread of a task."""
+        """Start the thread of a task that has none."""
+        if name in self._threads or self._leaves:
+            return
         work = TaskWork(self, name)
         thread = threading.Thread(target=work.run, name=name, daemon=True)
         self._threads[name] = thread
         thread.start()
-
-    def _grant(self, name: str) -> None:
-        """Do what a person wants of a task; what could not be ended needs a thread again."""
-        state = self.tasks[name]
-        is_free = name not in self._threads and not self._leaves
-        if state.wanted == "stop" and state.is_over and is_free:
-            self._begin(name)
-        else:
-            super()._grant(name)
-
-    def _recover(self) -> None:
-        """Take up every task that was at work, where its state says it is."""
-        for name, state in list(self.tasks.items()):
-            if state.is_active:  # whoever was meant: nobody else looks after it
-                self._begin(name)
-            elif not self._world.is_held(self.folder.of_task(name, "attached")):
-                self._order_detach(state, {})
-            self._grant(name)
 
     def _start_ready(self) -> bool:
         """Begin with the tasks that can start, and say once what the others wait for."""
@@ -21886,10 +22342,8 @@ class Supervisor(TaskKeeper):
         starts = plan_starts(states, limits, now)
         for name, rung in starts.items():
             self._told.discard(name)
-            with self.changed:  # a thread that ends may just give it to a person
-                if self.tasks[name].state == "waiting":
-                    self.remember(name, state="preparing", rung=rung)
-                    self._begin(name)
+            self.take(name, Begun(rung))
+            self._begin(name)
         for state in waiting[:20]:
             name = state.name
             if name not in {*starts, *self._told} and state.until <= now:
@@ -21926,19 +22380,31 @@ class Supervisor(TaskKeeper):
         return did
 
     def _obey(self, name: str, identity: str, order: Mapping[str, Any]) -> None:
-        """Obey an order once."""
-        with self.changed:
-            if identity in self.tasks[name].orders or self.tasks[name].state == UNREADABLE:
-                return
-            # Both in one change: the order is in the state, or it comes again.
-            state = self.remember(name, orders=(*self.tasks[name].orders[-9:], identity))
-            do = str(order.get("do"))
-            handler = getattr(self, f"_order_{do}", None)
-            if handler:
-                handler(state, order)
-            if self.tasks[name] is state:
-                self.write(name, **(WISHES[do](state, order) if do in WISHES else {}))
-            self._grant(name)
+        """Obey an order of one task."""
+        event = read_order(order, identity)
+        if event is None:
+            return
+        state = self.tasks[name]
+        if isinstance(event, AcceptOrder) and can_accept(state):
+            event = replace(event, **self._put_branch(state))
+        if isinstance(event, ReturnOrder):
+            event = replace(event, climbs=climbs_to_land(state, self.backing.fleet))
+        if self.take(name, event).do:
+            self._begin(name)
+
+    def _put_branch(self, state: TaskState) -> dict[str, str]:
+        """Put the branch of a task to its work; return why that cannot be, or nothing."""
+        git = None
+        with contextlib.suppress(FleetError):
+            git = git_in(self.folder, state)
+        try:
+            is_there = settle_branch(git, git_of(self.folder), state, state.kept)
+        except FleetError as error:
+            return {"reason": describe_error(error), "cause": error.slug}
+        if is_there:
+            return {}
+        return {"reason": f"the branch {state.branch} has moved meanwhile",
+                "cause": "branch-moved"}
 
     def accept(self, spec: object, base: str, origin: str = "typed") -> None:
         """Accept a task, or a newer form of one."""
@@ -21962,15 +22428,7 @@ class Supervisor(TaskKeeper):
                 order = max((state.order for state in self.tasks.values()), default=-1) + 1
                 self._keep(TaskState(task.name, task, order, origin, at=now, base=base))
                 return
-            new = revise_task(old, task, origin)
-            if new == old:
-                return
-            if new.state == "waiting" and not new.start:
-                new = replace(new, base=base)
-            self._keep(new)
-        if new.newer:
-            self.tell(task.name, "note", "tasks.yaml changed. Only deadline, stall and check "
-                      f"apply now; `subagent-fleet task retry {task.name}` takes the rest")
+            self.take(task.name, Revised(task, origin, base))
 
     def _reload(self) -> None:
         """Take over what has changed in the task file; one that is invalid is told once."""
@@ -21991,103 +22449,67 @@ class Supervisor(TaskKeeper):
             except FleetError as error:
                 self.tell(name, "not read", error.what)
         for name, state in list(self.tasks.items()):
-            if (state.origin == "file" and name not in plan.tasks and state.state == "waiting"
-                    and not state.tried):
-                self.write(name, "stopped", reason="removed from the task file",
-                           forgotten=True)
-                self.tell(name, "removed", "it is no longer in the task file")
+            if state.origin == "file" and name not in plan.tasks:
+                self.take(name, Removed())
 
-    def _order_answer(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        answers = order.get("answers")
-        if state.state == "asking" and isinstance(answers, dict):
-            self.write(state.name, answer={str(question): str(answer)
-                                          for question, answer in answers.items()})
+    def tell(self, name: str, word: str, text: str = "") -> None:
+        """Say what has happened to a task, and tell the person's own command."""
+        text = text[:TOLD_CHARACTERS]
+        self.folder.tell(name, word, text)
+        self.backing.tell(name, word, text)
+        if self.backing.notify and word in ("asks", *TERMINAL_STATES):
+            self._notify(name, word, text)
 
-    def _order_detach(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        """Give a task back to its supervisor; looking alone changes nothing."""
-        if state.state != "attached":
-            return
-        if state.before not in TERMINAL_STATES:
-            self.write(state.name, "waiting", prompt=ATTACHED_PROMPT, spoken=True, before="")
-        elif order.get("changed") is not False:
-            self.write(state.name, "waiting", recheck=True, open=False, before="")
-        else:
-            self.write(state.name, state.before, reason=state.reason, cause=state.cause,
-                       before="")
-
-    def _order_retry(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        if not state.is_over:
-            return
-        task = thaw_task(order.get("spec")) or state.newer or state.task
-        prompt = ""
-        if order.get("fresh"):
-            state = plan_fresh(state)
-        elif task.prompt != state.task.prompt and state.spoken:
-            prompt = CHANGED_PROMPT.format(prompt=task.prompt)
-        elif state.state != "done" and state.reason and state.cause not in ("", "lost"):
-            prompt = f"The last try ended: {state.reason}. Try again."
-        says = (*state.says, *filter(None, [str(order.get("say") or "")]))
-        self.tasks[state.name] = replace(state, task=task, newer=None)
-        self.write(state.name, "waiting", open=False, failures=0, lost=0, api_errors=0,
-                   returned=0,
-                   wanted="", prompt=prompt, says=says, forgotten=False)
-
-    def _order_landed(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        """Note that the work of a task has landed."""
-        if state.state == "done" and order.get("kept") == state.kept:
-            into = str(order.get("into"))
-            self.write(state.name, landed=into, reason=f"landed on {into}", cause="")
-
-    def _order_evict(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        """Note why the work of a task stays out of what has landed."""
-        if state.state == "done" and order.get("kept") == state.kept:
-            self.write(state.name, reason=f"did not land: {order.get('why')}", cause="landing")
-
-    def _order_return(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        """Let an agent go on with work that did not land, on top of what did.
-
-        Its new worktree begins with both, merged as far as git could; what it changes is
-        told from what has landed by its new base.
-        """
-        begin, tip, files = order.get("begin"), order.get("tip"), order.get("files")
-        if state.state != "done" or order.get("kept") != state.kept:
-            return
-        fresh = plan_fresh(state)
-        rungs: dict[str, Any] = {"rung": state.rung, "climbed": state.climbed,
-                                 "returned": state.returned + 1}
-        if climbs_to_land(state, self.backing.fleet):
-            rungs = {"climbed": (*state.climbed, state.rung), "returned": 1}
-        self.tasks[state.name] = replace(
-            fresh, base=str(tip), start=str(tip), kept=str(begin), told=state.told, **rungs,
-            conflicts=tuple(map(str, files)) if isinstance(files, list) else ())
-        self.write(state.name, "waiting", reason=str(order.get("why")),
-                   prompt=str(order.get("text")))
-        self.tell(state.name, "sent back", str(order.get("why")))
-
-    def _order_accept(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        if not can_accept(state):
-            return
-        git = None
-        with contextlib.suppress(FleetError):
-            git = git_in(self.folder, state)
+    def _notify(self, name: str, word: str, text: str) -> None:
+        """Start the person's command with a line of JSON on its standard input."""
+        notify, place = self.backing.notify or "", self.folder.place
+        argv = shell_words(self._world, notify) if isinstance(notify, str) else list(notify)
+        main = self.folder.repository.main
+        event = {"schema": "subagent-fleet/notice/1", "task": name, "event": word,
+                 "text": text, "repository": main, "branch": self.tasks[name].branch}
+        path, log = place("tasks", name, f"notice-{word}.json"), place("notify.log")
         try:
-            is_there = settle_branch(git, git_of(self.folder), state, state.kept)
+            self._world.replace_files(
+                [(path, json.dumps(event).encode("ascii") + b"\n", 0o600)])
+            self.spawn(Launch(argv, main, self._world.git_environment(), stdin=path,
+                              stdout=log, stderr=log, seconds=60))
         except FleetError as error:
-            self.write(state.name, reason=describe_error(error), cause=error.slug)
-            return
-        if is_there:
-            self.write(state.name, "done", reason="accepted")
-            self.tell(state.name, "done", "accepted")
-        else:
-            self.write(state.name, reason=f"the branch {state.branch} has moved meanwhile",
-                       cause="branch-moved")
+            self.backing.tell(name, "notify", error.what)
 
-    def _order_gone(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        if order.get("git") == state.git:
-            self.write(state.name, prepared=False, git="", check_git="")
-        else:  # one of before a fresh start
-            self.write(state.name, old=tuple(
-                place for place in state.old if place.split("\n")[2] != order.get("git")))
+    def _is_due(self, what: str, seconds: float) -> bool:
+        """Tell whether it is time to look at something again."""
+        now = self._world.clock()
+        if now - self._looked.get(what, -1e9) < seconds:
+            return False
+        self._looked[what] = now
+        return True
+
+    def alias_of(self, name: str) -> str:
+        """Return the alias that a task's requests ask for."""
+        return plan_alias(*place_task(self.tasks[name], self.backing.fleet))
+
+    def count_away_left(self) -> int:
+        """Return how many tasks may still move up to what leaves the house, today."""
+        since = self._world.now() - UNIT_SECONDS["d"]
+        used = sum(state.left_at > since for state in list(self.tasks.values()))
+        return self.backing.cloud_limit - used
+
+    def _look_at_gateway(self) -> Mapping[str, Any]:
+        """Return what the gateway says of itself, not older than a few seconds."""
+        if self.backing.fleet and self._is_due("gateway", 5.0):
+            self._page = self.backing.look()
+        return self._page
+
+    def models_of(self, name: str) -> list[Model]:
+        """Return the models that may serve a task."""
+        fleet, alias = self.backing.fleet, self.alias_of(name)
+        return [model for model in fleet.models.values() if alias and model.alias == alias] \
+            if fleet else []
+
+    def view_of(self, session: str) -> str:
+        """Return what the gateway knows of a session: waiting, working, idle or unknown."""
+        sessions = self._look_at_gateway().get("sessions")
+        return str(sessions.get(session, "idle")) if isinstance(sessions, dict) else "unknown"
 
 
 # == runs/landing.py, from line 54 ============================================
@@ -22514,7 +22936,7 @@ class Landing:
         return True
 
 
-# == runs/see.py, from line 24 ================================================
+# == runs/see.py, from line 25 ================================================
 #
 # What can be seen of tasks without the lock.
 
@@ -22531,10 +22953,10 @@ def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
         if task and (task.name not in tasks or tasks[task.name].state != UNREADABLE):
             new = TaskState(task.name, task, len(tasks), at=now,
                             base=str(order.get("base")))
-            tasks[task.name] = revise_task(tasks.get(task.name, new), task,
-                                           str(order.get("origin")))
+            revised = Revised(task, str(order.get("origin")))
+            tasks[task.name] = step(tasks.get(task.name, new), revised, now).state
     for name in find_merged(folder, tasks):
-        tasks[name] = replace(tasks[name], state="done", reason="merged")
+        tasks[name] = step(tasks[name], BranchMerged(), now).state
     return tasks, unreadable
 
 
@@ -22543,18 +22965,19 @@ def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]
     """Return what is so of the tasks of a repository: what agents say, and what they take."""
     fleet = backing.fleet
     tasks, unreadable = see_states(folder, more)
-    live = [state for state in tasks.values()
-            if state.state in LIVE_STATES and not state.asleep]
+    live = [state for state in tasks.values() if state.has_agent]
     # The session's own, not a subagent's.
     served = {one.session: one for one in backing.receipts()
               if one.session and not one.agent} \
         if live else {}
     limits = find_limits(folder.world, backing, tasks, {})
+    attached = frozenset(name for name, state in tasks.items()
+                         if state.spoken and folder.is_attached(name))
     windows = {model.alias: model.context for model in fleet.models.values()} if fleet else {}
     return TaskSight(
         tasks, {state.name: listen_to_tail(folder, state) for state in live},
         folder.world.now(), limits, windows, served, measure_agents(folder, live), unreadable,
-        folder.holder())
+        attached, folder.holder())
 
 
 def measure_agents(folder: Folder,
@@ -23658,7 +24081,7 @@ class Exam:
         is_stopped = False
         try:
             while not supervisor.tasks[task.name].is_over:
-                did = supervisor.step()
+                did = supervisor.advance()
                 if ((self.stops or supervisor.tasks[task.name].state == "asking")
                         and not is_stopped):
                     is_stopped = True
@@ -26393,8 +26816,8 @@ def end_serving(folder: Folder) -> bool:
     """End the gateway started for agents, now that there are none; tell whether it ran."""
     world = folder.world
     pid = world.read_part(folder.place("serve.pid"), 0, 32)
-    if any(state.is_active or state.state == "attached"
-           for state in folder.read_states()[0].values()):
+    if any(state.is_active or state.spoken and folder.is_attached(name)
+           for name, state in folder.read_states()[0].items()):
         return False
     if not pid.isdigit() or not world.is_held(folder.place("serve.alive")):
         return False
@@ -26409,8 +26832,7 @@ def end_serving(folder: Folder) -> bool:
 # Whoever holds the lock obeys orders; a command hands them over as files, or takes the
 # lock itself for as long as they take. What lies in a repository's folder of tasks is
 # shown to everybody. For anything else there is one door, `open_tasks`: tasks that came
-# with a copy or an archive name commands, places and revisions, and are not obeyed before
-# a person has said so.
+# with a copy or an archive name commands, places and revisions, and are never obeyed.
 
 TASK_WORDS = (
     Flag("--name", "what it is called; default: its first words", "NAME"),
@@ -26449,28 +26871,19 @@ def open_folder(world: World, *, begins: bool = False) -> Folder:
     return Folder(world, find_repository(world, world.directory, begins=begins))
 
 
-def open_tasks(folder: Folder, *, trust: bool = False) -> Folder:
-    """Return tasks for anything but showing; those that came with the directory are refused.
-
-    Of those that a person accepts, nothing but the words is believed: they begin anew.
-    """
+def open_tasks(folder: Folder) -> Folder:
+    """Return tasks for anything but showing; those that this user did not add are refused."""
     world = folder.world
     run = folder.run
     if run and read_repositories(world).get(folder.repository.main) == run:
         return folder
-    tasks, _ = folder.read_states()
-    orders = list(folder.read_orders())
-    if (tasks or orders) and not trust:
+    if folder.read_states()[0] or any(folder.read_orders()):
         raise FleetError("foreign-tasks", f"tasks lie in {folder.repository.common} that you "
                          "have not added here", status=EXIT_REFUSED,
-                         fix="`subagent-fleet tasks` shows them; `subagent-fleet run "
-                             "--trust` accepts them, commands and all; to delete them: "
+                         fix="`subagent-fleet tasks` shows them; to delete them: "
                              f"`rm -r {quote_shell(folder.path)}`")
     if run:
         folder.make(renews=True)
-    for state in tasks.values():
-        if state.state != UNREADABLE:
-            folder.write_state(disown_task(state))
     return folder
 
 
@@ -26568,6 +26981,15 @@ def split_name(prompt: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
+def refuse_unquoted(words: Sequence[str], names: Collection[str], command: str) -> None:
+    """Refuse a sentence whose quotes were forgotten: words of which none is like a name."""
+    if len(words) > 1 and not any(" " in word or ":" in word or word in names
+                                  or nearest(word, names) for word in words):
+        text = quote_shell(" ".join(words))
+        raise FleetError("usage", f"{command}: a task of several words is typed in quotes",
+                         status=EXIT_USAGE, fix=f"subagent-fleet {command} {text}")
+
+
 def typed_keys(options: Namespace) -> dict[str, Any]:
     """Return the keys of new tasks that were typed as flags."""
     words = [name_of(flag) for flag in TASK_WORDS]
@@ -26652,6 +27074,8 @@ def order_of(task: TaskSpec, folder: Folder, origin: str = "typed", where: str =
 
 def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
     """Return what to type for tasks that are done and not in what is checked out."""
+    if not any(state.state == "done" for state in states.values()):
+        return ""
     waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
                                  "--format=%(refname:lstrip=2)",
                                  "refs/heads").text.split("\n")
@@ -26669,9 +27093,9 @@ def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
     return f"{look}Merge: git merge {branch}"
 
 
-TASK_ROLES = {"done": "ok", "running": "work", "checking": "work", "preparing": "work",
-              "starting": "work", "waiting": "wait", "asking": "ask", "review": "ask",
-              "attached": "ask", "parked": "warn", "failed": "bad", "stopped": "wait"}
+TASK_ROLES = {"done": "ok", "running": "work", "checking": "work", "waiting": "wait",
+              "asking": "ask", "review": "ask", "parked": "warn", "failed": "bad",
+              "stopped": "wait"}
 TASK_MARKS = {**MARKS, "work": "▶", "wait": "·", "ask": "?"}
 
 
@@ -26734,10 +27158,12 @@ def see_folder(folder: Folder, options: Namespace) -> TaskSight:
 
 def read_named_tasks(folder: Folder, options: Namespace) -> Mapping[str, TaskSpec]:
     """Return the tasks of the task file; none where it is absent or wrong."""
-    with contextlib.suppress(FleetError):
+    try:
         path = find_task_file(folder, options)
         if path:
             return load_tasks(folder.world, path, None).tasks
+    except FleetError as error:
+        folder.world.err(f"{clean_line(error.what)}: subagent-fleet validate\n")
     return {}
 
 
@@ -26819,7 +27245,7 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Name
     if kind in ("add", "say") and not folder.holder():
         return Carried(before)
     # Of the others no agent starts or goes on: they need no fleet.
-    load = load_fleet_for_tasks if kind in ("add", "say", "answer", "attach", "detach") \
+    load = load_fleet_for_tasks if kind in ("add", "say", "answer") \
         else load_fleet_if_valid
     names = {*asked.values()}
     until = world.clock() + STOP_WAIT_SECONDS
@@ -26828,7 +27254,7 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Name
     try:
         while world.clock() < until:
             if supervisor:
-                supervisor.step()
+                supervisor.advance()
             left = {asked[identity] for identity, _ in folder.read_orders()
                     if identity in asked}
             tasks = folder.read_states()[0]
@@ -26859,12 +27285,11 @@ def is_carried_out(kind: str, before: TaskState | None, state: TaskState) -> boo
     if kind == "say":
         return not (state.says and state.state == "running" and state.task.talks)
     if kind == "stop":
-        return state.is_over and state.wanted != "stop"
+        return state.is_over and not state.stopping
     if kind == "answer":  # its next question may come at once
         return state.state != "asking" or before is not None and \
             state.question != before.question
-    return (kind not in ("attach", "detach")
-            or (state.state == "attached") == (kind == "attach"))
+    return True
 
 
 def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, carried: Carried, *,
@@ -27106,22 +27531,6 @@ def watch_tasks(world: World, path: str, fleet: Fleet | None,
     return reload
 
 
-def foresee_start(folder: Folder, state: TaskState, branches: set[str]) -> tuple[str, str]:
-    """Return in a word and a text whether a task would start, given those branches."""
-    branch = plan_branch(state)
-    tip = git_of(folder).commit_of(f"refs/heads/{branch}")
-    if branch in branches or tip and not state.start:
-        return "would park", f"the branch `{branch}` already exists"
-    branches.add(branch)
-    try:
-        refuse_missing(folder, state)
-    except FleetError as error:
-        if error.slug == "check-missing":  # its fix is for a task that was added
-            return "would park", error.what
-        return "would park", f"{error.what}; {error.fix}"
-    return "would start", f"branch {branch}"
-
-
 def tell_starts(job: RunJob) -> None:
     """Say how many tasks start now, why the others do not, and how to use other machines."""
     sight = see_tasks(job.folder, job.backing)
@@ -27132,7 +27541,8 @@ def tell_starts(job: RunJob) -> None:
             and name not in starts and not blockers_of(state, tasks)]
     if not held:
         return
-    begun = {**tasks, **{name: replace(tasks[name], state="running") for name in starts}}
+    begun = {**tasks, **{name: step(tasks[name], Begun(rung), sight.now).state
+                         for name, rung in starts.items()}}
     why = explain_wait(held[0], begun, sight.limits.after(starts), sight.now)
     start = "starts" if len(starts) == 1 else "start"
     wait = "waits" if len(held) == 1 else "wait"
@@ -27212,7 +27622,7 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
     return EXIT_OK if good else EXIT_PROBLEM
 
 
-# == work/run_job.py, from line 63 ============================================
+# == work/run_job.py, from line 60 ============================================
 #
 # One repository that `run` works on.
 
@@ -27241,15 +27651,10 @@ def split_words(options: Namespace, known: KnownTasks) -> tuple[list[str], list[
     prompts = [word for word in options.words if word not in known.names
                and (" " in word.strip() or split_name(word)[0])]
     only = [word for word in options.words if word not in prompts]
-    if options.prompt and len(options.words) == 1 and only and only[0] not in known.names:
-        text = quote_shell(f"{only[0]}:{options.prompt}")
-        raise FleetError("usage", "run: --prompt takes no name beside it", status=EXIT_USAGE,
-                         fix=f"subagent-fleet run {text}")
-    if options.prompt:
-        prompts.append(options.prompt)
     if prompts and only:
         raise FleetError("usage", "run: either names of tasks or new tasks, not both",
                          status=EXIT_USAGE, fix="run one after the other")
+    refuse_unquoted(only, known.names, "run")
     check_names("task", only, known.names, "run",
                 "for a new one: subagent-fleet run '{}:what to do'")
     if not prompts:
@@ -27266,8 +27671,6 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
         cloud_limit=file.cloud_limit, notify=file.notify, worktrees=file.worktrees or "",
         tell=tell_events(folder, {*known.states, *tasks}, options),
         reload=watch_tasks(world, known.path, fleet, file.max, options))
-    if options.dry_run:
-        return backing
     backing = replace(backing, confinement=confine_tasks(folder, tasks))
     if fleet and any(isinstance(task.coder, str) for task in tasks.values()):
         ask_trust(fleet, options, world)
@@ -27333,28 +27736,6 @@ def refuse_bypass(tasks: Mapping[str, TaskSpec], world: World) -> None:
                          fix="run it as another user, or write `permission: default`")
 
 
-def show_plan(job: RunJob) -> None:
-    """Print what would start now, and what each other task waits for."""
-    sight = see_tasks(job.folder, job.backing, job.orders)
-    starts = plan_starts(sight.tasks, sight.limits, sight.now)
-    begun = {**sight.tasks,
-             **{one: replace(sight.tasks[one], state="running") for one in starts}}
-    branches: set[str] = set()
-    meant = {name: state for name, state in begun.items()
-             if not state.forgotten and (name in job.only if job.only else not state.is_over)}
-    width = max(map(width_of, meant), default=8)
-    if not meant:
-        job.folder.world.out("Nothing to do: every task is over.\n")
-    for name, state in meant.items():
-        word, text = state.state, state.reason
-        if name in starts:
-            word, text = foresee_start(job.folder, state, branches)
-        elif state.state == "waiting":
-            word, text = "waits", explain_wait(state, begun, sight.limits.after(starts),
-                                               sight.now)
-        tell_task(job.folder.world, name, word, text, width)
-
-
 class RunJob:
     """A repository whose tasks are worked on."""
 
@@ -27363,7 +27744,7 @@ class RunJob:
         self.folder = folder
         self.lock: Hold | None = None
         self.supervisor: Any = None  # from `begin` on
-        open_tasks(folder, trust=options.trust)
+        open_tasks(folder)
         known = know_tasks(folder, options)
         prompts, only = split_words(options, known)
         typed = plan_typed_tasks(prompts, options, known) if prompts else []
@@ -27392,9 +27773,7 @@ class RunJob:
         # When those ended that had ended before.
         self.over = {name: state.at for name, state in known.states.items() if state.is_over}
         self.backing = back_run(folder, known, tasks, options)
-        if options.dry_run:
-            show_plan(self)
-        elif self.orders and not folder.holder():
+        if self.orders and not folder.holder():
             tell_dirty(folder)
 
     def take_lock(self) -> bool:
@@ -30376,21 +30755,20 @@ def refuse_tracked(workspace: Workspace, harness: Harness) -> None:
 @command("run", "run tasks in parallel: each in its own worktree, checked before it counts",
          Flag("words", "only these tasks, or new ones: NAME:PROMPT, or a quoted prompt",
               "TASK", {"nargs": "*", "default": []}, offers=TASK_NAMES), TASK_FILE,
-         Flag("--prompt", "a new task", "TEXT", short="-p"), *TASK_WORDS,
+         *TASK_WORDS,
          Flag("--max", "how many agents work at once, at most; changes a `run` that is "
               "active, too", "N",
               {"type": parse_count, "default": 0, "dest": "most"}),
          Flag("--detach", "work in the background"),
          Flag("--land", "merge what is done, check it as a whole, move your branch"),
          Flag("--keep-going", "wait for more tasks when nothing is left to do"),
-         Flag("--dry-run", "only say what would start"),
          Flag("--all", "in every repository with tasks", "", {"dest": "everywhere"}),
          CONFIG, OUT, TRUST, group=WORK,
          examples=("run", "run 'a:fix the login' 'b:add tests' --check 'make test'",
                    "run --max 2"), excludes=("everywhere task_file",))
 def cmd_run(options: Namespace, world: World) -> int:
     """Supervise until nothing can go on. Exit 1: a task has failed, or waits for a person."""
-    is_new = options.prompt or any(" " in word.strip() or ":" in word for word in options.words)
+    is_new = any(" " in word.strip() or ":" in word for word in options.words)
     if options.everywhere and is_new:
         raise FleetError("usage", "run: --all takes no new tasks: each would be added to "
                          "every repository", status=EXIT_USAGE, fix="leave out --all")
@@ -30398,8 +30776,6 @@ def cmd_run(options: Namespace, world: World) -> int:
     folders = find_folders(options, world, known, begins=True)
     found = prepare_runs(folders, options)
     is_whole = len(found) == len(folders)  # with --all, the others go on
-    if options.dry_run:
-        return EXIT_OK if is_whole else EXIT_PROBLEM
     if not found and is_whole:
         raise FleetError("no-tasks", "there are no tasks in any repository yet",
                          fix=ADD_A_TASK)
@@ -30541,7 +30917,7 @@ def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: Worl
 def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
     """Do what can be done in a repository; of several, one where that fails is given up."""
     try:
-        return bool(job.supervisor.step())
+        return bool(job.supervisor.advance())
     except FleetError as error:
         if len(jobs) == 1:
             raise
@@ -30551,7 +30927,7 @@ def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
         return False
 
 
-# == commands/tasks.py, from line 56 ==========================================
+# == commands/tasks.py, from line 57 ==========================================
 #
 # `tasks`: how tasks stand.
 
@@ -30598,17 +30974,18 @@ def show_tasks(folders: Sequence[Folder], options: Namespace, world: World) -> N
     for folder, sight in sights.items():
         if options.everywhere:
             world.out(f"{clean_line(folder.repository.main)}\n")
-        show_sight(sight, world)
+        show_sight(folder, sight, world)
 
 
-def show_sight(sight: TaskSight, world: World) -> None:
+def show_sight(folder: Folder, sight: TaskSight, world: World) -> None:
     """Print the tasks of a repository, and what to type next."""
     look, rows = look_of(world), plan_task_rows(sight)
     if sight.unreadable:
         world.err(f"{count_of(sight.unreadable, 'state file')} could not be read.\n")
     world.out(format_tasks(rows, look) if rows else f"No tasks. Start one: {ADD_A_TASK}\n")
     advice = [suggest_best(rows), suggest_retry(sight.tasks),
-              "" if sight.holder else suggest_run(sight.tasks), suggest_forget(sight.tasks)]
+              "" if sight.holder else suggest_run(sight.tasks), suggest_forget(sight.tasks),
+              suggest_merge(folder, sight.tasks)]
     text = "".join(f"{line}\n" for line in advice if line)
     world.err(wrap_text(text, look_of(world, "stderr")))
 
@@ -30746,7 +31123,7 @@ def show_key(word: str, value: object) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-# == commands/task_orders.py, from line 46 ====================================
+# == commands/task_orders.py, from line 47 ====================================
 #
 # `task add`, `say`, `answer`, `stop`, `retry`, `accept`, `forget`.
 
@@ -30757,7 +31134,8 @@ def show_key(word: str, value: object) -> str:
          examples=("task add 'fix the login bug' --check 'make test'",
                    "task add 'a:try it with sqlite' 'b:try it with postgres'"))
 def cmd_task_add(options: Namespace, world: World) -> int:
-    folder = open_tasks(open_folder(world, begins=True), trust=options.trust)
+    folder = open_tasks(open_folder(world, begins=True))
+    refuse_unquoted(options.texts, (), "task add")
     tasks = plan_typed_tasks(options.texts, options, know_tasks(folder, options))
     is_live = bool(folder.holder())
     carried = carry_out(folder, [{**order_of(task, folder), "handed": is_live}
@@ -30887,7 +31265,7 @@ def describe_outcome(order: Mapping[str, Any], state: TaskState, now: TaskState
     """Return in a word and a text what an order came to, and whether that is good."""
     command = order["do"]
     if command == "say":
-        text, is_live = shorten(order["text"]), state.state in LIVE_STATES
+        text, is_live = shorten(order["text"]), state.has_agent or state.asleep
         if is_live and not state.task.talks:
             text += (f" ({state.task.program} can't be told while it runs: "
                      "its next try gets this)")
@@ -30968,14 +31346,14 @@ def cmd_task_forget(options: Namespace, world: World) -> int:
     return order_tasks("forget", options, world)
 
 
-# == commands/task_attach.py, from line 30 ====================================
+# == commands/task_attach.py, from line 28 ====================================
 #
 # `task attach`: talk to a task's agent.
 
 @command("task attach", "open a task's session in this terminal; it continues when you exit",
          NAMED_TASK, CONFIG, OUT, TRUST, group=WORK, examples=("task attach parser",))
 def cmd_task_attach(options: Namespace, world: World) -> int:
-    folder = open_tasks(open_folder(world), trust=options.trust)
+    folder = open_tasks(open_folder(world))
     state = find_task(folder, options.task, "task attach")
     name = state.name
     program = world.which(CLAUDE)
@@ -30986,7 +31364,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
         elif not program:
             what = "Claude Code is not on the PATH"
         raise FleetError("no-session", what, fix=f"subagent-fleet task log {name}")
-    git = git_in(folder, state)
+    git_in(folder, state)
     fleet = load_fleet_for_tasks(options, world, folder)
     key = ""
     if fleet:
@@ -30994,18 +31372,18 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
         serve_for_tasks(folder, fleet, options)
         key = workspace_of(fleet, options, world).read_key(fleet)
 
-    # Nothing has changed until here; whoever finds this lock free ends the attachment.
-    hold = world.hold(folder.place("tasks", name, "attached"))
+    # Nothing has changed until here. Where this is held, the task is not started.
+    hold = world.hold(folder.of_task(name, "attached"))
     if hold is None:
         raise FleetError("attached", f"{name} is open in another terminal",
                          status=EXIT_REFUSED)
+    begun = state
     try:
-        state = carry_out(folder, [{"do": "attach", "task": name}], options).tasks[name]
-        if state.state != "attached":
-            raise FleetError("not-attached", f"{name} is {state.state}; it could not be "
+        if not begun.is_over:
+            state = carry_out(folder, [{"do": "stop", "task": name}], options).tasks[name]
+        if not state.is_over or state.cause == "still-alive":
+            raise FleetError("not-attached", f"{name} is {state.state}; its agent could not be "
                              "ended in time", fix=f"subagent-fleet task stop {name}")
-        main = git_of(folder)
-        before = store_tree(git, main, state, None)
         task, fleet = place_task(state, fleet)
         environ, settings = plan_task_session(task, world.environ, fleet, key)
         try:
@@ -31014,27 +31392,25 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
                          *plan_claude(task, fleet), *shown]
                 return world.run(words, environ, directory=state.worktree)
         finally:
-            changed = store_tree(git, main, state, None) != before
-            carried = carry_out(
-                folder, [{"do": "detach", "task": name, "changed": changed}], options)
-            tell_detached(folder, name, carried)
+            leave_session(folder, begun, options)
     finally:
         hold.release()
         if not folder.holder():
             end_serving(folder)
 
 
-def tell_detached(folder: Folder, name: str, carried: Carried) -> None:
-    """Say what becomes of a task whose session a person has left."""
-    state = carried.tasks[name]
-    if carried.left:
-        tell_outcomes([(name, state.state, "")], folder, carried)
-    elif state.is_over:
-        folder.world.err(f"{name} is {state.state} again.\n")
-    elif folder.holder():
-        folder.world.err(f"{name} continues by itself.\n")
+def leave_session(folder: Folder, begun: TaskState, options: Namespace) -> None:
+    """Hand the session back to the task that was stopped for it, and say what comes next."""
+    name = begun.name
+    if begun.is_over:
+        folder.world.err(f"{name} is {begun.state}, as before. To let its agent continue: "
+                         f"subagent-fleet task retry {name}\n")
+        return
+    carried = carry_out(folder, [{"do": "detach", "task": name}], options)
+    if carried.left or not folder.holder():
+        tell_outcomes([(name, carried.tasks[name].state, "")], folder, carried)
     else:
-        tell_outcomes([], folder, carried)
+        folder.world.err(f"{name} continues by itself.\n")
 
 
 # == commands/task_log.py, from line 31 =======================================
@@ -31182,7 +31558,7 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
     state = find_task(folder, options.task, "task diff")
     after = state.kept
-    if state.state in LIVE_STATES and state.git:
+    if state.state in ACTIVE_STATES and state.git:
         after = store_tree(git_in(folder, state), git_of(folder), state, None,
                            runs_filters=False).tree
     if not after:
@@ -32442,15 +32818,14 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   `notes`: how it ended, where that is worth a look);
   `began`, `ended` and `at` in seconds since 1970
 - `tasks`: `repository`, `supervisor` (its process, 0: none), `unreadable_files` (of state),
-  `tasks` (`name`, `group`, `state`: waiting, preparing, starting, running, asking, checking,
-  attached, done, review, failed, stopped or parked, `attempt`, `seconds` in that state,
-  `total` seconds of all tries, `idle`, `now`, `context` in percent, `files`, `plus`, `minus`,
-  `where`, `rung`: the model's alias, or `login`, `climbed`: the rungs it has failed on,
-  `memory_mb`, `cpu_percent`, `processes`, `fix`, `session`, `branch`, `worktree`,
-  `agent`, `alias`, `reason`, `cause`: check, diff, scope, deadline, stalled, lost, api, too-large,
-  landing, coder or the id of an error); with `--all` a list of such objects under `repositories`; with a
-  name that task's fields (of twins `group`, `best`, `tasks`, each with its `tokens`), `keys`
-  (`key`, `value`, `origin`), `tries`: its receipts
+  `tasks` (`name`, `group`, `state`: waiting, running, asking, checking, done, review, failed,
+  stopped or parked, `attempt`, `seconds` in that state, `total` seconds of all tries, `idle`,
+  `now`, `context` in percent, `files`, `plus`, `minus`, `where`, `rung`: the model's alias, or
+  `login`, `climbed`: the rungs it has failed on, `memory_mb`, `cpu_percent`, `processes`, `fix`,
+  `session`, `branch`, `worktree`, `agent`, `alias`, `reason`, `cause`: check, diff, scope,
+  deadline, stalled, lost, api, too-large, landing, coder or the id of an error); with `--all` a
+  list of such objects under `repositories`; with a name that task's fields (of twins `group`, `best`,
+  `tasks`, each with its `tokens`), `keys` (`key`, `value`, `origin`), `tries`: its receipts
 - `task answer`: `questions` (`task`, `questions`: `question`, `choices`)
 - `task diff`: `task`, `base`, `after` (a ref or a tree), `files` (lines added, lines removed,
   path)
@@ -32801,6 +33176,9 @@ FORMER_FLAGS = {  # what a command had once, and what is typed now
     "init --memory": "write `memory_gb:` under the machine in fleet.yaml",
     "init --scan": "subagent-fleet discover --scan",
     "up --node": "subagent-fleet add NAME=URL",
+    "run --dry-run": "subagent-fleet tasks",
+    "run --prompt": "subagent-fleet run 'NAME:what to do'",
+    "run -p": "subagent-fleet run 'NAME:what to do'",
     "ui --host": "on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST"}
 TASK_FLAG_WORDS = {
     "--batch": "a pattern, as in: subagent-fleet task stop 'jwt-*'",
@@ -32839,7 +33217,7 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
     else:
         hint = FORMER_FLAGS.get(f"{row.name} {first.partition('=')[0]}", "")
         if row.group == WORK:
-            hint = TASK_FLAG_WORDS.get(first, "")
+            hint = hint or TASK_FLAG_WORDS.get(first, "")
         if row.name == "logs" and not first.startswith("-"):
             hint = f"subagent-fleet task log {quote_shell(first)}"
         hint = hint or suggest_flag(first, flags)

@@ -33,7 +33,7 @@ SAYS = {
     "init": (0, r"Created fleet\.yaml"), "launch": (1, r"http://127\.0\.0\.1:\d"),
     "logs": (0, "requests.jsonl"), "recommend": (0, r"implementer +qwen3:8b"),
     "run": (1, r"(?m)^survey .*its process ended 5 times"), "run --detach": (0, "run"),
-    "run --dry-run": (0, "branch run/survey"), "schema": (0, '"[$]schema"'),
+    "schema": (0, '"[$]schema"'),
     "skills install": (0, r"subagent-fleet-setup/SKILL.md +created"),
     "status": (0, ROUTE), "status --check": (1, ROUTE), "task answer": (1, "parser"),
     "task diff": (1, "parser|jwt-a"), "task land": (0, "Nothing has landed"), "task log": (0, "run/tasks/parser"),
@@ -146,7 +146,7 @@ def sayings(lasts):
         assert row, f"`{typed}` stands in a page: what does it say?"
         if (row in LASTS) == lasts:
             wanted = LASTS[row] if lasts else SAYS[row]
-            is_slow = lasts or words[0] in SLOW and "--dry-run" not in words
+            is_slow = lasts or words[0] in SLOW
             yield pytest.param(words, *wanted, id=typed, marks=[pytest.mark.slow] * is_slow)
 
 

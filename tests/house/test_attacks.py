@@ -248,7 +248,7 @@ def test_tasks_that_came_with_a_directory_are_shown_and_never_obeyed(shop, words
     else:
         shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT, "sleep 100")}})
         child = shop.begin("run")
-        shop.wait(lambda: shop.rows().get("t", {}).get("state") == "running")
+        shop.wait(lambda: shop.works("t"))
         child.kill()
         child.wait()
     there = moved(shop, "unpacked")
@@ -339,7 +339,7 @@ def test_a_twin_whose_name_another_task_has_is_refused(shop):
     shop.tasks({"jwt": {"prompt": "x", "times": 2, "coder": coder, "check": "true"},
                 "jwt-a": {"prompt": "y", "coder": coder, "check": "true"}})
     shop.write("fleet.yaml", FLEET.replace("PORT", "9"))
-    for words in (("validate",), ("run", "--dry-run"), ("run",)):
+    for words in (("validate",), ("run",)):
         done = shop.type(*words)
         assert done.code not in (0, 130) and "jwt-a" in done.out + done.err, done
     assert shop.git("branch", "--format=%(refname:short)") == "main"
@@ -349,7 +349,7 @@ def test_a_twin_whose_name_another_task_has_is_refused(shop):
 
 @pytest.mark.parametrize("words", [
     ("--check", "false"), ("--name", "zzz", "--check", "false", "--touch", "src/**", "--times", "3"),
-    ("t", "--setup", "false"), ("--prompt", "y", "t")], ids=" ".join)
+    ("t", "--setup", "false"), ("t", "u:y")], ids=" ".join)
 def test_what_run_cannot_heed_is_refused_and_never_ignored(shop, words):
     shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT), "check": "true"}})
     done = shop.run(*words)

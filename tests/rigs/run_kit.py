@@ -212,6 +212,11 @@ class Shop(Repository):
     def state(self, name="t"):
         return self.row(name)["state"]
 
+    def works(self, name="t"):
+        """Whether the agent of a task has been started, and is not yet over."""
+        row = self.rows().get(name, {})
+        return row.get("state") == "running" and row["now"] not in ("preparing", "starting")
+
     def let_go(self):
         """End what WORKS does."""
         (self.home / "go").touch()

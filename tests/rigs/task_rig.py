@@ -38,12 +38,17 @@ if hold is None:
 supervisor = sf.Supervisor(folder, hold, backing(int(sys.argv[1])))
 stops = []
 world.on_stop(stops.append)
-while not stops and (supervisor.step() or supervisor.is_busy or supervisor.waits_for_time):
+while not stops and (supervisor.advance() or supervisor.is_busy or supervisor.waits_for_time):
     with supervisor.changed:
         supervisor.changed.wait(0.05)
 supervisor.leave()
 print(count)
 """
+
+
+def word_of(state):
+    """The state of a task, or the step of running before its agent works."""
+    return state.phase if state.state == "running" and state.phase else state.state
 
 
 class Watched(sf.Folder):
@@ -52,7 +57,7 @@ class Watched(sf.Folder):
     def write_state(self, state):
         super().write_state(state)
         with open(f"{self.path}/history", "a", encoding="utf-8") as stream:
-            stream.write(f"{state.name} {state.state}\n")
+            stream.write(f"{state.name} {word_of(state)}\n")
 
 
 def backing(most=8, **more):
@@ -109,7 +114,7 @@ class Rig(Repository):
         supervisor = self.supervisor or self.begin(**more)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            did = supervisor.step()
+            did = supervisor.advance()
             if until and until(dict(supervisor.tasks)):
                 return supervisor.tasks
             if not until and not did and not supervisor.is_busy and not supervisor.waits_for_time:
@@ -128,7 +133,7 @@ class Rig(Repository):
         return self.folder.read_states()[0]
 
     def states(self):
-        return {name: state.state for name, state in self.tasks().items()}
+        return {name: word_of(state) for name, state in self.tasks().items()}
 
     def journal(self, name):
         """The states that a task went through, in each once as long as it stays there."""

@@ -168,7 +168,7 @@ NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
 def test_an_agent_that_is_out_of_sight_is_not_said_to_have_stopped(shop):
     shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT, WORKS)}})
     child = shop.begin("run")
-    shop.wait(lambda: shop.rows().get("t", {}).get("state") == "running")
+    shop.wait(lambda: shop.works("t"))
     child.kill()
     child.communicate()
     command = [*NAMESPACE, sys.executable, "-I", "-S", PROGRAM, "task", "stop", "t"]

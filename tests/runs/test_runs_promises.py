@@ -444,7 +444,7 @@ def test_attach_that_cannot_open_changes_nothing(shop):
 def test_a_very_long_word_is_refused_or_arrives_and_orders_go_on(shop):
     shop.tasks({"t": {"prompt": "x", "coder": shell("cat > /dev/null", "sleep 100")}})
     child = shop.begin("run")
-    shop.wait(lambda: shop.rows().get("t", {}).get("state") == "running")
+    shop.wait(lambda: shop.works("t"))
     text = shop.place / "text"
     text.write_text("ж" * 60_000)  # what one argument can be
     for _ in range(3):
@@ -507,7 +507,7 @@ def test_words_go_to_who_works_already_and_are_followed(shop):
     shop.tasks({"slow": {"prompt": "x", "coder": shell(EDIT, WORKS), "check": "true"}},
                defaults={"coder": shell(EDIT), "check": "true"})
     child = shop.begin("run")
-    shop.wait(lambda: shop.rows().get("slow", {}).get("state") == "running")
+    shop.wait(lambda: shop.works("slow"))
     done = shop.run("quick:do it")
     assert done.code == 0 and "quick" in done.out, done
     assert shop.state("quick") == "done"
@@ -520,7 +520,7 @@ def test_the_task_file_is_read_again_while_run_works(shop):
     told = shell("cat > told.txt")
     shop.tasks({"slow": slow, "waits": {"prompt": "old words", "coder": told, "after": ["slow"], "check": "true"}})
     child = shop.begin("run")
-    shop.wait(lambda: shop.rows().get("slow", {}).get("state") == "running")
+    shop.wait(lambda: shop.works("slow"))
     time.sleep(1.1)
     shop.tasks({"slow": slow, "new": {"prompt": "y", "coder": shell(EDIT), "check": "true"},
                 "waits": {"prompt": "new words", "coder": told, "after": ["slow"], "check": "true"}})
@@ -627,7 +627,8 @@ def test_a_copy_of_a_repository_takes_nothing_of_the_original_over(shop):
     (copied / "tasks.json").write_text(json.dumps({"tasks": {"t": {
         "prompt": "x", "coder": shell("echo three > a.txt"), "check": "true"}}}))
     there = shop.begin("run", "--trust", cwd=copied)
-    shop.end(there)
+    refused = shop.end(there)
+    assert refused.code == 3 and f"rm -r {copied}" in refused.err, refused
     assert (tree / "a.txt").read_text() == "two\n"
     assert shop.end(child).code == 0 and shop.state() == "done"
     assert shop.git("show", "run/t:a.txt") == "two"
@@ -749,7 +750,7 @@ def test_stop_ends_every_tree_within_two_seconds(shop):
 def test_a_fleet_that_is_not_valid_keeps_nobody_from_looking_and_stopping(shop, is_watched):
     shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT, WORKS), "check": "true"}})
     child = shop.begin("run")
-    shop.wait(lambda: shop.rows().get("t", {}).get("state") == "running")
+    shop.wait(lambda: shop.works("t"))
     shop.write("fleet.yaml", "nodes: {mini: {endpoint: nowhere}}\n")
     if not is_watched:
         child.kill()
@@ -1101,7 +1102,7 @@ def test_a_state_home_that_is_no_path_does_not_count(shop, home):
 def test_a_coder_that_says_nothing_is_taken_up_again(shop):
     shop.tasks({"t": {"prompt": "x", "coder": shell("echo x >> began", WORKS), "check": "true"}})
     child = shop.begin("run")
-    shop.wait(lambda: shop.rows().get("t", {}).get("state") == "running")
+    shop.wait(lambda: shop.works("t"))
     child.kill()
     child.communicate()
     again = shop.begin("run")
@@ -1115,7 +1116,7 @@ def test_who_follows_goes_on_when_the_supervisor_has_gone(shop):
     shop.tasks({"slow": {"prompt": "x", "coder": shell(EDIT, WORKS), "check": "true"}}, max=1,
                defaults={"coder": shell(EDIT), "check": "true"})
     child = shop.begin("run")
-    shop.wait(lambda: shop.rows().get("slow", {}).get("state") == "running")
+    shop.wait(lambda: shop.works("slow"))
     follower = shop.begin("run", "quick:do it")
     shop.wait(lambda: "quick" in shop.rows())
     child.kill()
@@ -1164,7 +1165,7 @@ def test_what_is_handed_to_a_run_of_other_tasks_is_done(shop, second):
     shop.tasks({"other": {"prompt": "x"}}, max=1,
                defaults={"coder": shell(EDIT, WORKS), "check": "true"})
     child = shop.begin("run", "a:do it")
-    shop.wait(lambda: shop.rows().get("a", {}).get("state") == "running")
+    shop.wait(lambda: shop.works("a"))
     handing = shop.begin(*second)
     shop.wait(lambda: "b" in shop.rows())
     shop.let_go()
@@ -1184,7 +1185,6 @@ def test_a_task_that_was_added_before_is_not_a_selections(shop):
 def test_a_forgotten_task_that_is_typed_again_is_done_anew(shop):
     shop.tasks({"other": {"prompt": "x"}}, defaults={"coder": shell(EDIT), "check": "true"})
     assert shop.run("a:do it").code == 0 and shop.type("task", "forget", "a").code == 0
-    assert re.search("a +would start", shop.run("--dry-run", "a:do it").out)
     done = shop.run("a:do it")
     assert done.code == 0 and "1 done." in done.out, done
     assert shop.state("a") == "done" and shop.row("a")["branch"] != "run/a", done
@@ -1362,31 +1362,13 @@ def test_odd_names_are_one_clear_message(shop, words, what):
         assert done.code == 2 and what in done.err and done.err.count("error:") == 1, done
 
 
-def test_a_dry_run_names_what_is_missing(shop):
-    shop.tasks({"a": {"prompt": "x", "coder": ["true"], "check": "no-such-tool --all"},
-                "b": {"prompt": "x", "coder": ["no-such-coder"]},
-                "c": {"prompt": "x", "coder": ["true"], "check": "test -s x"}})
-    done = shop.run("--dry-run")
-    words = " ".join(done.out.split())
-    assert "a would park the check cannot be run (exit 127): `no-such-tool` is missing" in words, done
-    assert "b would park `no-such-coder` is not on the PATH" in words
-    assert "c would start" in words
-
-
-def test_a_dry_run_names_the_branch_that_its_task_gets(shop):
-    shop.tasks({"a": {"prompt": "x", "coder": ["true"], "branch": "feature/x"},
-                "b": {"prompt": "x", "coder": ["true"]}})
-    words = " ".join(shop.run("--dry-run").out.split())
-    assert "a would start branch feature/x" in words and "b would start branch run/b" in words
-
-
 def test_a_retry_of_a_task_that_a_run_was_not_asked_for_starts_there(shop):
     shop.tasks({"a": {"prompt": "x", "check": "false", "tries": 1},
                 "b": {"prompt": "x", "coder": shell(EDIT, WORKS), "check": "true"}},
                defaults={"coder": shell(EDIT)})
     assert shop.run("a").code == 1
     child = shop.begin("run", "b")
-    shop.wait(lambda: shop.rows()["b"]["state"] == "running")
+    shop.wait(lambda: shop.works("b"))
     assert shop.type("task", "retry", "a").code == 0
     shop.let_go()
     done = shop.end(child)
@@ -1407,7 +1389,7 @@ def test_run_all_says_what_it_leaves_out(shop):
     third.environ.update(HOME=shop.environ["HOME"], XDG_STATE_HOME=shop.environ["XDG_STATE_HOME"])
     assert third.work(coder=shell(EDIT), check="true") == "done"
     child = shop.begin("run")
-    shop.wait(lambda: shop.rows().get("slow", {}).get("state") == "running")
+    shop.wait(lambda: shop.works("slow"))
     done = third.run("--all")
     assert f"{shop.repo}: skipped, `run` is already active there" in done.err, done
     shop.let_go()
@@ -1882,7 +1864,7 @@ def test_a_task_goes_on_when_its_person_leaves_it(shop):
 *) touch "$HOME/came"; until [ -e "$HOME/leave" ]; do sleep 0.05; done ;;
 esac""")
     run = shop.begin("run", "k:@once hang\n@write x y", "--check", "true", "--model", "big")
-    shop.wait(lambda: shop.rows().get("k", {}).get("state") == "running")
+    shop.wait(lambda: shop.works("k"))
     attach = shop.begin("task", "attach", "k")
     shop.wait(lambda: (shop.home / "came").exists())
     (shop.home / "leave").touch()
@@ -1917,15 +1899,11 @@ def test_five_at_once_and_the_table_cost_little(shop):
 
 # -- what newcomers stumbled over --
 
-def test_a_dry_run_foresees_which_branches_are_taken(shop):
+def test_of_two_tasks_with_one_branch_and_one_with_a_persons_only_one_works(shop):
     shop.git("branch", "keep")
     shop.commit(b_txt="two")
     shop.tasks({name: {"prompt": "x", "coder": shell(EDIT), "branch": branch, "check": "true"}
                 for name, branch in (("k", "keep"), ("m", "main2"), ("o", "main2"))})
-    lines = [line.split(None, 1) for line in shop.run("--dry-run").out.splitlines()]
-    taken = "would park  the branch `{}` already exists\n"
-    assert {name: text + "\n" for name, text in lines} == {
-        "k": taken.format("keep"), "m": "would start  branch main2\n", "o": taken.format("main2")}
     shop.run()
     states = {name: row["state"] for name, row in shop.rows().items()}
     assert states["k"] == "parked" and {states["m"], states["o"]} == {"done", "parked"}
@@ -2058,3 +2036,19 @@ def test_run_whose_reader_has_gone_says_so_and_is_no_success(shop):
     assert "output any more" in told and "Traceback" not in told
     child.stderr.close()
     assert shop.run().code == 1  # they changed nothing; and it works again
+
+
+def test_what_a_coder_printed_last_says_why_it_ended(shop):
+    assert shop.work(coder=shell("echo no key given", "exit 127")) == "parked"
+    assert shop.row("t")["reason"].startswith("`sh` could not be run (exit 127): no key given;"), shop.row("t")
+    shop.tasks({"u": {"prompt": "x", "coder": shell("echo no key given", "exit 1"), "tries": 1}})
+    assert shop.run("u").code == 1
+    assert shop.row("u")["fix"] == "subagent-fleet task log u"
+    assert shop.type("task", "log", "u").out == "no key given\n"
+
+
+def test_tasks_says_how_to_merge_what_is_done(shop):
+    shop.work(coder=shell(EDIT), check="true")
+    assert "Merge: git merge run/t\n" in shop.type("tasks").err
+    shop.git("merge", "-q", "run/t")
+    assert "Merge" not in shop.type("tasks").err

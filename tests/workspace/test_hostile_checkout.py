@@ -242,8 +242,7 @@ TYPED = {  # a command of which nothing stands here is run by its name alone
     "bench": [["bench"], ["bench", "--quick", "--trust"]],
     "trace": [["trace"], ["trace", "last"], ["trace", "--audit"]],
     "recommend": [["recommend", "--timeout", "1"], ["recommend", "--write", "--timeout", "1"]],
-    "run": [["run"], ["run", "--dry-run"], ["run", "--prompt", "say hi"],
-            ["run", "--prompt", "say hi", "--trust"]],
+    "run": [["run"], ["run", "say hi"], ["run", "say hi", "--trust"]],
     "tasks": [["tasks"], ["tasks", "--all"], ["tasks", "--file", "tasks.yaml"]],
     "task add": [["task", "add", "x:do"]], "task log": [["task", "log", "trap"]],
     "task say": [["task", "say", "trap", "go on"]], "task answer": [["task", "answer"]],
@@ -260,7 +259,7 @@ TRUSTED = [["up"], ["launch", "claude"],
            ["status", "--timeout", "1"], ["doctor", "--timeout", "1"],
            ["trace", "--audit"], ["logs"],
            ["bench", "--quick"], ["recommend", "--write", "--timeout", "1"],
-           ["run", "--dry-run"], ["task", "add", "x:do"], ["task", "stop", "*"]]
+           ["task", "add", "x:do"], ["task", "stop", "*"]]
 VARIANTS = ("builtin", "builtin, mapped", "builtin, another secret", "litellm", "litellm, port free")
 
 

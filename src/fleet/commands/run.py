@@ -29,21 +29,20 @@ if TYPE_CHECKING:
 @command("run", "run tasks in parallel: each in its own worktree, checked before it counts",
          Flag("words", "only these tasks, or new ones: NAME:PROMPT, or a quoted prompt",
               "TASK", {"nargs": "*", "default": []}, offers=TASK_NAMES), TASK_FILE,
-         Flag("--prompt", "a new task", "TEXT", short="-p"), *TASK_WORDS,
+         *TASK_WORDS,
          Flag("--max", "how many agents work at once, at most; changes a `run` that is "
               "active, too", "N",
               {"type": parse_count, "default": 0, "dest": "most"}),
          Flag("--detach", "work in the background"),
          Flag("--land", "merge what is done, check it as a whole, move your branch"),
          Flag("--keep-going", "wait for more tasks when nothing is left to do"),
-         Flag("--dry-run", "only say what would start"),
          Flag("--all", "in every repository with tasks", "", {"dest": "everywhere"}),
          CONFIG, OUT, TRUST, group=WORK,
          examples=("run", "run 'a:fix the login' 'b:add tests' --check 'make test'",
                    "run --max 2"), excludes=("everywhere task_file",))
 def cmd_run(options: Namespace, world: World) -> int:
     """Supervise until nothing can go on. Exit 1: a task has failed, or waits for a person."""
-    is_new = options.prompt or any(" " in word.strip() or ":" in word for word in options.words)
+    is_new = any(" " in word.strip() or ":" in word for word in options.words)
     if options.everywhere and is_new:
         raise FleetError("usage", "run: --all takes no new tasks: each would be added to "
                          "every repository", status=EXIT_USAGE, fix="leave out --all")
@@ -51,8 +50,6 @@ def cmd_run(options: Namespace, world: World) -> int:
     folders = find_folders(options, world, known, begins=True)
     found = prepare_runs(folders, options)
     is_whole = len(found) == len(folders)  # with --all, the others go on
-    if options.dry_run:
-        return EXIT_OK if is_whole else EXIT_PROBLEM
     if not found and is_whole:
         raise FleetError("no-tasks", "there are no tasks in any repository yet",
                          fix=ADD_A_TASK)
@@ -194,7 +191,7 @@ def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: Worl
 def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
     """Do what can be done in a repository; of several, one where that fails is given up."""
     try:
-        return bool(job.supervisor.step())
+        return bool(job.supervisor.advance())
     except FleetError as error:
         if len(jobs) == 1:
             raise

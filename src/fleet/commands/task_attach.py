@@ -7,9 +7,7 @@ from fleet.cli.agree import ask_trust
 from fleet.cli.rows import CONFIG, OUT, TRUST, WORK, command
 from fleet.config.rules import CLAUDE
 from fleet.runs.agent import plan_claude, plan_task_session
-from fleet.runs.git import git_of
 from fleet.runs.place import git_in
-from fleet.runs.snapshot import store_tree
 from fleet.start.constants import EXIT_REFUSED
 from fleet.start.errors import FleetError
 from fleet.steps.claude_start import claude_settings
@@ -23,14 +21,14 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from fleet.runs.folder import Folder
-    from fleet.work.orders import Carried
+    from fleet.tasks.state import TaskState
     from fleet.world.world import World
 
 
 @command("task attach", "open a task's session in this terminal; it continues when you exit",
          NAMED_TASK, CONFIG, OUT, TRUST, group=WORK, examples=("task attach parser",))
 def cmd_task_attach(options: Namespace, world: World) -> int:
-    folder = open_tasks(open_folder(world), trust=options.trust)
+    folder = open_tasks(open_folder(world))
     state = find_task(folder, options.task, "task attach")
     name = state.name
     program = world.which(CLAUDE)
@@ -41,7 +39,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
         elif not program:
             what = "Claude Code is not on the PATH"
         raise FleetError("no-session", what, fix=f"subagent-fleet task log {name}")
-    git = git_in(folder, state)
+    git_in(folder, state)
     fleet = load_fleet_for_tasks(options, world, folder)
     key = ""
     if fleet:
@@ -49,18 +47,18 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
         serve_for_tasks(folder, fleet, options)
         key = workspace_of(fleet, options, world).read_key(fleet)
 
-    # Nothing has changed until here; whoever finds this lock free ends the attachment.
-    hold = world.hold(folder.place("tasks", name, "attached"))
+    # Nothing has changed until here. Where this is held, the task is not started.
+    hold = world.hold(folder.of_task(name, "attached"))
     if hold is None:
         raise FleetError("attached", f"{name} is open in another terminal",
                          status=EXIT_REFUSED)
+    begun = state
     try:
-        state = carry_out(folder, [{"do": "attach", "task": name}], options).tasks[name]
-        if state.state != "attached":
-            raise FleetError("not-attached", f"{name} is {state.state}; it could not be "
+        if not begun.is_over:
+            state = carry_out(folder, [{"do": "stop", "task": name}], options).tasks[name]
+        if not state.is_over or state.cause == "still-alive":
+            raise FleetError("not-attached", f"{name} is {state.state}; its agent could not be "
                              "ended in time", fix=f"subagent-fleet task stop {name}")
-        main = git_of(folder)
-        before = store_tree(git, main, state, None)
         task, fleet = place_task(state, fleet)
         environ, settings = plan_task_session(task, world.environ, fleet, key)
         try:
@@ -69,24 +67,22 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
                          *plan_claude(task, fleet), *shown]
                 return world.run(words, environ, directory=state.worktree)
         finally:
-            changed = store_tree(git, main, state, None) != before
-            carried = carry_out(
-                folder, [{"do": "detach", "task": name, "changed": changed}], options)
-            tell_detached(folder, name, carried)
+            leave_session(folder, begun, options)
     finally:
         hold.release()
         if not folder.holder():
             end_serving(folder)
 
 
-def tell_detached(folder: Folder, name: str, carried: Carried) -> None:
-    """Say what becomes of a task whose session a person has left."""
-    state = carried.tasks[name]
-    if carried.left:
-        tell_outcomes([(name, state.state, "")], folder, carried)
-    elif state.is_over:
-        folder.world.err(f"{name} is {state.state} again.\n")
-    elif folder.holder():
-        folder.world.err(f"{name} continues by itself.\n")
+def leave_session(folder: Folder, begun: TaskState, options: Namespace) -> None:
+    """Hand the session back to the task that was stopped for it, and say what comes next."""
+    name = begun.name
+    if begun.is_over:
+        folder.world.err(f"{name} is {begun.state}, as before. To let its agent continue: "
+                         f"subagent-fleet task retry {name}\n")
+        return
+    carried = carry_out(folder, [{"do": "detach", "task": name}], options)
+    if carried.left or not folder.holder():
+        tell_outcomes([(name, carried.tasks[name].state, "")], folder, carried)
     else:
-        tell_outcomes([], folder, carried)
+        folder.world.err(f"{name} continues by itself.\n")

@@ -10,7 +10,7 @@ from fleet.runs.place import git_in
 from fleet.runs.snapshot import store_tree
 from fleet.start.constants import EXIT_OK
 from fleet.start.errors import FleetError
-from fleet.tasks.state import LIVE_STATES
+from fleet.tasks.state import ACTIVE_STATES
 from fleet.text.terminal import clean_line, clean_text
 from fleet.work.shown import find_task
 from fleet.work.typed import NAMED_TASK, open_folder, open_tasks
@@ -28,7 +28,7 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
     state = find_task(folder, options.task, "task diff")
     after = state.kept
-    if state.state in LIVE_STATES and state.git:
+    if state.state in ACTIVE_STATES and state.git:
         after = store_tree(git_in(folder, state), git_of(folder), state, None,
                            runs_filters=False).tree
     if not after:

@@ -12,7 +12,7 @@ from fleet.start.constants import EXIT_OK, EXIT_PROBLEM, EXIT_USAGE
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.tasks.rows import find_twins
-from fleet.tasks.state import LIVE_STATES, can_accept, freeze
+from fleet.tasks.state import can_accept, freeze
 from fleet.text.phrases import count_of, some_of
 from fleet.text.tables import format_pairs
 from fleet.work.backing import end_serving
@@ -29,6 +29,7 @@ from fleet.work.typed import (
     open_tasks,
     order_of,
     plan_typed_tasks,
+    refuse_unquoted,
 )
 from fleet.workspace.config import look_of
 
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
          examples=("task add 'fix the login bug' --check 'make test'",
                    "task add 'a:try it with sqlite' 'b:try it with postgres'"))
 def cmd_task_add(options: Namespace, world: World) -> int:
-    folder = open_tasks(open_folder(world, begins=True), trust=options.trust)
+    folder = open_tasks(open_folder(world, begins=True))
+    refuse_unquoted(options.texts, (), "task add")
     tasks = plan_typed_tasks(options.texts, options, know_tasks(folder, options))
     is_live = bool(folder.holder())
     carried = carry_out(folder, [{**order_of(task, folder), "handed": is_live}
@@ -180,7 +182,7 @@ def describe_outcome(order: Mapping[str, Any], state: TaskState, now: TaskState
     """Return in a word and a text what an order came to, and whether that is good."""
     command = order["do"]
     if command == "say":
-        text, is_live = shorten(order["text"]), state.state in LIVE_STATES
+        text, is_live = shorten(order["text"]), state.has_agent or state.asleep
         if is_live and not state.task.talks:
             text += (f" ({state.task.program} can't be told while it runs: "
                      "its next try gets this)")

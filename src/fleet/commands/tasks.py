@@ -29,6 +29,7 @@ from fleet.work.shown import (
     format_tasks,
     mark_task,
     see_folder,
+    suggest_merge,
     suggest_run,
 )
 from fleet.work.typed import (
@@ -96,17 +97,18 @@ def show_tasks(folders: Sequence[Folder], options: Namespace, world: World) -> N
     for folder, sight in sights.items():
         if options.everywhere:
             world.out(f"{clean_line(folder.repository.main)}\n")
-        show_sight(sight, world)
+        show_sight(folder, sight, world)
 
 
-def show_sight(sight: TaskSight, world: World) -> None:
+def show_sight(folder: Folder, sight: TaskSight, world: World) -> None:
     """Print the tasks of a repository, and what to type next."""
     look, rows = look_of(world), plan_task_rows(sight)
     if sight.unreadable:
         world.err(f"{count_of(sight.unreadable, 'state file')} could not be read.\n")
     world.out(format_tasks(rows, look) if rows else f"No tasks. Start one: {ADD_A_TASK}\n")
     advice = [suggest_best(rows), suggest_retry(sight.tasks),
-              "" if sight.holder else suggest_run(sight.tasks), suggest_forget(sight.tasks)]
+              "" if sight.holder else suggest_run(sight.tasks), suggest_forget(sight.tasks),
+              suggest_merge(folder, sight.tasks)]
     text = "".join(f"{line}\n" for line in advice if line)
     world.err(wrap_text(text, look_of(world, "stderr")))
 

@@ -67,8 +67,7 @@ def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str
     if levels:
         states = [task["state"] for task in sight.tasks]
         counts = [count_of(states.count(state), noun) for state, noun in
-                  (("asking", "question"),
-                   ("review", "review"), ("attached", "attached task"),
+                  (("asking", "question"), ("review", "review"),
                    ("parked", "parked task")) if state in states]
         failed = sum(task["level"] == "bad" for task in sight.tasks)
         if failed:

@@ -132,6 +132,9 @@ FORMER_FLAGS = {  # what a command had once, and what is typed now
     "init --memory": "write `memory_gb:` under the machine in fleet.yaml",
     "init --scan": "subagent-fleet discover --scan",
     "up --node": "subagent-fleet add NAME=URL",
+    "run --dry-run": "subagent-fleet tasks",
+    "run --prompt": "subagent-fleet run 'NAME:what to do'",
+    "run -p": "subagent-fleet run 'NAME:what to do'",
     "ui --host": "on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST"}
 TASK_FLAG_WORDS = {
     "--batch": "a pattern, as in: subagent-fleet task stop 'jwt-*'",
@@ -170,7 +173,7 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
     else:
         hint = FORMER_FLAGS.get(f"{row.name} {first.partition('=')[0]}", "")
         if row.group == WORK:
-            hint = TASK_FLAG_WORDS.get(first, "")
+            hint = hint or TASK_FLAG_WORDS.get(first, "")
         if row.name == "logs" and not first.startswith("-"):
             hint = f"subagent-fleet task log {quote_shell(first)}"
         hint = hint or suggest_flag(first, flags)

@@ -63,8 +63,6 @@ CODER_SCRIPT = ('"$@" <"${0%code}in" & trap "kill -KILL 0" ALRM; wait $!; '
 # would fetch plugins from its makers (2.1.327), whatever else is switched off.
 TASK_VARIABLES = {"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
                   "CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL": "1"}
-ATTACHED_PROMPT = ("A person has worked in this session and in this worktree. Look at what "
-                   "has changed, then continue.")
 
 
 class Backing(Record):
@@ -325,7 +323,10 @@ def read_tail(world: World, log: str, most: int) -> str:
     return world.read_part(log, begin, most).decode("utf-8", "replace")
 
 
-def last_line_of(world: World, log: str) -> str:
-    """Return the last line that a log has, clean."""
-    lines = [line for line in read_tail(world, log, 2000).splitlines() if line.strip()]
-    return clean_line(lines[-1])[:200] if lines else "it printed nothing"
+def last_line_of(world: World, *logs: str) -> str:
+    """Return the last line, clean, of the first log that has any."""
+    for log in logs:
+        lines = [line for line in read_tail(world, log, 2000).splitlines() if line.strip()]
+        if lines:
+            return clean_line(lines[-1])[:200]
+    return "it printed nothing"

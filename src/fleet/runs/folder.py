@@ -160,6 +160,10 @@ class Folder:
         """Return a file of a try."""
         return self.of_task(state.name, str(number or state.tried), name)
 
+    def is_attached(self, name: str) -> bool:
+        """Tell whether a person has the session of a task open in a terminal."""
+        return self.world.is_held(self.of_task(name, "attached"))
+
     @property
     def run(self) -> str:
         """The id of these tasks, part of the mark of all their processes; "": no tasks."""

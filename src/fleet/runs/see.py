@@ -8,9 +8,10 @@ from fleet.runs.folder import TAIL_BYTES
 from fleet.runs.process_tree import PROCESS_LOOK_SECONDS, tree_of
 from fleet.runs.supervisor import find_limits, find_merged
 from fleet.speech.claude_stream import Heard
-from fleet.start.record import replace
+from fleet.tasks.events import BranchMerged, Revised
 from fleet.tasks.rows import TaskSight
-from fleet.tasks.state import LIVE_STATES, UNREADABLE, TaskState, revise_task, thaw_task
+from fleet.tasks.state import UNREADABLE, TaskState, thaw_task
+from fleet.tasks.step import step
 from fleet.world.process_list import TASK_MARK
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
         if task and (task.name not in tasks or tasks[task.name].state != UNREADABLE):
             new = TaskState(task.name, task, len(tasks), at=now,
                             base=str(order.get("base")))
-            tasks[task.name] = revise_task(tasks.get(task.name, new), task,
-                                           str(order.get("origin")))
+            revised = Revised(task, str(order.get("origin")))
+            tasks[task.name] = step(tasks.get(task.name, new), revised, now).state
     for name in find_merged(folder, tasks):
-        tasks[name] = replace(tasks[name], state="done", reason="merged")
+        tasks[name] = step(tasks[name], BranchMerged(), now).state
     return tasks, unreadable
 
 
@@ -46,18 +47,19 @@ def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]
     """Return what is so of the tasks of a repository: what agents say, and what they take."""
     fleet = backing.fleet
     tasks, unreadable = see_states(folder, more)
-    live = [state for state in tasks.values()
-            if state.state in LIVE_STATES and not state.asleep]
+    live = [state for state in tasks.values() if state.has_agent]
     # The session's own, not a subagent's.
     served = {one.session: one for one in backing.receipts()
               if one.session and not one.agent} \
         if live else {}
     limits = find_limits(folder.world, backing, tasks, {})
+    attached = frozenset(name for name, state in tasks.items()
+                         if state.spoken and folder.is_attached(name))
     windows = {model.alias: model.context for model in fleet.models.values()} if fleet else {}
     return TaskSight(
         tasks, {state.name: listen_to_tail(folder, state) for state in live},
         folder.world.now(), limits, windows, served, measure_agents(folder, live), unreadable,
-        folder.holder())
+        attached, folder.holder())
 
 
 def measure_agents(folder: Folder,

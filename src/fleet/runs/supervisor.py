@@ -1,49 +1,65 @@
-"""All tasks of a repository: threads, the lock, orders."""
+"""All tasks of a repository: their states, the lock, threads, orders."""
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import threading
 from typing import TYPE_CHECKING
 
+from fleet.config.rules import UNIT_SECONDS
 from fleet.runs.agent import (
     AGENT_MEGABYTES,
-    ATTACHED_PROMPT,
     SETTLE_SECONDS,
+    TOLD_CHARACTERS,
     describe_error,
+    shell_words,
     slug_of,
 )
+from fleet.runs.confine import Confinement
 from fleet.runs.folder import Asleep, find_commit
 from fleet.runs.git import git_of
-from fleet.runs.keeper import TaskKeeper
 from fleet.runs.place import git_in
 from fleet.runs.snapshot import settle_branch
 from fleet.runs.task import TaskWork
-from fleet.speech.claude_stream import CHANGED_PROMPT
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
-from fleet.tasks.ladder import plan_rungs
+from fleet.tasks.events import (
+    AcceptOrder,
+    Begun,
+    BranchMerged,
+    Refused,
+    Removed,
+    ReturnOrder,
+    Revised,
+    read_order,
+)
+from fleet.tasks.ladder import place_task, plan_rungs
 from fleet.tasks.landing import climbs_to_land
 from fleet.tasks.next import Limits, blockers_of, explain_wait, plan_starts
-from fleet.tasks.spec import find_name, is_another, plan_slots
+from fleet.tasks.spec import find_name, is_another, plan_alias, plan_slots
 from fleet.tasks.state import (
     TERMINAL_STATES,
     UNREADABLE,
     TaskState,
     can_accept,
     freeze,
-    plan_fresh,
-    revise_task,
     thaw_task,
 )
+from fleet.tasks.step import step
+from fleet.world.child import Launch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
+    from fleet.config.sections import Model
     from fleet.config.task_file import TaskSpec
     from fleet.runs.agent import Backing
     from fleet.runs.folder import Folder
+    from fleet.tasks.events import Event
+    from fleet.tasks.step import Step
+    from fleet.world.child import Child, Hold
     from fleet.world.world import World
 
 
@@ -54,22 +70,16 @@ if TYPE_CHECKING:
 #   So whenever this process ends, even by kill -9, the next one enters the same function,
 #   `TaskWork.run`, at the step that the file names. Agents hang on files and a named pipe,
 #   never on us.
+# - What comes next is decided in one place, `tasks/step`: `take` hands it an event, writes the
+#   state that it returns, and tells people.
 # - Each task at work has a thread of its own, which may wait: for git, for setup,
 #   for an agent.
-# - What other commands want of a task is a file in `inbox/`; the main thread writes it into
-#   the task's state, where the task's thread finds it.
+# - What other commands want of a task is a file in `inbox/`; the main thread takes it as an
+#   event, and the task's thread finds what it is to do in the state.
 # - An agent works in one worktree; its check runs in another, which is put to the
 #   snapshot that was taken of the first. So what is checked is what is kept, whatever
 #   else lies around.
 
-# What a person says of a task, as a change of its state; who is at work on it finds it there.
-WISHES: dict[str, Callable[[TaskState, Mapping[str, Any]], dict[str, Any]]] = {
-    "say": lambda state, order: {"says": (*state.says, str(order.get("text", ""))),
-                                 "wanted": "go" if state.is_over else state.wanted},
-    "stop": lambda state, order: {
-        "wanted": state.wanted if state.is_over and state.cause != "still-alive" else "stop"},
-    "attach": lambda state, order: {"wanted": "" if state.state == "attached" else "attach"},
-    "forget": lambda state, order: {"forgotten": state.is_over}}
 
 def find_limits(world: World, backing: Backing, tasks: Mapping[str, TaskState],
                 page: Mapping[str, Any]) -> Limits:
@@ -106,12 +116,37 @@ def find_merged(folder: Folder, tasks: Mapping[str, TaskState]) -> list[str]:
             and git.commit_of(state.kept) and git.is_ancestor(state.kept, home)]
 
 
-class Supervisor(TaskKeeper):
+class Supervisor:
     """Works on the tasks of one repository as long as it holds the lock."""
 
-    def __init__(self, *values: Any, **named: Any) -> None:
-        super().__init__(*values, **named)
-        self._recover()
+    def __init__(self, folder: Folder, lock: Hold, backing: Backing,
+                 only: set[str] | None = None, *, takes_new: bool = True,
+                 changed: threading.Condition | None = None) -> None:
+        self.folder = folder
+        self.backing = backing
+        self.run = folder.make()
+        self.tasks, _ = folder.read_states()
+        self.failures: list[Exception] = []  # of threads: a bug, or a disk that is full
+        self.passes: dict[tuple[str, ...], bool] = {}  # a check, before any work
+        self.asking: dict[tuple[str, ...], threading.Lock] = {}  # who just asks that
+        self.starts: dict[str, str] = {}  # by base: what a worktree begins with
+        self.confinement = backing.confinement or Confinement(folder)
+        self.changed = changed or threading.Condition()
+        self._world, self._lock = folder.world, lock
+        self._only = only  # the tasks that are meant, and those handed over since; None: all
+        self._takes_new = takes_new
+        self._threads: dict[str, threading.Thread] = {}
+        self._leaves = False
+        self._looked: dict[str, float] = {}
+        self._page: Mapping[str, Any] = {}
+        self._is_served = True  # as far as anybody knows
+        self._told: set[str] = set()  # tasks of which was said what they wait for
+        self._spawning = threading.Lock()
+        self._world.replace_files([(folder.place("lock.pid"), str(
+            self._world.process_id).encode(), 0o600)])
+        for name, state in self.tasks.items():
+            if state.is_active or state.stopping:  # whoever was meant: nobody else does it
+                self._begin(name)
 
     def leave(self) -> None:
         """Give up the lock; agents go on, and so does a git that takes long."""
@@ -123,20 +158,81 @@ class Supervisor(TaskKeeper):
             thread.join(max(0.0, until - self._world.clock()))
         self._lock.release()
 
+    # -- what is known, and who may change it --
+
+    def take(self, name: str, event: Event) -> Step:
+        """Let an event count: write down what is so now, then say it; return what to do."""
+        with self.changed:
+            before = self.tasks[name]
+            made = step(before, event, self._world.now())
+            try:
+                if made.state != before:
+                    self._keep(made.state)
+            except FleetError:
+                if not isinstance(event, Refused):
+                    raise
+                self.tasks[name] = made.state  # its file may be what is refused
+        for word, text in made.tells:
+            self.tell(name, word, text)
+        return made
+
+    def write(self, name: str, **changes: Any) -> TaskState:
+        """Write down what is known of a task, then let it be so."""
+        with self.changed:
+            return self._keep(replace(self.tasks[name], **changes))
+
+    def remember(self, name: str, **changes: Any) -> TaskState:
+        """Change what is known of a task; its next step writes it down."""
+        with self.changed:
+            state = self.tasks[name] = replace(self.tasks[name], **changes)
+            return state
+
+    def _keep(self, state: TaskState) -> TaskState:
+        if self._leaves:  # who comes next may already have the lock
+            raise Asleep
+        self.folder.write_state(state)
+        self.tasks[state.name] = state
+        self.changed.notify_all()
+        return state
+
+    def wait(self, seconds: float) -> None:
+        """Wait a while, or until something has changed; a thread ends here when we leave."""
+        with self.changed:
+            self.changed.wait(seconds)
+        if self._leaves:
+            raise Asleep
+
+    def spawn(self, launch: Launch) -> Child:
+        """Start a program; who waits is woken when it ends."""
+        def wake() -> None:
+            child.wait()
+            with self.changed:
+                self.changed.notify_all()
+        with self._spawning:
+            child = self._world.spawn(launch)
+        threading.Thread(target=wake, daemon=True).start()
+        return child
+
+    def leave_task(self, name: str) -> None:
+        """Note that a task's thread has ended; what a person wants may need another one."""
+        with self.changed:
+            self._threads.pop(name, None)
+            self.changed.notify_all()
+            if self.tasks[name].is_over and self.tasks[name].stopping:
+                self._begin(name)
+
     # -- one look at everything --
 
-    def step(self) -> bool:
+    def advance(self) -> bool:
         """Do what can be done now, and start threads for what takes time; tell if it did."""
         if self.failures:
             raise self.failures[0]
         did = self._take_orders()
         self._reload()
         self._keep_serving()
-        self._end_attachments()
         if self._takes_new and self._is_due("merged", 5.0):
             for name in find_merged(self.folder, self.tasks):
-                self.write(name, "done", reason="merged")
-                self.tell(name, "done", "its branch is merged")
+                self.take(name, BranchMerged())
         return self._start_ready() or did
 
     def _keep_serving(self) -> None:
@@ -158,14 +254,6 @@ class Supervisor(TaskKeeper):
                 self.tell("", "not served", describe_error(error))
             self._is_served = False
 
-    def _end_attachments(self) -> None:
-        """Take tasks back from persons whose terminals have gone without a word."""
-        for name, state in list(self.tasks.items()):
-            if state.state == "attached" and not self._world.is_held(
-                    self.folder.of_task(name, "attached")):
-                with self.changed:
-                    self._order_detach(self.tasks[name], {})
-
     @property
     def is_busy(self) -> bool:
         """Whether anything is being done."""
@@ -176,37 +264,27 @@ class Supervisor(TaskKeeper):
     def waits_for_time(self) -> bool:
         """Whether a task waits for its time, for a machine that rests, or for its person."""
         return self._takes_new and any(
-            state.state == "attached" or state.state == "waiting" and self._may_begin(state.name)
+            self._is_attached(state) if state.state == "stopped" else
+            state.state == "waiting" and self._may_begin(state.name)
             and not blockers_of(state, self.tasks) for state in list(self.tasks.values()))
 
+    def _is_attached(self, state: TaskState) -> bool:
+        """Tell whether a person has the session of a task open, who gives it back."""
+        return state.spoken and self.folder.is_attached(state.name)
+
     def _may_begin(self, name: str) -> bool:
-        """Tell whether a task is one that is meant, and nothing is at work on it."""
-        return (self._only is None or name in self._only) and name not in self._threads
+        """Tell whether a task is one that is meant, and nobody is at work on it."""
+        return ((self._only is None or name in self._only) and name not in self._threads
+                and not self._is_attached(self.tasks[name]))
 
     def _begin(self, name: str) -> None:
-        """Start the thread of a task."""
+        """Start the thread of a task that has none."""
+        if name in self._threads or self._leaves:
+            return
         work = TaskWork(self, name)
         thread = threading.Thread(target=work.run, name=name, daemon=True)
         self._threads[name] = thread
         thread.start()
-
-    def _grant(self, name: str) -> None:
-        """Do what a person wants of a task; what could not be ended needs a thread again."""
-        state = self.tasks[name]
-        is_free = name not in self._threads and not self._leaves
-        if state.wanted == "stop" and state.is_over and is_free:
-            self._begin(name)
-        else:
-            super()._grant(name)
-
-    def _recover(self) -> None:
-        """Take up every task that was at work, where its state says it is."""
-        for name, state in list(self.tasks.items()):
-            if state.is_active:  # whoever was meant: nobody else looks after it
-                self._begin(name)
-            elif not self._world.is_held(self.folder.of_task(name, "attached")):
-                self._order_detach(state, {})
-            self._grant(name)
 
     def _start_ready(self) -> bool:
         """Begin with the tasks that can start, and say once what the others wait for."""
@@ -220,10 +298,8 @@ class Supervisor(TaskKeeper):
         starts = plan_starts(states, limits, now)
         for name, rung in starts.items():
             self._told.discard(name)
-            with self.changed:  # a thread that ends may just give it to a person
-                if self.tasks[name].state == "waiting":
-                    self.remember(name, state="preparing", rung=rung)
-                    self._begin(name)
+            self.take(name, Begun(rung))
+            self._begin(name)
         for state in waiting[:20]:
             name = state.name
             if name not in {*starts, *self._told} and state.until <= now:
@@ -260,19 +336,31 @@ class Supervisor(TaskKeeper):
         return did
 
     def _obey(self, name: str, identity: str, order: Mapping[str, Any]) -> None:
-        """Obey an order once."""
-        with self.changed:
-            if identity in self.tasks[name].orders or self.tasks[name].state == UNREADABLE:
-                return
-            # Both in one change: the order is in the state, or it comes again.
-            state = self.remember(name, orders=(*self.tasks[name].orders[-9:], identity))
-            do = str(order.get("do"))
-            handler = getattr(self, f"_order_{do}", None)
-            if handler:
-                handler(state, order)
-            if self.tasks[name] is state:
-                self.write(name, **(WISHES[do](state, order) if do in WISHES else {}))
-            self._grant(name)
+        """Obey an order of one task."""
+        event = read_order(order, identity)
+        if event is None:
+            return
+        state = self.tasks[name]
+        if isinstance(event, AcceptOrder) and can_accept(state):
+            event = replace(event, **self._put_branch(state))
+        if isinstance(event, ReturnOrder):
+            event = replace(event, climbs=climbs_to_land(state, self.backing.fleet))
+        if self.take(name, event).do:
+            self._begin(name)
+
+    def _put_branch(self, state: TaskState) -> dict[str, str]:
+        """Put the branch of a task to its work; return why that cannot be, or nothing."""
+        git = None
+        with contextlib.suppress(FleetError):
+            git = git_in(self.folder, state)
+        try:
+            is_there = settle_branch(git, git_of(self.folder), state, state.kept)
+        except FleetError as error:
+            return {"reason": describe_error(error), "cause": error.slug}
+        if is_there:
+            return {}
+        return {"reason": f"the branch {state.branch} has moved meanwhile",
+                "cause": "branch-moved"}
 
     def accept(self, spec: object, base: str, origin: str = "typed") -> None:
         """Accept a task, or a newer form of one."""
@@ -296,15 +384,7 @@ class Supervisor(TaskKeeper):
                 order = max((state.order for state in self.tasks.values()), default=-1) + 1
                 self._keep(TaskState(task.name, task, order, origin, at=now, base=base))
                 return
-            new = revise_task(old, task, origin)
-            if new == old:
-                return
-            if new.state == "waiting" and not new.start:
-                new = replace(new, base=base)
-            self._keep(new)
-        if new.newer:
-            self.tell(task.name, "note", "tasks.yaml changed. Only deadline, stall and check "
-                      f"apply now; `subagent-fleet task retry {task.name}` takes the rest")
+            self.take(task.name, Revised(task, origin, base))
 
     def _reload(self) -> None:
         """Take over what has changed in the task file; one that is invalid is told once."""
@@ -325,100 +405,64 @@ class Supervisor(TaskKeeper):
             except FleetError as error:
                 self.tell(name, "not read", error.what)
         for name, state in list(self.tasks.items()):
-            if (state.origin == "file" and name not in plan.tasks and state.state == "waiting"
-                    and not state.tried):
-                self.write(name, "stopped", reason="removed from the task file",
-                           forgotten=True)
-                self.tell(name, "removed", "it is no longer in the task file")
+            if state.origin == "file" and name not in plan.tasks:
+                self.take(name, Removed())
 
-    def _order_answer(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        answers = order.get("answers")
-        if state.state == "asking" and isinstance(answers, dict):
-            self.write(state.name, answer={str(question): str(answer)
-                                          for question, answer in answers.items()})
+    def tell(self, name: str, word: str, text: str = "") -> None:
+        """Say what has happened to a task, and tell the person's own command."""
+        text = text[:TOLD_CHARACTERS]
+        self.folder.tell(name, word, text)
+        self.backing.tell(name, word, text)
+        if self.backing.notify and word in ("asks", *TERMINAL_STATES):
+            self._notify(name, word, text)
 
-    def _order_detach(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        """Give a task back to its supervisor; looking alone changes nothing."""
-        if state.state != "attached":
-            return
-        if state.before not in TERMINAL_STATES:
-            self.write(state.name, "waiting", prompt=ATTACHED_PROMPT, spoken=True, before="")
-        elif order.get("changed") is not False:
-            self.write(state.name, "waiting", recheck=True, open=False, before="")
-        else:
-            self.write(state.name, state.before, reason=state.reason, cause=state.cause,
-                       before="")
-
-    def _order_retry(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        if not state.is_over:
-            return
-        task = thaw_task(order.get("spec")) or state.newer or state.task
-        prompt = ""
-        if order.get("fresh"):
-            state = plan_fresh(state)
-        elif task.prompt != state.task.prompt and state.spoken:
-            prompt = CHANGED_PROMPT.format(prompt=task.prompt)
-        elif state.state != "done" and state.reason and state.cause not in ("", "lost"):
-            prompt = f"The last try ended: {state.reason}. Try again."
-        says = (*state.says, *filter(None, [str(order.get("say") or "")]))
-        self.tasks[state.name] = replace(state, task=task, newer=None)
-        self.write(state.name, "waiting", open=False, failures=0, lost=0, api_errors=0,
-                   returned=0,
-                   wanted="", prompt=prompt, says=says, forgotten=False)
-
-    def _order_landed(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        """Note that the work of a task has landed."""
-        if state.state == "done" and order.get("kept") == state.kept:
-            into = str(order.get("into"))
-            self.write(state.name, landed=into, reason=f"landed on {into}", cause="")
-
-    def _order_evict(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        """Note why the work of a task stays out of what has landed."""
-        if state.state == "done" and order.get("kept") == state.kept:
-            self.write(state.name, reason=f"did not land: {order.get('why')}", cause="landing")
-
-    def _order_return(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        """Let an agent go on with work that did not land, on top of what did.
-
-        Its new worktree begins with both, merged as far as git could; what it changes is
-        told from what has landed by its new base.
-        """
-        begin, tip, files = order.get("begin"), order.get("tip"), order.get("files")
-        if state.state != "done" or order.get("kept") != state.kept:
-            return
-        fresh = plan_fresh(state)
-        rungs: dict[str, Any] = {"rung": state.rung, "climbed": state.climbed,
-                                 "returned": state.returned + 1}
-        if climbs_to_land(state, self.backing.fleet):
-            rungs = {"climbed": (*state.climbed, state.rung), "returned": 1}
-        self.tasks[state.name] = replace(
-            fresh, base=str(tip), start=str(tip), kept=str(begin), told=state.told, **rungs,
-            conflicts=tuple(map(str, files)) if isinstance(files, list) else ())
-        self.write(state.name, "waiting", reason=str(order.get("why")),
-                   prompt=str(order.get("text")))
-        self.tell(state.name, "sent back", str(order.get("why")))
-
-    def _order_accept(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        if not can_accept(state):
-            return
-        git = None
-        with contextlib.suppress(FleetError):
-            git = git_in(self.folder, state)
+    def _notify(self, name: str, word: str, text: str) -> None:
+        """Start the person's command with a line of JSON on its standard input."""
+        notify, place = self.backing.notify or "", self.folder.place
+        argv = shell_words(self._world, notify) if isinstance(notify, str) else list(notify)
+        main = self.folder.repository.main
+        event = {"schema": "subagent-fleet/notice/1", "task": name, "event": word,
+                 "text": text, "repository": main, "branch": self.tasks[name].branch}
+        path, log = place("tasks", name, f"notice-{word}.json"), place("notify.log")
         try:
-            is_there = settle_branch(git, git_of(self.folder), state, state.kept)
+            self._world.replace_files(
+                [(path, json.dumps(event).encode("ascii") + b"\n", 0o600)])
+            self.spawn(Launch(argv, main, self._world.git_environment(), stdin=path,
+                              stdout=log, stderr=log, seconds=60))
         except FleetError as error:
-            self.write(state.name, reason=describe_error(error), cause=error.slug)
-            return
-        if is_there:
-            self.write(state.name, "done", reason="accepted")
-            self.tell(state.name, "done", "accepted")
-        else:
-            self.write(state.name, reason=f"the branch {state.branch} has moved meanwhile",
-                       cause="branch-moved")
+            self.backing.tell(name, "notify", error.what)
 
-    def _order_gone(self, state: TaskState, order: Mapping[str, Any]) -> None:
-        if order.get("git") == state.git:
-            self.write(state.name, prepared=False, git="", check_git="")
-        else:  # one of before a fresh start
-            self.write(state.name, old=tuple(
-                place for place in state.old if place.split("\n")[2] != order.get("git")))
+    def _is_due(self, what: str, seconds: float) -> bool:
+        """Tell whether it is time to look at something again."""
+        now = self._world.clock()
+        if now - self._looked.get(what, -1e9) < seconds:
+            return False
+        self._looked[what] = now
+        return True
+
+    def alias_of(self, name: str) -> str:
+        """Return the alias that a task's requests ask for."""
+        return plan_alias(*place_task(self.tasks[name], self.backing.fleet))
+
+    def count_away_left(self) -> int:
+        """Return how many tasks may still move up to what leaves the house, today."""
+        since = self._world.now() - UNIT_SECONDS["d"]
+        used = sum(state.left_at > since for state in list(self.tasks.values()))
+        return self.backing.cloud_limit - used
+
+    def _look_at_gateway(self) -> Mapping[str, Any]:
+        """Return what the gateway says of itself, not older than a few seconds."""
+        if self.backing.fleet and self._is_due("gateway", 5.0):
+            self._page = self.backing.look()
+        return self._page
+
+    def models_of(self, name: str) -> list[Model]:
+        """Return the models that may serve a task."""
+        fleet, alias = self.backing.fleet, self.alias_of(name)
+        return [model for model in fleet.models.values() if alias and model.alias == alias] \
+            if fleet else []
+
+    def view_of(self, session: str) -> str:
+        """Return what the gateway knows of a session: waiting, working, idle or unknown."""
+        sessions = self._look_at_gateway().get("sessions")
+        return str(sessions.get(session, "idle")) if isinstance(sessions, dict) else "unknown"

@@ -1,7 +1,6 @@
 """One task, from its worktree to its branch."""
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from fleet.runs.agent import (
@@ -9,7 +8,6 @@ from fleet.runs.agent import (
     STOP_SECONDS,
     TERM_SECONDS,
     describe_error,
-    last_line_of,
     read_tail,
     refuse_missing_check,
     shorten,
@@ -25,22 +23,32 @@ from fleet.runs.snapshot import (
     take_snapshot,
 )
 from fleet.runs.task_agent import TaskAgent
-from fleet.runs.task_desk import LOST
-from fleet.speech.claude_stream import (
-    CONTINUE_PROMPT,
-    LOST_PROMPT,
-    PROMPT_TOO_LONG,
-    Heard,
-    api_error_of,
-    ask_in_words,
-    error_of,
-    is_unknown_session,
-)
+from fleet.speech.claude_stream import PROMPT_TOO_LONG, Heard, api_error_of, error_of
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
-from fleet.tasks.ladder import plan_climb, tell_climbed
-from fleet.tasks.state import API_ERRORS_LIMIT, API_WAIT_SECONDS, LOST_LIMIT, TRY_WAIT_SECONDS
-from fleet.tasks.verdict import Ruling, WorkDone, judge, plan_receipt, sum_served
+from fleet.tasks.events import (
+    ApiFailed,
+    Checked,
+    Closed,
+    EndedAgain,
+    Entered,
+    Interrupted,
+    Refused,
+    Resumed,
+    Trouble,
+)
+from fleet.tasks.ladder import plan_climb
+from fleet.tasks.step import (
+    CHECK_WORK,
+    CLOSE,
+    END_AGAIN,
+    FEED_BACK,
+    LISTEN,
+    MAKE_PLACE,
+    SLEEP,
+    START_AGENT,
+)
+from fleet.tasks.verdict import WorkDone, plan_receipt, sum_served
 from fleet.text.phrases import count_of, show_span
 from fleet.text.terminal import clean_line
 from fleet.world.process_list import TASK_MARK
@@ -49,28 +57,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from fleet.tasks.events import Event
     from fleet.tasks.state import TaskState
+    from fleet.tasks.step import Step
+    from fleet.tasks.verdict import Ruling
 
 
 class TaskWork(TaskAgent):
     """One task on its way, in a thread of its own: from where its state says, to its end."""
 
-    # -- the way --
-
     def run(self) -> None:
         """Run the task until it waits, sleeps or is over; whatever goes wrong parks it."""
         try:
-            try:
-                self._go()
-            except Wanted:
-                self._give_up()
+            self._follow()
         except Asleep:
             pass
-        except BrokenPipeError as error:  # nobody reads what the run says: no task's trouble
+        except (BrokenPipeError, FleetError) as error:
+            # Nobody reads what the run says, or its disk is full: no task's trouble.
             self._supervisor.failures.append(error)
-        except Exception as error:
-            with contextlib.suppress(Asleep):
-                self._park(error)
         finally:
             self._is_closing = True
             if self._preparing:
@@ -81,113 +85,77 @@ class TaskWork(TaskAgent):
                 self._hold.release()
             self._supervisor.leave_task(self.name)
 
-    def _park(self, error: Exception) -> None:
-        """Park the task; a full disk, where nothing can be written down, ends the run."""
-        ruling = Ruling("parked", describe_error(error), cause=slug_of(error))
-        try:
-            if ruling.cause == "disk-full":
-                self._write()
-            self._close(ruling, "refused")
-        except FleetError as worse:
-            if worse.slug == "disk-full":
-                self._supervisor.failures.append(worse)
-            else:
-                self._park_at_once(worse)
-        except Exception as worse:
-            self._park_at_once(worse)
-
-    def _park_at_once(self, error: Exception) -> None:
-        """Park a task that cannot even be closed; its state's file may be refused, too."""
-        changes = {"reason": describe_error(error), "cause": slug_of(error), "wanted": ""}
-        try:
-            self._write("parked", **changes)
-        except FleetError:
-            self._remember(state="parked", **changes)
-        self._tell("parked", changes["reason"])
-
-    def _go(self) -> None:
-        """Do what comes next for the task; enter a state that an earlier supervisor left."""
-        if self.state.is_over:
-            return self._stop_again()
-        self._wait_for_git()
-        if self.state.state in ("preparing", "starting"):
-            # Nothing was asked of an agent yet that counts: it is ended, and started again.
-            self._end(0.0)
-            self._make_ready()
-            if self.state.recheck:
-                self._write("checking", recheck=False)
-            else:
-                self._start()
-        else:
-            self._adopt()
-
+    def _follow(self) -> None:
+        """Take what comes next, and do it, until nothing does."""
+        event: Event = Entered()
         while True:
-            if self.state.state != "checking":
-                ending = self._talk()
-                if ending == LOST:
-                    return self._lose()
-                if ending:
-                    return self._close(ending, ending.cause)
-                self._write("checking", prompt="")
-            ruling, work = self._judge()
-            if ruling.to not in ("asking", "running"):
-                break
-            self._go_on(ruling, work)
-        if ruling.to in ("done", "review"):
-            self._settle(work)
-        is_refused = ruling.cause in ("api", "too-large")
-        self._close(ruling, "api_error" if is_refused else "result", work)
+            try:
+                made = self._take(event)
+                if not made.do:
+                    return
+                event = self._carry_out(made)
+            except Wanted:
+                event = Interrupted()
+            except (Asleep, BrokenPipeError):
+                raise
+            except Exception as error:
+                if slug_of(error) == "disk-full":
+                    self._write()  # which says so again where it is the run's own disk
+                kind = Refused if isinstance(event, Trouble) else Trouble
+                event = kind(describe_error(error), slug_of(error))
 
-    # -- ends --
+    def _carry_out(self, made: Step) -> Event:
+        """Do what comes next; return what came of it."""
+        if made.do == CLOSE:
+            return self._close(made.ruling)
+        if made.do == END_AGAIN:
+            ended = self._end(STOP_SECONDS)
+            return EndedAgain(f"{count_of(ended.count, 'process')} ended", ended.left)
+        if not self._hold:
+            self._wait_for_git()
+        actions = {MAKE_PLACE: self._make_ready, START_AGENT: self._start, LISTEN: self._listen,
+                   CHECK_WORK: self._judge, FEED_BACK: self._feed, SLEEP: self._sleep}
+        return actions[made.do]()
 
-    def _lose(self) -> None:
-        """Take up a task whose process ended without a result; that is not its failure."""
+    def _listen(self) -> Event:
+        if not self._agent:
+            self._adopt()
+        return self._talk()
+
+    def _feed(self) -> Event:
+        """Tell the agent what is wrong: the one that waits for it, or a new one."""
+        if self._agent and self._agent.lives():
+            self._say(self.state.prompt)
+            return Resumed()
+        if self._agent:
+            self._agent.close()
+        return self._start()
+
+    # -- the verdict --
+
+    def _judge(self) -> Event:
+        """Keep what there is in a snapshot, and check exactly that."""
+        if not self._agent:
+            self._adopt()
         state, agent = self.state, self._agent
         assert agent
-        self._end(0.0, TASK_MARK)
-        agent.listen()
-        lost = state.lost + 1
-        if state.state == "asking":
-            self._write(asleep=True, prompt="")
-        elif lost >= LOST_LIMIT:
-            last = last_line_of(self._world, self._file("err"))
-            self._close(
-                Ruling("parked", f"its process ended {lost} times without a result: {last}",
-                       cause="lost"), "lost")
-        else:
-            errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
-            is_known = b"No conversation found" not in errors \
-                and not is_unknown_session(agent.heard.result or {})
-            # What it had not even begun with is told again.
-            has_begun = state.task.talks and agent.heard.turn_at > state.heard_from
-            self._write("waiting", reason="its process ended", lost=lost,
-                        spoken=state.spoken and is_known,
-                        prompt=LOST_PROMPT if has_begun else state.prompt,
-                        until=self._world.now() + (2 ** state.lost if state.lost else 0))
-            self._tell("lost", "its process ended without a result; starting it again")
-
-    def _judge(self) -> tuple[Ruling, WorkDone]:
-        """Keep what there is in a snapshot, check exactly that, and say what it is worth."""
-        state, agent = self.state, self._agent
         result = {}
         exit_code = 0
-        if agent and state.task.talks:
+        if state.task.talks:
             agent.listen()
             result = agent.heard.result or {}
             kind = api_error_of(result)
             if kind:
-                return self._judge_api_error(kind, result), WorkDone()
-        elif agent:
+                return self._fail_api(kind, result)
+        else:
             exit_code = agent.exit_code() or 0
         if exit_code in (126, 127):
-            last = last_line_of(self._world, self._file("err"))
             raise FleetError("coder-missing", f"`{state.task.program}` could not be "
-                             f"run (exit {exit_code}): {last}",
+                             f"run (exit {exit_code}): {self._last_line()}",
                              fix=f"subagent-fleet task log {self.name} stderr")
 
         # What the agent has left running could still write.
-        ended = self._end(0.5, TASK_MARK, spares_client=bool(
-            agent and state.task.talks and agent.lives()))
+        ended = self._end(0.5, TASK_MARK, spares_client=state.task.talks and agent.lives())
         if ended.left:
             raise FleetError("still-alive", "its agent has answered, but what it started is "
                              f"still running: {ended.left}",
@@ -195,8 +163,9 @@ class TaskWork(TaskAgent):
         work = replace(self._keep(state, read_baseline(self._folder, state)),
                        exit_code=exit_code, said=str(result.get("result") or ""),
                        error=error_of(result))
+        self._work = work
         code, output = self._check(work) if state.task.check else (None, "")
-        return judge(self.state, work, code, output), work
+        return Checked(work, code, output)
 
     def _keep(self, state: TaskState, known: Mapping[str, str] | None) -> WorkDone:
         """Keep the worktree in a ref, and look at what was done in it."""
@@ -207,19 +176,17 @@ class TaskWork(TaskAgent):
         self._remember(diff=work.sums)
         return work
 
-    def _judge_api_error(self, kind: str, result: Mapping[str, Any]) -> Ruling:
+    def _fail_api(self, kind: str, result: Mapping[str, Any]) -> ApiFailed:
         text = clean_line(str(result.get("result") or result.get("errors") or ""))[:200]
         if result.get("terminal_reason") == PROMPT_TOO_LONG:
-            return Ruling("parked", f"too large for the model, split it: {text}",
-                          cause="too-large")
+            return ApiFailed(f"too large for the model, split it: {text}", is_final=True,
+                             cause="too-large")
         # It says no status of this, and waiting does not help.
         if "Please run /login" in text:
             text += ("; type /login in `claude`, then subagent-fleet task retry "
                      f"{self.name}; or subagent-fleet init, for models of your own")
             kind = "final"
-        if kind == "transient" and self.state.api_errors + 1 < API_ERRORS_LIMIT:
-            return Ruling("waiting", f"the model did not answer: {text}", cause="api")
-        return Ruling("parked", text, cause="api")
+        return ApiFailed(text, kind == "final")
 
     def _check(self, work: WorkDone) -> tuple[int, str]:
         """Run the check on what was kept; return its exit code and its last words."""
@@ -247,23 +214,6 @@ class TaskWork(TaskAgent):
             refuse_missing_check(self._world, state, tree, r"[\w.+/-]+(?=\s|$)")
         return code, read_tail(self._world, log, TAIL_BYTES)
 
-    def _go_on(self, ruling: Ruling, work: WorkDone) -> None:
-        """Ask a person what the agent asks in prose, or tell the agent what is wrong."""
-        state = self.state
-        if ruling.to == "asking":
-            self._ask_person("prose", ask_in_words(work.said))
-            self._fall_asleep()
-        seconds = f" after {state.check_seconds:.1f} s" if ruling.cause == "check" else ""
-        self._tell("retrying", f"{ruling.reason}{seconds}: sent back to the agent (round "
-                   f"{state.round + 1} of {state.task.rounds})")
-        self._write("running", prompt=ruling.feedback, reason=ruling.reason, lost=0,
-                    round=state.round + 1)
-        if self._agent and self._agent.lives():
-            return self._say(ruling.feedback)
-        if self._agent:
-            self._agent.close()
-        self._start()
-
     def _settle(self, work: WorkDone) -> None:
         """Make good work the tip of its branch, if nobody has moved that meanwhile."""
         branch = self.state.branch
@@ -273,25 +223,15 @@ class TaskWork(TaskAgent):
                              fix=f"subagent-fleet task retry {self.name}")
         self._remember(tip=work.commit)
 
-    def _give_up(self) -> None:
-        """End a task because a person wants that, or wants its session."""
-        if self.state.wanted != "attach":
-            return self._close(Ruling("stopped"), "stopped")
-        self._end_agent(STOP_SECONDS)
-        self._write("waiting", prompt="")  # whose person gets it now
+    # -- ends --
 
-    def _stop_again(self) -> None:
-        """Try again to end what could not be ended; its work is kept, and its receipt."""
-        ended = self._end(STOP_SECONDS)
-        to, cause, reason = "stopped", "", f"{count_of(ended.count, 'process')} ended"
-        if ended.left:
-            to, cause, reason = "parked", "still-alive", f"still running: {ended.left}"
-        self._write(to, reason=reason, cause=cause, wanted="")
-        self._tell(to, reason)
-
-    def _close(self, ruling: Ruling, ended: str, work: WorkDone | None = None) -> None:
-        """End an agent, keep its work, write its receipt, and let the ruling be so."""
+    def _close(self, ruling: Ruling) -> Closed:
+        """Make good work its branch, end an agent, keep what is there, write its receipt."""
+        work = self._work if ruling.ended == "result" else None
+        if work and ruling.to in ("done", "review"):
+            self._settle(work)
         is_stop = ruling.to == "stopped"
+        saved = ""
         self._is_closing = True
         began = self._world.clock()
         ended_now = self._end_agent(STOP_SECONDS if is_stop else TERM_SECONDS)
@@ -306,40 +246,28 @@ class TaskWork(TaskAgent):
             saved = f", work saved in {work.ref}" if work.changed else ""
             ruling = replace(ruling, reason=f"{count_of(ended_now.count, 'process')} ended in "
                              f"{seconds:.1f} s{saved}")
-            if ended_now.left:
-                ruling = Ruling("parked", f"still running: {ended_now.left}{saved}",
-                                cause="still-alive")
         elif ended_now.left:
             self._tell("note", f"still running: {ended_now.left}")
 
         ruling = plan_climb(state, ruling, self._backing.fleet,
                             away_left=self._supervisor.count_away_left())
-        receipt = self._write_receipt(state, ruling, ended, work)
-        self._write(ruling.to, **self._after(state, ruling, ended), reason=ruling.reason,
-                    cause=ruling.cause)
-        self._tell_end(ruling, receipt, work)
-
-    def _tell_end(self, ruling: Ruling, receipt: Mapping[str, Any], work: WorkDone) -> None:
-        """Say what a try has come to."""
-        word, text = ruling.to, ruling.reason
-        if ruling.climbs:
-            word, text = "moves up", f"from {ruling.climbs}: {text}"
-        elif word == "waiting":
-            word, text = "waits", f"for its next try: {text}"
-        elif word in ("done", "review"):
-            text = self._sum_up(receipt)
+        receipt = self._write_receipt(state, ruling, work)
+        words = ruling.reason
+        if ruling.to in ("done", "review"):
+            words = self._sum_up(receipt)
         elif ruling.cause == "diff" and work.said:
-            text += f". It said: {shorten(work.said)}"
-        self._tell(word, text)
+            words += f". It said: {shorten(work.said)}"
+        left = f"{ended_now.left}{saved}" if ended_now.left else ""
+        return Closed(ruling, words, bool(self._agent), left)
 
-    def _write_receipt(self, state: TaskState, ruling: Ruling, ended: str,
+    def _write_receipt(self, state: TaskState, ruling: Ruling,
                        work: WorkDone) -> dict[str, Any]:
         """Write down what a try came to, beside what it left; remove what holds the key."""
         agent, now = self._agent, self._world.now()
         alias = self._supervisor.alias_of(self.name)
         served = self._backing.receipts() if alias else ()
         receipt = {**plan_receipt(state, agent.heard if agent else Heard(), work, alias,
-                                  ended),
+                                  ruling.ended),
                    "served": sum_served(served, state.session), "verdict": ruling.to,
                    "reason": ruling.reason, "cause": ruling.cause,
                    "seconds": round(now - (state.began or now), 1)}
@@ -364,29 +292,6 @@ class TaskWork(TaskAgent):
             self._tell("note", f"its work is only in {state.worktree}: git took longer than "
                        f"{STOP_GIT_SECONDS:.0f} s")
         return WorkDone()
-
-    def _after(self, state: TaskState, ruling: Ruling, ended: str) -> dict[str, Any]:
-        """Return what changes beside the state when a try, or a part of one, is over."""
-        now = self._world.now()
-        usual = {"wanted": "", "ended": now, "prompt": "" if self._agent else state.prompt}
-        if ruling.to != "waiting":
-            return {**usual, "open": False, "lost": 0}
-        usual["wanted"] = self.state.wanted  # asked since: `stop` means the next try, too
-        if ruling.climbs:  # another model has no memory of this session
-            return {**usual, "open": False, "lost": 0, "failures": 0, "api_errors": 0,
-                    "rung": "", "climbed": (*state.climbed, ruling.climbs), "spoken": False,
-                    "left_at": now if ruling.leaves else state.left_at,
-                    "prompt": tell_climbed(state, ruling)}
-        if ended == "stalled":
-            return {**usual, "stalls": state.stalls + 1, "prompt": CONTINUE_PROMPT}
-        if ruling.cause == "api":
-            wait = API_WAIT_SECONDS[min(state.api_errors, len(API_WAIT_SECONDS) - 1)]
-            return {**usual, "api_errors": state.api_errors + 1, "until": now + wait,
-                    "prompt": CONTINUE_PROMPT}
-        wait = TRY_WAIT_SECONDS[min(state.failures, len(TRY_WAIT_SECONDS) - 1)]
-        what = ruling.feedback or f"The last try failed: {ruling.reason}."
-        return {**usual, "open": False, "failures": state.failures + 1, "until": now + wait,
-                "prompt": f"{what}\n\nTry again."}
 
     def _sum_up(self, receipt: Mapping[str, Any]) -> str:
         """Return in one line what a task that is done has come to."""

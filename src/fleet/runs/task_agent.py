@@ -15,29 +15,40 @@ from fleet.runs.agent import (
     PROMPT_SECONDS,
     TERM_SECONDS,
     AgentProcess,
+    last_line_of,
     plain_environment,
     plan_claude,
     plan_task_session,
     shell_words,
 )
-from fleet.runs.folder import Asleep
+from fleet.runs.folder import TAIL_BYTES
 from fleet.runs.process_tree import PROCESS_LOOK_SECONDS
-from fleet.runs.task_desk import LOST
 from fleet.runs.task_place import TaskPlace
 from fleet.speech.claude_stream import (
     LOOPS_PROMPT,
     LOOPS_TOLD,
     answer_to,
-    questions_in,
+    is_unknown_session,
     render_answer_line,
     render_prompt_line,
 )
 from fleet.start.errors import FleetError
+from fleet.tasks.events import (
+    Answered,
+    Asked,
+    Expired,
+    Lost,
+    Slept,
+    Spoke,
+    Stalled,
+    Started,
+    Starting,
+    Told,
+)
 from fleet.tasks.ladder import place_task
 from fleet.tasks.next import ASK_AWAITED_SECONDS, ASK_SECONDS, find_stall
 from fleet.tasks.scope import decide_request
 from fleet.tasks.state import plan_first_words
-from fleet.tasks.verdict import Ruling, after_failure
 from fleet.text.phrases import show_span
 from fleet.world.child import Launch
 from fleet.world.process_list import CHECK_MARK, TASK_MARK
@@ -47,6 +58,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fleet.config.task_file import TaskSpec
+    from fleet.tasks.events import Event
     from fleet.tasks.state import TaskState
     from fleet.world.child import Hold
 
@@ -54,26 +66,21 @@ if TYPE_CHECKING:
 class TaskAgent(TaskPlace):
     """A task's agent: started, heard, answered."""
 
-    def _start(self) -> None:
+    def _start(self) -> Event:
         """Start an agent and hand it what it is told."""
-        state = self.state
         hold = self._hold_alive()
-        session = state.session
-        if not state.spoken:
-            session = str(uuid.uuid4())
-        size = self._world.size_of(self._file("out.jsonl"))
-        told = filter(None, [state.prompt, *state.says])
-        state = self._hand_on(state.says, "starting", session=session, start_at=size,
-                              heard_from=size, prompt="\n\n".join(told),
-                              told=(*state.told, *state.says))
-        words = plan_first_words(state)
-        if state.task.talks:
-            self._world.make_pipe(self._file("in"))
-            self._world.remove(self._file("err"))  # of the process before
-        else:
-            self._world.remove(self._file("code"))
-            self._world.replace_files([(self._file("in"), words.encode(), 0o600)])
         try:
+            state = self.state
+            session = state.session if state.spoken else str(uuid.uuid4())
+            size = self._world.size_of(self._file("out.jsonl"))
+            state = self._take(Starting(session, size)).state
+            words = plan_first_words(state)
+            if state.task.talks:
+                self._world.make_pipe(self._file("in"))
+                self._world.remove(self._file("err"))  # of the process before
+            else:
+                self._world.remove(self._file("code"))
+                self._world.replace_files([(self._file("in"), words.encode(), 0o600)])
             child = self._supervisor.spawn(self._plan_launch(state, hold))
         finally:
             hold.release()
@@ -86,8 +93,7 @@ class TaskAgent(TaskPlace):
         processes = self._trees[TASK_MARK]
         processes.add(child.number)
         processes.find(self._world.clock())  # for who comes after us
-        self._write("running", spoken=True, client=child.number)
-        self._tell("resumed" if state.spoken else "started", self._describe(state))
+        return Started(child.number, self._describe(state))
 
     def _hold_alive(self) -> Hold:
         """Return the lock that each agent of a task holds as long as it lives: there is one.
@@ -176,11 +182,6 @@ class TaskAgent(TaskPlace):
             if state.prompt and agent.heard.turn_at <= state.heard_from:
                 self._say(state.prompt)
 
-    def _hand_on(self, says: Sequence[str], to: str = "", **changes: Any) -> TaskState:
-        """Note that an agent is told what a person has said; more may have come since."""
-        with self._supervisor.changed:
-            return self._write(to, says=self.state.says[len(says):], **changes)
-
     def _say(self, text: str) -> None:
         """Hand a prompt to an agent that waits for one."""
         agent = self._agent
@@ -191,7 +192,7 @@ class TaskAgent(TaskPlace):
 
     # -- listening --
 
-    def _talk(self) -> Ruling | None:
+    def _talk(self) -> Event:
         """Listen until the agent has answered, or has ended otherwise: then how."""
         agent = self._agent
         assert agent
@@ -200,11 +201,9 @@ class TaskAgent(TaskPlace):
         while True:
             self._trees[TASK_MARK].find(self._world.clock() - PROCESS_LOOK_SECONDS)
             pause = 0.01 if agent.listen() else min(pause * 1.5, 0.25)
-            if agent.has_answered:
-                return LOST if agent.is_lost else None
-            if not agent.lives():
+            if agent.has_answered or not agent.lives():
                 agent.listen()  # what it has said last
-                return LOST if agent.is_lost else None
+                return self._lose(agent) if agent.is_lost else Spoke()
             if self._hear_requests(agent):
                 pause = 0.01
             else:
@@ -213,6 +212,24 @@ class TaskAgent(TaskPlace):
                     return ending
             self._pause(pause)
 
+    def _lose(self, agent: AgentProcess) -> Lost:
+        """Return what is left of a process that ended without a result."""
+        self._end(0.0, TASK_MARK)
+        agent.listen()
+        errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
+        is_known = b"No conversation found" not in errors \
+            and not is_unknown_session(agent.heard.result or {})
+        # What it had not even begun with is told again.
+        has_begun = self.state.task.talks and agent.heard.turn_at > self.state.heard_from
+        return Lost(has_begun, is_known, self._last_line())
+
+    def _last_line(self) -> str:
+        """Return the last line of its errors, else of what it printed: a log, if no stream."""
+        logs = [self._file("err")]
+        if not self.state.task.talks:
+            logs.append(self._file("out.jsonl"))
+        return last_line_of(self._world, *logs)
+
     def _hear_requests(self, agent: AgentProcess) -> bool:
         """Answer what it asks, by the rules or by a person; hand on what a person said."""
         for identity, request in list(agent.heard.requests.items()):
@@ -220,19 +237,14 @@ class TaskAgent(TaskPlace):
                 return True
         state = self.state
         if state.state == "asking":
-            is_awaited = self._supervisor.waits_for_time  # others could use its place
-            if self._world.now() - state.at > (ASK_AWAITED_SECONDS if is_awaited
-                                               else ASK_SECONDS):
-                self._fall_asleep()
             if agent.heard.requests:
                 return False
-            self._write("running")
+            self._take(Answered())
         elif state.says and state.task.talks:
             for text in state.says:
                 agent.say(render_prompt_line(text))
             agent.told_at = agent.end
-            self._hand_on(state.says)
-            self._tell("told", "; ".join(state.says))
+            self._take(Told(state.says))
         else:
             return False
         return True
@@ -248,7 +260,7 @@ class TaskAgent(TaskPlace):
             if asked != identity and asked in agent.heard.requests:
                 return False  # one question at a time
             if asked != identity:
-                self._ask_person(identity, request)
+                self._take(Asked(identity, dict(request)))
                 return True
             if not state.answer:
                 return False
@@ -258,26 +270,15 @@ class TaskAgent(TaskPlace):
         agent.say(render_answer_line(identity, answer))
         agent.heard.answered(identity, self._world.clock())
         if is_persons:
-            self._write("running")
-            self._tell("answered", ", ".join(state.answer.values()))
+            self._take(Answered(", ".join(state.answer.values())))
         return True
 
-    def _ask_person(self, identity: str, request: Mapping[str, Any]) -> None:
-        self._write("asking", question={"id": identity, "request": request})
-        words = []
-        for question, labels in questions_in(request):
-            numbered = [f"{number} {label}" for number, label in enumerate(labels, 1)]
-            words.append("  ".join([question, *numbered]))
-        self._tell("asks", f"{' | '.join(words)}  `subagent-fleet task answer {self.name} "
-                   f"{'1' if '  ' in words[0] else 'TEXT'}`")
-
-    def _fall_asleep(self) -> None:
-        """End the process of a task that gets no answer: its place is free meanwhile."""
+    def _sleep(self) -> Event:
+        """End the process of an agent that gets no answer: its place is free meanwhile."""
         self._end_agent(TERM_SECONDS)
-        self._write(asleep=True, prompt="")
-        raise Asleep
+        return Slept()
 
-    def _look_at_clock(self, agent: AgentProcess) -> Ruling | None:
+    def _look_at_clock(self, agent: AgentProcess) -> Event | None:
         """Return why an agent that takes too long, or has got stuck, shall be ended."""
         state, heard = self.state, agent.heard
         now = self._world.clock()
@@ -286,9 +287,12 @@ class TaskAgent(TaskPlace):
             heard.last = heard.since = now
         elif state.state == "running":
             state = self._remember(worked=state.worked + gap)
+        if state.state == "asking":
+            is_awaited = self._supervisor.waits_for_time  # others could use its place
+            patience = ASK_AWAITED_SECONDS if is_awaited else ASK_SECONDS
+            return self._sleep() if self._world.now() - state.at > patience else None
         if state.worked > state.task.deadline:
-            words = f"deadline of {show_span(state.task.deadline)} reached"
-            return after_failure(state, words, "deadline")
+            return Expired()
         if heard.repeats >= LOOPS_TOLD and not agent.told_loops:
             agent.told_loops = True
             agent.told_at = agent.end
@@ -301,7 +305,4 @@ class TaskAgent(TaskPlace):
         timeout = max((model.timeout for model in self._supervisor.models_of(self.name)),
                       default=0)
         stall = find_stall(state.task, heard, view, float(timeout), now)
-        if not stall:
-            return None
-        return Ruling("failed" if state.stalls else "waiting", f"stalled: {stall}",
-                      cause="stalled")
+        return Stalled(stall) if stall else None

@@ -11,7 +11,6 @@ from fleet.runs.place import git_in
 from fleet.runs.process_tree import end_trees, find_helpers, tree_of
 from fleet.speech.claude_stream import render_stream_line
 from fleet.start.record import replace
-from fleet.tasks.verdict import Ruling
 from fleet.world.process_list import CHECK_MARK, TASK_MARK
 
 if TYPE_CHECKING:
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
     from fleet.runs.git import Git
     from fleet.runs.process_tree import Ended
     from fleet.runs.supervisor import Supervisor
+    from fleet.tasks.events import Event
     from fleet.tasks.state import TaskState
+    from fleet.tasks.step import Step
+    from fleet.tasks.verdict import WorkDone
     from fleet.world.child import Hold
-
-
-LOST = Ruling("waiting", cause="lost")  # an agent has ended without a result
 
 
 class TaskDesk:
@@ -42,6 +41,7 @@ class TaskDesk:
         self._trees = {variable: tree_of(self._folder, name, variable)
                        for variable in (TASK_MARK, CHECK_MARK)}
         self._agent: AgentProcess | None = None
+        self._work: WorkDone | None = None  # what its check was asked of
         self._preparing: threading.Thread | None = None  # of the check's place
         self._taken: Mapping[str, bytes] = {}  # what a place takes along of the person's
         self._trouble: Exception | None = None  # in that thread
@@ -55,8 +55,12 @@ class TaskDesk:
         """What is known of the task."""
         return self._supervisor.tasks[self.name]
 
-    def _write(self, to: str = "", **changes: Any) -> TaskState:
-        return self._supervisor.write(self.name, to, **changes)
+    def _take(self, event: Event) -> Step:
+        """Let an event count; return what is so now, and what to do about it."""
+        return self._supervisor.take(self.name, event)
+
+    def _write(self, **changes: Any) -> TaskState:
+        return self._supervisor.write(self.name, **changes)
 
     def _remember(self, **changes: Any) -> TaskState:
         """Note what could be found out again: it is written with the next step."""
@@ -84,17 +88,17 @@ class TaskDesk:
         At the end of a task that is stopped, it has some seconds to keep the work.
         """
         if threading.current_thread() is self._preparing:
-            return self._is_closing or bool(self.state.wanted)
+            return self._is_closing or self.state.stopping
         if not self._is_closing:
-            return bool(self.state.wanted)
-        if self.state.wanted != "stop":
+            return self.state.stopping
+        if not self.state.stopping:
             return False
         self._stopping_since = self._stopping_since or self._world.clock()
         return self._world.clock() - self._stopping_since > STOP_GIT_SECONDS
 
     def _pause(self, seconds: float) -> None:
         """Wait a while, or until something has happened; stop where a person wants that."""
-        if self.state.wanted or self._is_closing:
+        if self.state.stopping or self._is_closing:
             raise Wanted
         self._supervisor.wait(seconds)
 

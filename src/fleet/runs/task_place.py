@@ -40,6 +40,7 @@ from fleet.runs.snapshot import (
 from fleet.runs.task_box import TaskBox
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
+from fleet.tasks.events import Planned, Ready
 from fleet.tasks.next import dependencies_of
 from fleet.text.phrases import some_of
 from fleet.text.terminal import clean_line
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from fleet.tasks.events import Event
     from fleet.tasks.state import TaskState
 
 
@@ -59,9 +61,10 @@ class TaskPlace(TaskBox):
 
     # -- making ready --
 
-    def _make_ready(self) -> None:
+    def _make_ready(self) -> Event:
         """Make the worktree of a task, and do in it what comes before the agent."""
-        state = self._write("preparing", **self._plan_try())
+        self._end(0.0)
+        state = self._take(self._plan_try()).state
         self._world.make_directory(self._file(""))
         refuse_missing(self._folder, state)
         if isinstance(state.task.coder, str) and self._backing.fleet:
@@ -71,12 +74,13 @@ class TaskPlace(TaskBox):
         else:
             self._make_worktree(state)
         self._prepare_check()
+        return Ready()
 
-    def _plan_try(self) -> dict[str, Any]:
-        """Return with what a try begins, or goes on."""
+    def _plan_try(self) -> Planned:
+        """Return where a try begins, or goes on."""
         state = self.state
         place = find_places(self._folder, self._backing.worktrees)
-        changes: dict[str, Any] = {
+        chosen: dict[str, Any] = {
             **self._plan_own(),
             "branch": plan_branch(state),
             "id": state.id or ("" if state.git else self._world.token(8)),
@@ -86,18 +90,16 @@ class TaskPlace(TaskBox):
         if not state.start and depends and state.task.base in (None, "after"):
             if len(depends) == 1:
                 done = self._supervisor.tasks[depends[0]]
-                changes["base"] = find_work(self._main, done) or state.base
+                chosen["base"] = find_work(self._main, done) or state.base
             else:
                 self._tell("note", "starts from HEAD, without the work of "
                            f"{some_of(depends, 3)}: only a single task in "
                            "`after:` is built on")
+        number = 0
         if not state.open:
             # Snapshots of an earlier task of this name stay.
-            tried = state.tried or last_snapshot(self._main, self.name)
-            changes.update(open=True, tried=tried + 1, round=0, stalls=0, checks=(),
-                           worked=0.0, began=self._world.now(),
-                           spent=state.total_at(state.at))
-        return changes
+            number = 1 + (state.tried or last_snapshot(self._main, self.name))
+        return Planned(number, chosen)
 
     def _make_worktree(self, state: TaskState) -> None:
         """Make the agent's place, fill it, note what is there before the agent comes."""

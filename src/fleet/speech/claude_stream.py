@@ -7,7 +7,6 @@ import re
 from typing import TYPE_CHECKING
 
 from fleet.speech.backend import read_field
-from fleet.start.gate import LatePattern
 from fleet.start.record import Record
 from fleet.text.json import digest, parse_object
 from fleet.text.terminal import clean_line
@@ -33,8 +32,6 @@ PROMPT_TOO_LONG = "prompt_too_long"
 TRANSIENT_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 LOOPS_TOLD, LOOPS_STALLED = 8, 12
 SUMMARY_CHARACTERS = 60
-# What is kept of an agent's last words, to look for words of success.
-LAST_WORDS_CHARACTERS = 4000
 
 
 class OpenCall(Record):
@@ -59,9 +56,8 @@ class Heard:
     turn_at = -1  # the offset behind the line that began its last turn
     has_background = False
     worked = 0  # calls that changed something, or may have
-    has_tested = False
     tool_errors = turns = questions = context = repeats = 0
-    said = _last_call = ""
+    _last_call = ""
 
     def __init__(self, *, heard_from: int = 0) -> None:
         self.heard_from = heard_from  # a result before this offset answers an earlier prompt
@@ -160,13 +156,9 @@ class Heard:
         for block in message["content"]:
             if block.get("type") == "tool_use":
                 self._begin_call(block, now)
-            elif block.get("type") == "text" and not event.get("parent_tool_use_id"):
-                self._say(block["text"])
-                if not self.calls:
-                    self._enter("answering", now)
-
-    def _say(self, text: str) -> None:
-        self.said = f"{self.said}\n{text}"[-LAST_WORDS_CHARACTERS:]
+            elif (block.get("type") == "text" and not event.get("parent_tool_use_id")
+                    and not self.calls):
+                self._enter("answering", now)
 
     def _begin_call(self, block: dict[str, Any], now: float) -> None:
         tool = str(block["name"])
@@ -178,8 +170,6 @@ class Heard:
         summary = " ".join(summary.split())[:SUMMARY_CHARACTERS]
         self.calls[str(block["id"])] = OpenCall(tool, summary, now, path_in(given))
         self.tools[tool] = self.tools.get(tool, 0) + 1
-        if _TEST_COMMAND.search(str(given.get("command"))):
-            self.has_tested = True
         call = digest(json.dumps([tool, given], sort_keys=True).encode("utf-8", "replace"))
         self.repeats = self.repeats + 1 if call == self._last_call else 1
         self._last_call = call
@@ -220,7 +210,6 @@ class Heard:
         self.result = event
         self.result_at = end
         self.turns += int(event.get("num_turns") or 0)
-        self._say(str(event.get("result") or ""))
         self.calls.clear()
         self.requests.clear()
         for denial in event.get("permission_denials") or []:
@@ -343,9 +332,8 @@ def tell_answers(answers: Mapping[str, str]) -> str:
 CONTINUE_PROMPT = "Continue."
 LOST_PROMPT = ("Your process was ended from outside before you had finished. "
                "Look at what is done already, then continue.")
+ATTACHED_PROMPT = ("A person has worked in this session and in this worktree. Look at what "
+                   "has changed, then continue.")
 LOOPS_PROMPT = ("You have made the same call {count} times in a row. "
                 "Do something else, or end.")
 CHANGED_PROMPT = "The task has changed. This is the whole task now:\n\n{prompt}"
-
-_TEST_COMMAND = LatePattern(
-    r"(?i)\b(test|pytest|check|tox|make|cargo|go|gradle|mvn|ctest|rspec|jest)")

@@ -59,6 +59,7 @@ class TaskSight(Record):
     served: Mapping[str, Receipt] = {}  # by session: the last
     loads: Mapping[str, Sequence[tuple[int, float]]] = {}
     unreadable: int = 0
+    attached: frozenset[str] = frozenset()  # tasks whose sessions are open in terminals
     holder: int = 1  # the process that supervises; 0: none does
 
 
@@ -137,12 +138,16 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
 
 def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
     """Return what a task does, waits for, asks or has ended with."""
+    if state.name in sight.attached:
+        return "open in a terminal"
     if state.state == "waiting":
         if not blockers_of(state, sight.tasks) and not sight.holder:
             return "for `run`"
         return explain_wait(state, sight.tasks, sight.limits, sight.now)
     if state.state == "asking":
         return question_of(state.question.get("request", {}))
+    if state.phase:
+        return state.phase
     if state.state == "running":
         return heard.now if state.task.talks else state.task.program
     if state.state == "checking":
@@ -191,5 +196,8 @@ def suggest_task_step(state: TaskState) -> str:
     if state.cause == "landing":
         return f"subagent-fleet task log {name} landing"
     if state.state == "failed" or state.state == "parked" and state.cause in LOGGED:
-        return f"subagent-fleet task log {name}{LOGGED.get(state.cause, '')}"
+        kind = LOGGED.get(state.cause, "")
+        if kind == " stderr" and not state.task.talks:
+            kind = ""  # what it printed, which says when there is nothing but errors
+        return f"subagent-fleet task log {name}{kind}"
     return f"subagent-fleet tasks {name}" if state.state in ("parked", UNREADABLE) else ""

@@ -9,23 +9,25 @@ from fleet.config.rules import REVISION, TASK_NAME, obeys
 from fleet.config.task_file import TaskSpec
 from fleet.speech.claude_stream import CONTINUE_PROMPT
 from fleet.start.record import Record, fields, read, replace
-from fleet.tasks.spec import HOT_KEYS
 
 if TYPE_CHECKING:
     from typing import Any
 
 
 # A task is a TaskSpec (what a person wants) and a TaskState (where it stands). Its way:
-#   waiting → preparing → starting → running ⇄ asking → checking → done, or one of TERMINAL_STATES
+#   waiting → running ⇄ asking → checking → done, or another of TERMINAL_STATES
+# `tasks/step` has every arrow; nothing else writes the name of a state.
 
 TERMINAL_STATES = ("done", "review", "failed", "stopped", "parked")
-LIVE_STATES = ("starting", "running", "asking", "checking")  # in which an agent may live
-ACTIVE_STATES = ("preparing", *LIVE_STATES)
+ACTIVE_STATES = ("running", "asking", "checking")
+STATES = ("waiting", *ACTIVE_STATES, *TERMINAL_STATES)
 UNREADABLE = "unreadable"  # a state that no file has
-LOST_LIMIT = 5
-API_WAIT_SECONDS = (30, 60, 120)
-API_ERRORS_LIMIT = 20
-TRY_WAIT_SECONDS = (0, 10, 30, 60)
+PREPARING, STARTING = "preparing", "starting"  # phases of running, before its agent works
+ASLEEP = "asleep"  # phase of asking: nobody has answered, and its process was ended
+
+# What the files of earlier versions call a state: the state and its phase now.
+FORMER_STATES = {"preparing": ("running", PREPARING), "starting": ("running", STARTING),
+                 "attached": ("stopped", "")}
 
 
 class TaskState(Record):
@@ -37,6 +39,7 @@ class TaskState(Record):
     origin: str = "typed"  # or file
     newer: TaskSpec | None = None  # what the file says by now; a retry takes it
     state: str = "waiting"
+    phase: str = ""  # of it
     at: float = 0.0  # since when
     reason: str = ""
     cause: str = ""  # the same for programs
@@ -86,10 +89,7 @@ class TaskState(Record):
     told: tuple[str, ...] = ()  # handed on: who has no memory gets it each time
     question: dict[str, Any] = {}  # {"id": …, "request": …}
     answer: dict[str, Any] = {}  # not yet handed on
-    asleep: bool = False  # it asks, and its process was ended
-    wanted: str = ""  # stop, attach, go
-    before: str = ""  # the state before a person had its session
-    recheck: bool = False  # what is there is judged first
+    stopping: bool = False  # its thread has not done so yet
     forgotten: bool = False
     # Landing.
     returned: int = 0  # how often it was sent back because it did not land
@@ -122,9 +122,19 @@ class TaskState(Record):
         return self.spent + (max(until - self.began, 0.0) if self.began else 0.0)
 
     @property
+    def asleep(self) -> bool:
+        """Whether it asks, and its process was ended."""
+        return self.phase == ASLEEP
+
+    @property
     def is_active(self) -> bool:
         """Whether something is being done for it."""
         return self.state in ACTIVE_STATES and not self.asleep
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether an agent may live for it."""
+        return self.is_active and self.phase != PREPARING
 
     @property
     def is_at_work(self) -> bool:
@@ -139,7 +149,7 @@ _STATE_PATTERNS = {
     "session": "([0-9a-f-]{36})?", "id": "[0-9a-f]*",
     "branch": f"({REVISION.strip('^$')})?", "worktree": "(/.*)?", "git": "(/.*)?",
     "check_git": "(/.*)?", "name": TASK_NAME,
-    "state": "|".join((*TERMINAL_STATES, *ACTIVE_STATES, "waiting", "attached"))}
+    "state": "|".join(STATES), "phase": f"({PREPARING}|{STARTING}|{ASLEEP})?"}
 
 
 def freeze(value: Any) -> Any:
@@ -165,8 +175,15 @@ def thaw_task(frozen: object) -> TaskSpec | None:
     return TaskSpec(**words)
 
 
-def thaw_state(frozen: dict[str, Any]) -> TaskState | None:
+def thaw_state(frozen: object) -> TaskState | None:
     """Return the state that a file keeps; None if it is none or says what no state can."""
+    if not isinstance(frozen, dict):
+        return None
+    former = FORMER_STATES.get(str(frozen.get("state")))
+    if former:
+        frozen = {**frozen, "state": former[0], "phase": former[1]}
+    elif frozen.get("asleep"):
+        frozen = {**frozen, "phase": ASLEEP}
     state = read(TaskState, frozen)
     if state is None:
         return None
@@ -178,42 +195,10 @@ def thaw_state(frozen: dict[str, Any]) -> TaskState | None:
     return state if fits else None
 
 
-def revise_task(state: TaskState, task: TaskSpec, origin: str = "file") -> TaskState:
-    """Return a state after its task was written anew: all of it counts before the first try.
-
-    One that was forgotten begins anew: in a file where it has changed, typed in any case.
-    """
-    if task == (state.newer or state.task) and not (state.forgotten and origin == "typed"):
-        return state
-    if state.forgotten:
-        return replace(plan_fresh(state), task=task, newer=None, origin=origin,
-                       first=state.tried, spent=0.0)
-    if state.state == "waiting" and not state.start:
-        return replace(state, task=task, newer=None)
-    hot = replace(state.task, **{name: getattr(task, name) for name in HOT_KEYS})
-    return replace(state, task=hot, newer=task if task != hot else None)
-
-
 def can_accept(state: TaskState) -> bool:
     """Tell whether a person can accept a task: it has work, and nothing else calls it bad."""
     return bool(state.kept) and (state.state == "review" or
                                  state.state == "parked" and state.cause == "scope")
-
-
-def plan_fresh(state: TaskState) -> TaskState:
-    """Return a task that begins anew, with another worktree, branch and session."""
-    kept = {name: getattr(state, name) for name in (
-        "name", "task", "order", "origin", "newer", "at", "orders", "base", "tried", "first")}
-    place = "\n".join((state.branch, state.worktree, state.git, state.check_git, state.id))
-    return TaskState(**kept, fresh=state.fresh + 1, spent=state.total_at(state.at),
-                     old=(*state.old, place) if state.git else state.old)
-
-
-def disown_task(state: TaskState) -> TaskState:
-    """Return a task that came with a copied repository: nothing of the original is used."""
-    bare = replace(state, id="", worktree="", git="", check_git="", prepared=False, session="",
-                   spoken=False, old=(), client=0)
-    return bare if state.is_over else plan_fresh(bare)
 
 
 def plan_first_words(state: TaskState) -> str:

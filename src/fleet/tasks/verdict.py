@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.start.gate import LatePattern
 from fleet.start.record import Record, replace
 from fleet.tasks.scope import describe_scope
 from fleet.text.phrases import some_of
@@ -52,6 +51,7 @@ class Ruling(Record):
     cause: str = ""
     climbs: str = ""  # the rung it has failed on, where it moves up
     leaves: bool = False  # and leaves the house with that
+    ended: str = "result"  # how its process ended, for the receipt
 
 
 def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ruling:
@@ -117,32 +117,16 @@ def after_failure(state: TaskState, problem: str, cause: str) -> Ruling:
     return Ruling(to, problem, cause=cause)
 
 
-_SUCCESS = LatePattern(r"(?i)\b(all|the) tests? (now )?pass|\btests? (are )?(passing|green)"
-                    r"|\b(successfully|have) "
-                    r"(implemented|created|updated|written|fixed|added)"
-                    r"|\ball done\b|\b(task|work) is (done|complete)")
-_TESTED = LatePattern(r"(?i)\btests? (now )?(pass|are (passing|green))")
-
-_DISPATCHED = LatePattern(
-    r"(?i)\b(dispatched|delegated to|asked|launched|started) (the |a |an )?"
-    r"([a-z0-9_-]+ )?(sub-?agent|agent)\b")
-
-
-def find_flags(heard: Heard, work: WorkDone, *, is_checked: bool = False) -> list[str]:
-    """Return where an agent's words and deeds differ; the verdict does not depend on that."""
-    said = heard.said
+def find_flags(task: TaskSpec, heard: Heard, work: WorkDone) -> list[str]:
+    """Return what is odd about an agent's deeds; the verdict does not depend on that."""
     flags = []
-    if _SUCCESS.search(said) and not heard.worked:
-        flags.append("says it is done, but made no call that changes anything")
-    if _TESTED.search(said) and not is_checked and not heard.has_tested:
-        flags.append("says tests pass, but ran no test command")
+    if heard.turns and not heard.worked and task.changes == "required":
+        flags.append("made no call that changes anything")
     changed = tuple(f"/{path}" for path, _, _ in work.files)
     absent = [path for path in dict.fromkeys(heard.written)
               if not f"/{path}".endswith(changed)]
     if absent:
         flags.append(f"wrote files that are not in the diff: {some_of(absent, 3)}")
-    if _DISPATCHED.search(said) and not heard.tools.keys() & {"Agent", "Task"}:
-        flags.append("says it called an agent, but called none")
     flags += [f"subagent {name} used no tool" for name, record in heard.subagents.items()
               if record["runs"] and not record["tool_uses"]]
     return flags
@@ -163,7 +147,7 @@ def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
         "outside": list(work.outside), "stalls": state.stalls,
         "check": {"command": state.task.check or "", "in": state.task.check_in,
                   "rounds": list(state.checks), "passes_on_base": state.passes_on_base},
-        "flags": find_flags(heard, work, is_checked=state.checks[-1:] == (0,))}
+        "flags": find_flags(state.task, heard, work)}
 
 
 def sum_served(receipts: Iterable[Receipt], session: str) -> list[dict[str, Any]]:

@@ -309,7 +309,7 @@ class Exam:
         is_stopped = False
         try:
             while not supervisor.tasks[task.name].is_over:
-                did = supervisor.step()
+                did = supervisor.advance()
                 if ((self.stops or supervisor.tasks[task.name].state == "asking")
                         and not is_stopped):
                     is_stopped = True

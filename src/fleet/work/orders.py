@@ -66,7 +66,7 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Name
     if kind in ("add", "say") and not folder.holder():
         return Carried(before)
     # Of the others no agent starts or goes on: they need no fleet.
-    load = load_fleet_for_tasks if kind in ("add", "say", "answer", "attach", "detach") \
+    load = load_fleet_for_tasks if kind in ("add", "say", "answer") \
         else load_fleet_if_valid
     names = {*asked.values()}
     until = world.clock() + STOP_WAIT_SECONDS
@@ -75,7 +75,7 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Name
     try:
         while world.clock() < until:
             if supervisor:
-                supervisor.step()
+                supervisor.advance()
             left = {asked[identity] for identity, _ in folder.read_orders()
                     if identity in asked}
             tasks = folder.read_states()[0]
@@ -106,12 +106,11 @@ def is_carried_out(kind: str, before: TaskState | None, state: TaskState) -> boo
     if kind == "say":
         return not (state.says and state.state == "running" and state.task.talks)
     if kind == "stop":
-        return state.is_over and state.wanted != "stop"
+        return state.is_over and not state.stopping
     if kind == "answer":  # its next question may come at once
         return state.state != "asking" or before is not None and \
             state.question != before.question
-    return (kind not in ("attach", "detach")
-            or (state.state == "attached") == (kind == "attach"))
+    return True
 
 
 def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, carried: Carried, *,

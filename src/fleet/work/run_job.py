@@ -10,7 +10,6 @@ from fleet.runs.agent import LOCK_SECONDS
 from fleet.runs.confine import Confinement
 from fleet.runs.folder import TASK_FILES
 from fleet.runs.git import git_of
-from fleet.runs.see import see_tasks
 from fleet.runs.supervisor import Supervisor
 from fleet.start.constants import (
     CONFIG_NAMES,
@@ -22,17 +21,14 @@ from fleet.start.constants import (
 )
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
-from fleet.tasks.next import explain_wait, plan_starts
 from fleet.tasks.spec import expand_names, is_another
 from fleet.tasks.state import UNREADABLE
 from fleet.text.json import parse_object
-from fleet.text.phrases import count_of, quote_shell, some_of
+from fleet.text.phrases import count_of, some_of
 from fleet.text.tables import format_finding
 from fleet.text.terminal import clean_line
-from fleet.text.width import width_of
 from fleet.work.backing import end_serving, need_key, plan_backing, workspace_of
-from fleet.work.run_words import foresee_start, tell_events, watch_tasks
-from fleet.work.shown import tell_task
+from fleet.work.run_words import tell_events, watch_tasks
 from fleet.work.typed import (
     ADD_A_TASK,
     TASK_WORDS,
@@ -40,6 +36,7 @@ from fleet.work.typed import (
     open_tasks,
     order_of,
     plan_typed_tasks,
+    refuse_unquoted,
     split_name,
 )
 from fleet.workspace.config import look_of
@@ -85,15 +82,10 @@ def split_words(options: Namespace, known: KnownTasks) -> tuple[list[str], list[
     prompts = [word for word in options.words if word not in known.names
                and (" " in word.strip() or split_name(word)[0])]
     only = [word for word in options.words if word not in prompts]
-    if options.prompt and len(options.words) == 1 and only and only[0] not in known.names:
-        text = quote_shell(f"{only[0]}:{options.prompt}")
-        raise FleetError("usage", "run: --prompt takes no name beside it", status=EXIT_USAGE,
-                         fix=f"subagent-fleet run {text}")
-    if options.prompt:
-        prompts.append(options.prompt)
     if prompts and only:
         raise FleetError("usage", "run: either names of tasks or new tasks, not both",
                          status=EXIT_USAGE, fix="run one after the other")
+    refuse_unquoted(only, known.names, "run")
     check_names("task", only, known.names, "run",
                 "for a new one: subagent-fleet run '{}:what to do'")
     if not prompts:
@@ -110,8 +102,6 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
         cloud_limit=file.cloud_limit, notify=file.notify, worktrees=file.worktrees or "",
         tell=tell_events(folder, {*known.states, *tasks}, options),
         reload=watch_tasks(world, known.path, fleet, file.max, options))
-    if options.dry_run:
-        return backing
     backing = replace(backing, confinement=confine_tasks(folder, tasks))
     if fleet and any(isinstance(task.coder, str) for task in tasks.values()):
         ask_trust(fleet, options, world)
@@ -177,28 +167,6 @@ def refuse_bypass(tasks: Mapping[str, TaskSpec], world: World) -> None:
                          fix="run it as another user, or write `permission: default`")
 
 
-def show_plan(job: RunJob) -> None:
-    """Print what would start now, and what each other task waits for."""
-    sight = see_tasks(job.folder, job.backing, job.orders)
-    starts = plan_starts(sight.tasks, sight.limits, sight.now)
-    begun = {**sight.tasks,
-             **{one: replace(sight.tasks[one], state="running") for one in starts}}
-    branches: set[str] = set()
-    meant = {name: state for name, state in begun.items()
-             if not state.forgotten and (name in job.only if job.only else not state.is_over)}
-    width = max(map(width_of, meant), default=8)
-    if not meant:
-        job.folder.world.out("Nothing to do: every task is over.\n")
-    for name, state in meant.items():
-        word, text = state.state, state.reason
-        if name in starts:
-            word, text = foresee_start(job.folder, state, branches)
-        elif state.state == "waiting":
-            word, text = "waits", explain_wait(state, begun, sight.limits.after(starts),
-                                               sight.now)
-        tell_task(job.folder.world, name, word, text, width)
-
-
 class RunJob:
     """A repository whose tasks are worked on."""
 
@@ -207,7 +175,7 @@ class RunJob:
         self.folder = folder
         self.lock: Hold | None = None
         self.supervisor: Any = None  # from `begin` on
-        open_tasks(folder, trust=options.trust)
+        open_tasks(folder)
         known = know_tasks(folder, options)
         prompts, only = split_words(options, known)
         typed = plan_typed_tasks(prompts, options, known) if prompts else []
@@ -236,9 +204,7 @@ class RunJob:
         # When those ended that had ended before.
         self.over = {name: state.at for name, state in known.states.items() if state.is_over}
         self.backing = back_run(folder, known, tasks, options)
-        if options.dry_run:
-            show_plan(self)
-        elif self.orders and not folder.holder():
+        if self.orders and not folder.holder():
             tell_dirty(folder)
 
     def take_lock(self) -> bool:

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 from fleet.cli.say import tell
 from fleet.config.task_file import LOGIN
-from fleet.runs.agent import plan_branch, refuse_missing
-from fleet.runs.git import git_of
 from fleet.runs.see import see_tasks
 from fleet.start.constants import EXIT_INTERRUPTED, EXIT_OK, EXIT_PROBLEM
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
+from fleet.tasks.events import Begun
 from fleet.tasks.ladder import describe_homes, plan_ladder
 from fleet.tasks.next import blockers_of, explain_wait, plan_starts
 from fleet.tasks.rows import suggest_look, suggest_retry
+from fleet.tasks.step import step
 from fleet.text.phrases import count_of, some_of
 from fleet.text.tables import wrap_text
 from fleet.text.width import width_of
@@ -74,22 +74,6 @@ def watch_tasks(world: World, path: str, fleet: Fleet | None,
     return reload
 
 
-def foresee_start(folder: Folder, state: TaskState, branches: set[str]) -> tuple[str, str]:
-    """Return in a word and a text whether a task would start, given those branches."""
-    branch = plan_branch(state)
-    tip = git_of(folder).commit_of(f"refs/heads/{branch}")
-    if branch in branches or tip and not state.start:
-        return "would park", f"the branch `{branch}` already exists"
-    branches.add(branch)
-    try:
-        refuse_missing(folder, state)
-    except FleetError as error:
-        if error.slug == "check-missing":  # its fix is for a task that was added
-            return "would park", error.what
-        return "would park", f"{error.what}; {error.fix}"
-    return "would start", f"branch {branch}"
-
-
 def tell_starts(job: RunJob) -> None:
     """Say how many tasks start now, why the others do not, and how to use other machines."""
     sight = see_tasks(job.folder, job.backing)
@@ -100,7 +84,8 @@ def tell_starts(job: RunJob) -> None:
             and name not in starts and not blockers_of(state, tasks)]
     if not held:
         return
-    begun = {**tasks, **{name: replace(tasks[name], state="running") for name in starts}}
+    begun = {**tasks, **{name: step(tasks[name], Begun(rung), sight.now).state
+                         for name, rung in starts.items()}}
     why = explain_wait(held[0], begun, sight.limits.after(starts), sight.now)
     start = "starts" if len(starts) == 1 else "start"
     wait = "waits" if len(held) == 1 else "wait"

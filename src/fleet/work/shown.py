@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
     """Return what to type for tasks that are done and not in what is checked out."""
+    if not any(state.state == "done" for state in states.values()):
+        return ""
     waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
                                  "--format=%(refname:lstrip=2)",
                                  "refs/heads").text.split("\n")
@@ -50,9 +52,9 @@ def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
     return f"{look}Merge: git merge {branch}"
 
 
-TASK_ROLES = {"done": "ok", "running": "work", "checking": "work", "preparing": "work",
-              "starting": "work", "waiting": "wait", "asking": "ask", "review": "ask",
-              "attached": "ask", "parked": "warn", "failed": "bad", "stopped": "wait"}
+TASK_ROLES = {"done": "ok", "running": "work", "checking": "work", "waiting": "wait",
+              "asking": "ask", "review": "ask", "parked": "warn", "failed": "bad",
+              "stopped": "wait"}
 TASK_MARKS = {**MARKS, "work": "▶", "wait": "·", "ask": "?"}
 
 
@@ -115,10 +117,12 @@ def see_folder(folder: Folder, options: Namespace) -> TaskSight:
 
 def read_named_tasks(folder: Folder, options: Namespace) -> Mapping[str, TaskSpec]:
     """Return the tasks of the task file; none where it is absent or wrong."""
-    with contextlib.suppress(FleetError):
+    try:
         path = find_task_file(folder, options)
         if path:
             return load_tasks(folder.world, path, None).tasks
+    except FleetError as error:
+        folder.world.err(f"{clean_line(error.what)}: subagent-fleet validate\n")
     return {}
 
 

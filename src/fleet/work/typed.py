@@ -17,8 +17,8 @@ from fleet.start.constants import EXIT_REFUSED, EXIT_USAGE
 from fleet.start.errors import FleetError
 from fleet.start.record import Record, replace
 from fleet.tasks.spec import TaskPlan, check_tasks, find_name
-from fleet.tasks.state import UNREADABLE, disown_task, freeze
-from fleet.text.phrases import quote_shell
+from fleet.tasks.state import freeze
+from fleet.text.phrases import nearest, quote_shell
 from fleet.text.terminal import clean_line
 from fleet.text.yaml import Document
 from fleet.text.yaml_dump import dump_yaml
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 # Whoever holds the lock obeys orders; a command hands them over as files, or takes the
 # lock itself for as long as they take. What lies in a repository's folder of tasks is
 # shown to everybody. For anything else there is one door, `open_tasks`: tasks that came
-# with a copy or an archive name commands, places and revisions, and are not obeyed before
-# a person has said so.
+# with a copy or an archive name commands, places and revisions, and are never obeyed.
 
 TASK_WORDS = (
     Flag("--name", "what it is called; default: its first words", "NAME"),
@@ -79,28 +78,19 @@ def open_folder(world: World, *, begins: bool = False) -> Folder:
     return Folder(world, find_repository(world, world.directory, begins=begins))
 
 
-def open_tasks(folder: Folder, *, trust: bool = False) -> Folder:
-    """Return tasks for anything but showing; those that came with the directory are refused.
-
-    Of those that a person accepts, nothing but the words is believed: they begin anew.
-    """
+def open_tasks(folder: Folder) -> Folder:
+    """Return tasks for anything but showing; those that this user did not add are refused."""
     world = folder.world
     run = folder.run
     if run and read_repositories(world).get(folder.repository.main) == run:
         return folder
-    tasks, _ = folder.read_states()
-    orders = list(folder.read_orders())
-    if (tasks or orders) and not trust:
+    if folder.read_states()[0] or any(folder.read_orders()):
         raise FleetError("foreign-tasks", f"tasks lie in {folder.repository.common} that you "
                          "have not added here", status=EXIT_REFUSED,
-                         fix="`subagent-fleet tasks` shows them; `subagent-fleet run "
-                             "--trust` accepts them, commands and all; to delete them: "
+                         fix="`subagent-fleet tasks` shows them; to delete them: "
                              f"`rm -r {quote_shell(folder.path)}`")
     if run:
         folder.make(renews=True)
-    for state in tasks.values():
-        if state.state != UNREADABLE:
-            folder.write_state(disown_task(state))
     return folder
 
 
@@ -196,6 +186,15 @@ def split_name(prompt: str) -> tuple[str, str]:
         raise FleetError("bad-task", f"no prompt after `{match[1]}:`", status=EXIT_USAGE,
                          fix=f"'{match[1]}:what to do'")
     return match[1], match[2]
+
+
+def refuse_unquoted(words: Sequence[str], names: Collection[str], command: str) -> None:
+    """Refuse a sentence whose quotes were forgotten: words of which none is like a name."""
+    if len(words) > 1 and not any(" " in word or ":" in word or word in names
+                                  or nearest(word, names) for word in words):
+        text = quote_shell(" ".join(words))
+        raise FleetError("usage", f"{command}: a task of several words is typed in quotes",
+                         status=EXIT_USAGE, fix=f"subagent-fleet {command} {text}")
 
 
 def typed_keys(options: Namespace) -> dict[str, Any]:

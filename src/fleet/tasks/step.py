@@ -1,0 +1,523 @@
+"""What comes next in a task: `step`, the table of its arrows, and nothing beside it."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet.speech.claude_stream import (
+    ATTACHED_PROMPT,
+    CHANGED_PROMPT,
+    CONTINUE_PROMPT,
+    LOST_PROMPT,
+    ask_in_words,
+    questions_in,
+    tell_answers,
+)
+from fleet.start.record import Record, replace
+from fleet.tasks.events import (
+    AcceptOrder,
+    Answered,
+    AnswerOrder,
+    ApiFailed,
+    Asked,
+    Begun,
+    BranchMerged,
+    Checked,
+    Closed,
+    DetachOrder,
+    EndedAgain,
+    Entered,
+    Event,
+    EvictOrder,
+    Expired,
+    ForgetOrder,
+    GoneOrder,
+    Interrupted,
+    LandedOrder,
+    Lost,
+    Order,
+    Planned,
+    Ready,
+    Refused,
+    Removed,
+    Resumed,
+    RetryOrder,
+    ReturnOrder,
+    Revised,
+    SayOrder,
+    Slept,
+    Spoke,
+    Stalled,
+    Started,
+    Starting,
+    StopOrder,
+    Told,
+    Trouble,
+)
+from fleet.tasks.ladder import tell_climbed
+from fleet.tasks.spec import HOT_KEYS
+from fleet.tasks.state import (
+    ASLEEP,
+    PREPARING,
+    STARTING,
+    STATES,
+    TERMINAL_STATES,
+    TaskState,
+    can_accept,
+    thaw_task,
+)
+from fleet.tasks.verdict import Ruling, after_failure, judge
+from fleet.text.phrases import show_span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+
+
+# In comes what is known of a task and one event: what its thread has seen, or what a person has
+# ordered. Out comes what is known now and what to do about it. Whoever calls `step` writes the
+# state down first, then carries that out; what comes of it is the next event. So a kill between
+# any two lines of a thread loses nothing: the next thread enters at the state that is written.
+#
+# One example: `make test` fails while a person types `task stop`. The order arrives first:
+# StopOrder only notes `stopping`, since the task has a thread. The thread brings Checked: the
+# state is running again, the feedback is to be sent. Before that the thread sees `stopping`:
+# Interrupted asks for a close, and Closed makes it stopped.
+
+LOST_LIMIT = 5
+API_WAIT_SECONDS = (30, 60, 120)
+API_ERRORS_LIMIT = 20
+TRY_WAIT_SECONDS = (0, 10, 30, 60)
+ORDERS_KEPT = 10  # the last ones that were obeyed
+
+# What the thread of a task does next; the event that comes of it is behind each.
+MAKE_PLACE = "make"  # its place, then Ready
+START_AGENT = "start"  # its agent, then Started
+LISTEN = "listen"  # to its agent: Spoke, Lost, Stalled, Expired, Slept
+CHECK_WORK = "check"  # what it has done: Checked, ApiFailed
+FEED_BACK = "feed"  # tell its agent what is wrong, then Resumed or Started
+SLEEP = "sleep"  # end the process of an agent that asks, then Slept
+CLOSE = "close"  # end everything, keep the work, write the receipt, then Closed
+END_AGAIN = "end again"  # what could not be ended before, then EndedAgain
+
+
+class Step(Record):
+    """What an event comes to."""
+
+    state: TaskState
+    do: str = ""  # what its thread does next; "": nothing
+    tells: tuple[tuple[str, str], ...] = ()  # what people are told: a word and a text
+    ruling: Ruling = Ruling("")  # with which it is closed
+
+
+def step(state: TaskState, event: Event, now: float) -> Step:
+    """Return what comes of an event at a time of the wall clock."""
+    if state.state not in STATES or isinstance(event, Order) and event.id in state.orders:
+        return Step(state)
+    sources, arrow = ARROWS[type(event)]
+    made = arrow(state, event, now) if state.state in sources else Step(state)
+    if isinstance(event, Order):
+        # Both in one change: the order is in the state, or it comes again.
+        orders = (*state.orders[1 - ORDERS_KEPT:], event.id)
+        made = replace(made, state=replace(made.state, orders=orders))
+    return _honor_wishes(made, now)
+
+
+def _honor_wishes(made: Step, now: float) -> Step:
+    """Do at once what a person has wanted meanwhile, where no agent of the task is at work."""
+    state = made.state
+    if state.stopping and (state.state == "waiting" or state.asleep):
+        reason = "no agent was running"
+        state = _move(state, "stopped", now, reason=reason, stopping=False, open=False,
+                      ended=now if state.open else state.ended)
+        return Step(state, tells=(*made.tells, ("stopped", reason)))
+    if state.asleep and state.answer:
+        state = _move(state, "waiting", now, prompt=tell_answers(state.answer))
+    elif state.asleep and state.says:
+        state = _move(state, "waiting", now, failures=0)
+    return replace(made, state=state)
+
+
+def _move(state: TaskState, to: str, now: float, **changes: Any) -> TaskState:
+    """Return a state after an arrow: what was said of the one before is no longer so."""
+    usual = {"reason": "", "cause": "", "until": 0.0, "phase": "", "question": {}, "answer": {}}
+    return replace(state, **{**usual, **changes, "state": to, "at": now})
+
+
+# -- its way --
+
+
+def _begin(state: TaskState, event: Begun, now: float) -> Step:
+    return Step(_move(state, "running", now, phase=PREPARING, rung=event.rung))
+
+
+def _enter(state: TaskState, event: Entered, now: float) -> Step:
+    if state.is_over:
+        return Step(state, END_AGAIN if state.stopping else "")
+    if state.phase in (PREPARING, STARTING):
+        # Nothing was asked of an agent yet that counts: it is ended, and started again.
+        return Step(state, MAKE_PLACE)
+    return Step(state, CHECK_WORK if state.state == "checking" else LISTEN)
+
+
+def _plan(state: TaskState, event: Planned, now: float) -> Step:
+    state = replace(state, phase=PREPARING, **event.place)
+    if not state.open:
+        state = replace(state, open=True, tried=event.number, round=0, stalls=0, checks=(),
+                        worked=0.0, spent=state.total_at(now), began=now)
+    return Step(state)
+
+
+def _make_ready(state: TaskState, event: Ready, now: float) -> Step:
+    return Step(state, START_AGENT)
+
+
+def _prepare_start(state: TaskState, event: Starting, now: float) -> Step:
+    words = "\n\n".join(filter(None, [state.prompt, *state.says]))
+    return Step(_move(state, "running", now, phase=STARTING, session=event.session,
+                      start_at=event.size, heard_from=event.size, prompt=words,
+                      told=(*state.told, *state.says), says=()))
+
+
+def _start(state: TaskState, event: Started, now: float) -> Step:
+    word = "resumed" if state.spoken else "started"
+    return Step(_move(state, "running", now, spoken=True, client=event.client), LISTEN,
+                ((word, event.words),))
+
+
+def _resume(state: TaskState, event: Resumed, now: float) -> Step:
+    return Step(state, LISTEN)
+
+
+def _take_result(state: TaskState, event: Spoke, now: float) -> Step:
+    return Step(_move(state, "checking", now, prompt=""), CHECK_WORK)
+
+
+def _ask(state: TaskState, event: Asked, now: float) -> Step:
+    asked = []
+    choices = False
+    for question, labels in questions_in(event.request):
+        numbered = [f"{number} {label}" for number, label in enumerate(labels, 1)]
+        asked.append("  ".join([question, *numbered]))
+        choices = choices or bool(labels)
+    text = (f"{' | '.join(asked)}  `subagent-fleet task answer {state.name} "
+            f"{'1' if choices else 'TEXT'}`")
+    state = _move(state, "asking", now, question={"id": event.id, "request": event.request})
+    return Step(state, "", (("asks", text),))
+
+
+def _answer(state: TaskState, event: Answered, now: float) -> Step:
+    tells = (("answered", event.words),) if event.words else ()
+    return Step(_move(state, "running", now), "", tells)
+
+
+def _tell(state: TaskState, event: Told, now: float) -> Step:
+    # More may have come since.
+    return Step(replace(state, says=state.says[len(event.says):]), "",
+                (("told", "; ".join(event.says)),))
+
+
+def _sleep(state: TaskState, event: Event, now: float) -> Step:
+    return Step(replace(state, phase=ASLEEP, prompt=""))
+
+
+# -- how a process, a round or a try ends --
+
+
+def _lose(state: TaskState, event: Lost, now: float) -> Step:
+    """That is no failure of the task; a question stays open."""
+    if state.state == "asking":
+        return _sleep(state, event, now)
+    lost = state.lost + 1
+    if lost >= LOST_LIMIT:
+        reason = f"its process ended {lost} times without a result: {event.last}"
+        return _close_with(state, Ruling("parked", reason, cause="lost", ended="lost"))
+    prompt = LOST_PROMPT if event.has_begun else state.prompt
+    state = _move(state, "waiting", now, reason="its process ended", lost=lost, prompt=prompt,
+                  spoken=state.spoken and event.is_known,
+                  until=now + (2 ** state.lost if state.lost else 0))
+    return Step(state, "", (("lost", "its process ended without a result; starting it again"),))
+
+
+def _stall(state: TaskState, event: Stalled, now: float) -> Step:
+    to = "failed" if state.stalls else "waiting"
+    return _close_with(state, Ruling(to, f"stalled: {event.how}", cause="stalled",
+                                     ended="stalled"))
+
+
+def _expire(state: TaskState, event: Expired, now: float) -> Step:
+    reason = f"deadline of {show_span(state.task.deadline)} reached"
+    return _close_with(state, replace(after_failure(state, reason, "deadline"),
+                                      ended="deadline"))
+
+
+def _fail_api(state: TaskState, event: ApiFailed, now: float) -> Step:
+    if event.is_final or state.api_errors + 1 >= API_ERRORS_LIMIT:
+        return _close_with(state, Ruling("parked", event.text, cause=event.cause,
+                                         ended="api_error"))
+    return _close_with(state, Ruling("waiting", f"the model did not answer: {event.text}",
+                                     cause="api", ended="api_error"))
+
+
+def _judge(state: TaskState, event: Checked, now: float) -> Step:
+    ruling = judge(state, event.work, event.code, event.output)
+    if ruling.to == "asking":
+        asked = Asked("prose", ask_in_words(event.work.said))
+        return replace(_ask(state, asked, now), do=SLEEP)
+    if ruling.to != "running":
+        return _close_with(state, ruling)
+    seconds = f" after {state.check_seconds:.1f} s" if ruling.cause == "check" else ""
+    text = (f"{ruling.reason}{seconds}: sent back to the agent (round {state.round + 1} of "
+            f"{state.task.rounds})")
+    state = _move(state, "running", now, prompt=ruling.feedback, reason=ruling.reason, lost=0,
+                  round=state.round + 1)
+    return Step(state, FEED_BACK, (("retrying", text),))
+
+
+def _interrupt(state: TaskState, event: Interrupted, now: float) -> Step:
+    return _close_with(state, Ruling("stopped", ended="stopped"))
+
+
+def _trouble(state: TaskState, event: Trouble, now: float) -> Step:
+    if state.is_over:
+        return Step(state, "", (("note", event.reason),))
+    return _close_with(state, Ruling("parked", event.reason, cause=event.cause,
+                                     ended="refused"))
+
+
+def _refuse(state: TaskState, event: Refused, now: float) -> Step:
+    state = _move(state, "parked", now, reason=event.reason, cause=event.cause, stopping=False)
+    return Step(state, "", (("parked", event.reason),))
+
+
+def _close_with(state: TaskState, ruling: Ruling) -> Step:
+    return Step(state, CLOSE, ruling=ruling)
+
+
+def _close(state: TaskState, event: Closed, now: float) -> Step:
+    """What a ruling has announced becomes so, now that nothing of the task runs."""
+    ruling, words = event.ruling, event.words
+    if ruling.to == "stopped" and event.left:
+        words = f"still running: {event.left}"
+        ruling = Ruling("parked", words, cause="still-alive")
+    state = replace(state, ended=now, prompt="" if event.had_agent else state.prompt)
+    changes: dict[str, Any] = {"reason": ruling.reason, "cause": ruling.cause}
+    if state.says and not state.stopping and ruling.to in ("done", "review", "failed"):
+        # Said since its agent has answered: it is not over yet.
+        return Step(_move(state, "waiting", now, open=False, lost=0, failures=0), "",
+                    (("waits", "to tell its agent what was said"),))
+    if ruling.to != "waiting":
+        state = _move(state, ruling.to, now, stopping=False, open=False, lost=0, **changes)
+        return Step(state, "", ((ruling.to, words),))
+    if ruling.climbs:  # another model has no memory of this session
+        state = _move(state, "waiting", now, open=False, lost=0, failures=0, api_errors=0,
+                      rung="", climbed=(*state.climbed, ruling.climbs), spoken=False,
+                      left_at=now if ruling.leaves else state.left_at,
+                      prompt=tell_climbed(state, ruling), **changes)
+        return Step(state, "", (("moves up", f"from {ruling.climbs}: {words}"),))
+    if ruling.cause == "stalled":
+        changes.update(stalls=state.stalls + 1, prompt=CONTINUE_PROMPT)
+    elif ruling.cause == "api":
+        wait = API_WAIT_SECONDS[min(state.api_errors, len(API_WAIT_SECONDS) - 1)]
+        changes.update(api_errors=state.api_errors + 1, until=now + wait,
+                       prompt=CONTINUE_PROMPT)
+    else:
+        changes.update(_next_try(state, ruling, now))
+    return Step(_move(state, "waiting", now, **changes), "",
+                (("waits", f"for its next try: {words}"),))
+
+
+def _next_try(state: TaskState, ruling: Ruling, now: float) -> dict[str, Any]:
+    """Return what changes for a task whose try has failed, with tries left."""
+    wait = TRY_WAIT_SECONDS[min(state.failures, len(TRY_WAIT_SECONDS) - 1)]
+    what = ruling.feedback or f"The last try failed: {ruling.reason}."
+    return {"open": False, "failures": state.failures + 1, "until": now + wait,
+            "prompt": f"{what}\n\nTry again."}
+
+
+def _end_again(state: TaskState, event: EndedAgain, now: float) -> Step:
+    to, cause = ("parked", "still-alive") if event.left else ("stopped", "")
+    reason = f"still running: {event.left}" if event.left else event.reason
+    return Step(_move(state, to, now, reason=reason, cause=cause, stopping=False), "",
+                ((to, reason),))
+
+
+# -- what a person wants --
+
+
+def _say(state: TaskState, event: SayOrder, now: float) -> Step:
+    state = replace(state, says=(*state.says, event.text))
+    if state.is_over:
+        state = _move(state, "waiting", now, open=False, failures=0)
+    return Step(state)
+
+
+def _take_answer(state: TaskState, event: AnswerOrder, now: float) -> Step:
+    return Step(replace(state, answer=event.answers))
+
+
+def _stop(state: TaskState, event: StopOrder, now: float) -> Step:
+    if not state.is_over:
+        return Step(replace(state, stopping=True))
+    if state.cause != "still-alive":
+        return Step(state)
+    return Step(replace(state, stopping=True), END_AGAIN)
+
+
+def _retry(state: TaskState, event: RetryOrder, now: float) -> Step:
+    task = thaw_task(event.spec) or state.newer or state.task
+    prompt = ""
+    if event.fresh:
+        state = plan_fresh(state)
+    elif task.prompt != state.task.prompt and state.spoken:
+        prompt = CHANGED_PROMPT.format(prompt=task.prompt)
+    elif state.state != "done" and state.reason and state.cause not in ("", "lost"):
+        prompt = f"The last try ended: {state.reason}. Try again."
+    says = (*state.says, event.say) if event.say else state.says
+    return Step(_move(state, "waiting", now, task=task, newer=None, open=False, failures=0,
+                      lost=0, api_errors=0, returned=0, stopping=False, prompt=prompt, says=says,
+                      forgotten=False))
+
+
+def _accept(state: TaskState, event: AcceptOrder, now: float) -> Step:
+    if not can_accept(state):
+        return Step(state)
+    if event.reason:
+        return Step(replace(state, reason=event.reason, cause=event.cause))
+    return Step(_move(state, "done", now, reason="accepted"), "", (("done", "accepted"),))
+
+
+def _forget(state: TaskState, event: ForgetOrder, now: float) -> Step:
+    return Step(replace(state, forgotten=True))
+
+
+def _detach(state: TaskState, event: DetachOrder, now: float) -> Step:
+    return Step(_move(state, "waiting", now, prompt=ATTACHED_PROMPT, spoken=True, open=True))
+
+
+def _leave_place(state: TaskState, event: GoneOrder, now: float) -> Step:
+    if event.git == state.git:
+        return Step(replace(state, prepared=False, git="", check_git=""))
+    # One of before a fresh start.
+    return Step(replace(state, old=tuple(
+        place for place in state.old if place.split("\n")[2] != event.git)))
+
+
+def _note_landing(state: TaskState, event: LandedOrder, now: float) -> Step:
+    if event.kept != state.kept:
+        return Step(state)
+    return Step(replace(state, landed=event.into, reason=f"landed on {event.into}", cause=""))
+
+
+def _evict(state: TaskState, event: EvictOrder, now: float) -> Step:
+    if event.kept != state.kept:
+        return Step(state)
+    return Step(replace(state, reason=f"did not land: {event.why}", cause="landing"))
+
+
+def _return(state: TaskState, event: ReturnOrder, now: float) -> Step:
+    """Its new worktree begins with its work and what has landed.
+
+    What it changes is told from what has landed by its new base.
+    """
+    if event.kept != state.kept:
+        return Step(state)
+    fresh = replace(plan_fresh(state), base=event.tip, start=event.tip, kept=event.begin,
+                    told=state.told, conflicts=event.files)
+    if event.climbs:
+        fresh = replace(fresh, climbed=(*state.climbed, state.rung), returned=1)
+    else:
+        fresh = replace(fresh, rung=state.rung, climbed=state.climbed,
+                        returned=state.returned + 1)
+    return Step(_move(fresh, "waiting", now, reason=event.why, prompt=event.text), "",
+                (("sent back", event.why),))
+
+
+def _merge(state: TaskState, event: BranchMerged, now: float) -> Step:
+    return Step(_move(state, "done", now, reason="merged"), "",
+                (("done", "its branch is merged"),))
+
+
+def _remove(state: TaskState, event: Removed, now: float) -> Step:
+    if state.origin != "file" or state.tried:
+        return Step(state)
+    return Step(_move(state, "stopped", now, reason="removed from the task file",
+                      forgotten=True), "", (("removed", "it is no longer in the task file"),))
+
+
+def _revise(state: TaskState, event: Revised, now: float) -> Step:
+    """All of it counts before the first try.
+
+    One that was forgotten begins anew: in a file where it has changed, typed in any case.
+    """
+    task = event.task
+    if task == (state.newer or state.task) and not (state.forgotten
+                                                    and event.origin == "typed"):
+        return Step(state)
+    if state.forgotten:
+        return Step(replace(plan_fresh(state), task=task, newer=None, origin=event.origin,
+                            first=state.tried, spent=0.0, base=event.base or state.base))
+    if state.state == "waiting" and not state.start:
+        return Step(replace(state, task=task, newer=None, base=event.base or state.base))
+    hot = replace(state.task, **{name: getattr(task, name) for name in HOT_KEYS})
+    state = replace(state, task=hot, newer=task if task != hot else None)
+    if not state.newer:
+        return Step(state)
+    return Step(state, "", (("note", "tasks.yaml changed. Only deadline, stall and check apply "
+                             f"now; `subagent-fleet task retry {state.name}` takes the rest"),))
+
+
+def plan_fresh(state: TaskState) -> TaskState:
+    """Return a task that begins anew, with another worktree, branch and session."""
+    kept = {name: getattr(state, name) for name in (
+        "name", "task", "order", "origin", "newer", "at", "orders", "base", "tried", "first")}
+    place = "\n".join((state.branch, state.worktree, state.git, state.check_git, state.id))
+    return TaskState(**kept, fresh=state.fresh + 1, spent=state.total_at(state.at),
+                     old=(*state.old, place) if state.git else state.old)
+
+
+# -- the table --
+
+Arrow = tuple[tuple[str, ...], "Callable[[TaskState, Any, float], Step]"]
+_AT_WORK = ("running", "asking", "checking")
+_NOT_OVER = ("waiting", *_AT_WORK)
+
+# By event: the states in which it means something, and what it comes to. Out of a state in
+# which a task is over only a person leads: by an order, a merge, or new words in the file.
+ARROWS: Mapping[type[Event], Arrow] = {
+    Begun: (("waiting",), _begin),
+    Entered: (("parked", *_AT_WORK), _enter),
+    Planned: (("running",), _plan),
+    Ready: (("running",), _make_ready),
+    Starting: (("running",), _prepare_start),
+    Started: (("running",), _start),
+    Resumed: (("running",), _resume),
+    Spoke: (("running", "asking"), _take_result),
+    Asked: (("running", "asking"), _ask),
+    Answered: (("asking",), _answer),
+    Told: (("running",), _tell),
+    Slept: (("asking",), _sleep),
+    Lost: (("running", "asking"), _lose),
+    Stalled: (("running",), _stall),
+    Expired: (("running",), _expire),
+    Checked: (("checking",), _judge),
+    ApiFailed: (("checking",), _fail_api),
+    Interrupted: (_AT_WORK, _interrupt),
+    Trouble: (STATES, _trouble),
+    Refused: (_NOT_OVER, _refuse),
+    Closed: (_NOT_OVER, _close),
+    EndedAgain: (("parked",), _end_again),
+    BranchMerged: (("review",), _merge),
+    Removed: (("waiting",), _remove),
+    Revised: (STATES, _revise),
+    SayOrder: (STATES, _say),
+    AnswerOrder: (("asking",), _take_answer),
+    StopOrder: (STATES, _stop),
+    RetryOrder: (TERMINAL_STATES, _retry),
+    AcceptOrder: (("review", "parked"), _accept),
+    ForgetOrder: (TERMINAL_STATES, _forget),
+    DetachOrder: (("stopped",), _detach),
+    GoneOrder: (STATES, _leave_place),
+    LandedOrder: (("done",), _note_landing),
+    EvictOrder: (("done",), _evict),
+    ReturnOrder: (("done",), _return)}
