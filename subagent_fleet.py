@@ -27354,9 +27354,12 @@ def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: boo
         landed = replace(landed, has_moved=has_moved, why_not=why, step=step)
         if has_moved:
             where = landed.into
+    # A person may have moved their branch to `run/landed` by hand.
+    taken = [name for name, state in states.items() if state.landed == LANDED_BRANCH != where
+             and name not in {*landed.returned, *landed.evicted, *landed.held}]
     orders: list[dict[str, Any]] = [
         {"do": "landed", "task": name, "into": where, "kept": states[name].kept}
-        for name in landed.names if states[name].landed != where]
+        for name in dict.fromkeys([*landed.names, *taken]) if states[name].landed != where]
     for name, back in {**landed.returned, **landed.evicted}.items():
         state = states[name]
         folder.world.replace_files(

@@ -115,10 +115,23 @@ def test_a_checkout_with_changes_is_left_alone(shop):
         in " ".join(done.out.split())
     assert (shop.repo / "a.txt").read_text() == "mine\n" and not (shop.repo / "b.txt").exists()
     assert shop.git("rev-parse", "main") == shop.start
+    assert shop.row("b")["reason"] == "landed on run/landed"
     shop.write("a.txt", "one\n")
     done = shop.type("task", "land")
     assert done.code == 0 and "1 landed on main" in done.out and "checked as a whole" in done.out
     assert (shop.repo / "b.txt").exists() and not shop.git("branch", "--list", "run/landed")
+    assert shop.row("b")["reason"] == "landed on main"
+
+
+def test_run_landed_can_be_taken_by_hand(shop):
+    run_tasks(shop, add_done(shop, "b", "echo b > b.txt"))
+    shop.write("a.txt", "mine\n")
+    assert shop.type("task", "land").code == 1
+    shop.git("merge", "-q", "--ff-only", "run/landed")
+    assert (shop.repo / "a.txt").read_text() == "mine\n"
+    assert shop.type("task", "land").code == 0  # nothing moves, so nothing is in the way
+    assert shop.row("b")["reason"] == "landed on main"
+    assert not shop.git("branch", "--list", "run/landed")
 
 
 def test_a_person_who_commits_meanwhile_keeps_their_branch(shop):
