@@ -1055,7 +1055,7 @@ def test_logs_json_is_one_object(fleet, quick):
     first, second = found["requests"]
     assert first == {**ONE, "time": first["time"], "name": "main", "model": "", "route": "heavy",
                      "digest": "", "failures": [], "said": "",
-                     "cached_tokens": 0, "read_again": 0, "read_again_why": "", "waited_for": "",
+                     "cached_tokens": 0, "read_again": 0, "read_again_why": "", "waited_for": "", "steps": [],
                      "broken_calls": 0, "asked": 0.0,
                      "sent": 0, "cloud": False, "passed_over": [], "task": ""}
     write_receipts(fleet, {**ONE, "runs": "big:30b"})

@@ -1332,7 +1332,7 @@ def test_receipts_say_what_happened(rig):
     assert set(first) == {"time", "id", "session", "agent", "alias", "model", "node", "context",
                           "tries", "waited", "first_byte", "total", "input_tokens",
                           "output_tokens", "outcome", "sent", "cloud", "passed_over", "said",
-                          "cached_tokens", "read_again", "read_again_why", "waited_for",
+                          "cached_tokens", "read_again", "read_again_why", "waited_for", "steps",
                           "broken_calls", "asked", "runs", "digest"}
     assert (first["session"], first["agent"], first["alias"]) == ("s-1", "a1", "x")
     assert (first["outcome"], first["input_tokens"], first["context"]) == ("ok", 12, 32768)

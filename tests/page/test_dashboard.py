@@ -563,7 +563,7 @@ def test_what_has_answered_keeps_its_name_when_the_fleet_file_changes(place, run
     shown = Shown(place.path)
     place.ending.callback(shown.process.kill)
     row = shown.until(lambda each: "receipt" in each)
-    assert [step.get("runs") for step in row["steps"]] == [None, "tiny", "tiny"]
+    assert [step["runs"] for step in row["receipt"]["steps"]] == ["", "tiny", "tiny"]
     assert shown.end() == 0
     for words in (("logs",), ("trace", "last"), ("logs", "--json"), ("trace", "last", "--json")):
         done = run_cli(*words, env=clean_environment(HOME=str(place.path)))

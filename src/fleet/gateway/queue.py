@@ -392,7 +392,7 @@ def _plan_candidates(fleet: Fleet) -> dict[str, list[list[Model]]]:
 
 
 def pass_over(groups: list[list[Model]], lacks: Callable[[Model], str]
-              ) -> tuple[list[list[Model]], list[Passed]]:
+              ) -> tuple[list[list[Model]], tuple[Passed, ...]]:
     """Return who of the candidates can do what is needed, and who is passed over for what.
 
     Where nobody can, all stay: to try is better than to refuse.
@@ -404,8 +404,8 @@ def pass_over(groups: list[list[Model]], lacks: Callable[[Model], str]
         passed += [Passed(name, why) for name, why in flaws.items() if why]
         able.append([model for model in group if not flaws[model.name]])
     if not passed or not any(able):
-        return groups, []
-    return able, passed
+        return groups, ()
+    return able, tuple(passed)
 
 
 def plan_model_places(fleet: Fleet) -> dict[str, ModelPlace]:

@@ -8,8 +8,9 @@ import time
 from typing import TYPE_CHECKING
 
 from fleet.start.errors import FleetError
-from fleet.start.record import Record
+from fleet.start.record import Record, replace
 from fleet.text.json import render_json
+from fleet.text.terminal import clean_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,17 @@ class Try(Record):
 
     node: str
     why: str  # a class of reasons
+
+
+class Stage(Record):
+    """How far a request came: it waits, its prompt is read, its answer is written."""
+
+    at: float  # seconds since 1970
+    what: str  # wait, read or write
+    node: str = ""  # that does it, or that failed
+    model: str = ""
+    runs: str = ""  # `model` as its machine calls it
+    why: str = ""  # the node failed
 
 
 class Passed(Record):
@@ -66,6 +78,7 @@ class Receipt(Record):
     asked: float = 0.0  # seconds until the machine that answered was asked; 0: not known
     runs: str = ""  # `model` as its machine calls it; "": an older receipt
     digest: str = ""  # of that model, where the machine says it
+    steps: tuple[Stage, ...] = ()  # (): an older receipt
 
     @property
     def model_name(self) -> str:
@@ -85,25 +98,76 @@ ASIDE_LIMIT = 20_000  # receipts that wait for a disk, lines that wait for a rea
 
 RECEIPTS_SHOWN = 200
 
+PROGRESS_SECONDS = 1.0
+SAID_LIMIT = 400  # characters of the words of who failed
+
 
 # -- what is told --
 
 
 def plan_row(receipt: Receipt) -> dict[str, Any]:
-    """Return the row of a request of which only its receipt is known."""
-    began = receipt.time - receipt.total
-    place = {"node": receipt.node, "model": receipt.model, "runs": receipt.model_name}
-    steps = [{"at": began, "what": "wait"}]
-    for attempt in receipt.tries:
-        at = began + (receipt.waited or 0.0)
-        steps.append({"at": at, "what": "wait", "node": attempt.node, "why": attempt.why})
-    asked = receipt.asked or receipt.waited
-    for what, after in (("read", asked), ("write", receipt.first_byte)):
-        if after is not None and receipt.node:
-            steps.append({"at": began + after, "what": what, **place})
+    """Return the row of a request that is over."""
+    if not receipt.steps:
+        began = receipt.time - receipt.total
+        asked = began + (receipt.asked or receipt.waited or 0.0)
+        receipt = replace(receipt, steps=(
+            Stage(began, "wait"),
+            Stage(asked, "write", receipt.node or "", receipt.model or "", receipt.runs)))
     return {"kind": "request", "id": receipt.id, "session": receipt.session,
-            "agent": receipt.agent, "alias": receipt.alias, "steps": steps,
+            "agent": receipt.agent, "alias": receipt.alias,
             "tokens": receipt.output_tokens, "receipt": receipt}
+
+
+class OpenReceipt:
+    """The receipt of a request that is under way: what is known so far, and told."""
+
+    def __init__(self, log: Log, world: World, names: Mapping[str, Any]) -> None:
+        self._log, self._world, self._began = log, world, world.clock()
+        self._names = names  # its id, session, agent and alias
+        self._tell_at = 0.0
+        self._steps: list[Stage] = []
+        self.tries: list[Try] = []
+        self.passed: tuple[Passed, ...] = ()  # candidates that cannot do what is needed
+        self.said: list[str] = []  # by those who failed
+        self.tokens = 0  # of the answer so far, about
+        # What else its Receipt holds; seconds are from the beginning.
+        self.values: dict[str, Any] = {
+            "model": None, "node": None, "context": None, "waited": None, "first_byte": None,
+            "input_tokens": 0, "output_tokens": 0, "cloud": False}
+
+    def mark(self, name: str) -> None:
+        """Note when something happened."""
+        self.values[name] = round(self._world.clock() - self._began, 3)
+
+    def step(self, what: str, **more: str) -> None:
+        """Tell how far the request is."""
+        self._steps.append(Stage(round(self._world.now(), 3), what, **more))
+        self._tell()
+
+    def write(self, tokens: int, **more: str) -> None:
+        """Tell that the answer is written, and once a second how far."""
+        now = self._world.clock()
+        if self.values["first_byte"] is None:
+            self.mark("first_byte")
+            self.step("write", **more)
+            self._tell_at = now + PROGRESS_SECONDS
+        self.tokens += tokens
+        if now >= self._tell_at:
+            self._tell_at = now + PROGRESS_SECONDS
+            self._tell(counted_at=round(self._world.now(), 3))
+
+    def _tell(self, **more: float) -> None:
+        self._log.put({"kind": "request", **self._names, "steps": tuple(self._steps),
+                       "tokens": self.tokens, **more})
+
+    def close(self, outcome: str, waited_for: str) -> Receipt:
+        """Return what the request came to."""
+        self.mark("total")
+        return Receipt(
+            time=round(self._world.now(), 3), tries=tuple(self.tries),
+            passed_over=self.passed, waited_for=waited_for, outcome=outcome,
+            said=clean_line("; ".join(self.said))[:SAID_LIMIT], steps=tuple(self._steps),
+            **self._names, **self.values)
 
 
 class LogRow:

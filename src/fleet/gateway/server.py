@@ -12,7 +12,7 @@ from fleet.config.names import find_models
 from fleet.files.target import fleet_digest
 from fleet.gateway.keys import prove_key
 from fleet.gateway.queue import Scheduler
-from fleet.gateway.receipts import Ledger, keep_receipts
+from fleet.gateway.receipts import Ledger, keep_receipts, plan_row
 from fleet.gateway.reception import GRACE_SECONDS, Reception
 from fleet.gateway.service import Login, Service, retry_header
 from fleet.nodes.probe import ask_node, explain_failure, probe_nodes
@@ -31,7 +31,6 @@ from fleet.text.json import render_json
 from fleet.text.phrases import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
     from fleet.config.sections import Fleet, Model, Node
@@ -107,10 +106,10 @@ class Server(Reception):
                           "disk or the terminal was too slow\n")
         self.said.end(GRACE_SECONDS / 2)
 
-    def file(self, receipt: Receipt, row: Mapping[str, Any]) -> None:
+    def file(self, receipt: Receipt) -> None:
         """Keep what a request came to."""
         self.ledger.add(receipt)
-        self.log.put({**row, "receipt": receipt})
+        self.log.put(plan_row(receipt))
         self.hand_on(receipt)
 
     def tell_rest(self, node: str, model: str = "", seconds: float = 0.0,

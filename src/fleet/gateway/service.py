@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from fleet.gateway.queue import PATIENCE_SECONDS, pass_over
-from fleet.gateway.receipts import Passed, Receipt, Try
+from fleet.gateway.receipts import OpenReceipt, Passed, Try
 from fleet.gateway.reception import QUIET_SECONDS
 from fleet.gateway.seats import link_turns
 from fleet.nodes.probe import explain_failure
@@ -16,12 +16,10 @@ from fleet.speech.cloud import HANDED_BACK, HandedBack, backend_of
 from fleet.speech.messages import Messages
 from fleet.speech.talk import RETRY_STATUSES, NoField, NoImages, PromptTooLong, Refusal, Reply
 from fleet.start.errors import NodeFailure
-from fleet.text.terminal import clean_line
 from fleet.world.wire import ClientGone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
 
     from fleet.config.sections import Model, Node
     from fleet.gateway.seats import Ticket
@@ -41,11 +39,9 @@ IMPATIENT_SECONDS = 60.0  # of a client that does not stream: no ping tells it t
 
 CLIENT_SECONDS = 0.2  # so often who waits for a slot looks whether its client is still there
 
-PROGRESS_SECONDS = 1.0
 # Of an answer that goes on are sent although more is there: its client may read.
 OUT_BYTES = 4096
 
-SAID_LIMIT = 400  # characters of the words of who failed
 
 
 class Login:
@@ -92,7 +88,7 @@ class Service:
                  conversation: Conversation, login: Login) -> None:
         self._server, self._world, self._visitor = server, server.world, visitor
         self._dialect, self._talk, self._login = dialect, talk, login
-        self._id, self._began = self._world.token(12), self._world.clock()
+        self._id, began = self._world.token(12), self._world.clock()
         self._id_header = f"request-id: req_{self._id}\r\n"
         self._translations: dict[str, Translation] = {}  # by model
         self._writer = dialect.writes(talk, self._id)
@@ -100,61 +96,46 @@ class Service:
         # What the client has: the headers, and some of an answer that cannot be taken back.
         self._has_headers = self._has_content = False
         self._number = 0  # of the event that was sent last
-        self._ping_at = (self._began + QUIET_SECONDS if self._writer.is_stream
+        self._ping_at = (began + QUIET_SECONDS if self._writer.is_stream
                          else float("inf"))
         self._whole: Exchange | None = None  # its node has said all
 
         self._conversation = conversation
-        names = {"id": f"req_{self._id}", "session": conversation.session,
-                 "agent": conversation.agent, "alias": talk.alias}
-        # What is told of it while it runs: how far it came, and how far the answer is.
-        self._row: dict[str, Any] = {"kind": "request", **names, "steps": [], "tokens": 0}
-        self._tell_at = 0.0
-        # And once it is over: seconds are from the beginning.
-        self._receipt: dict[str, Any] = {
-            **names, "model": None, "node": None, "context": None, "waited": None,
-            "first_byte": None, "input_tokens": 0, "output_tokens": 0, "outcome": "error",
-            "cloud": False}
-        self._tries: list[Try] = []
-        self._passed: list[Passed] = []  # candidates that cannot do what is needed
-        self._said: list[str] = []  # by those who failed
+        self._receipt = OpenReceipt(server.log, server.world, {
+            "id": f"req_{self._id}", "session": conversation.session,
+            "agent": conversation.agent, "alias": talk.alias})
 
     def run(self) -> None:
         """Answer the request; the receipt is filed however it ends."""
-        scheduler, receipt = self._server.scheduler, self._receipt
+        scheduler, outcome = self._server.scheduler, "error"
         candidates = scheduler.candidates[self._talk.alias]
         models = [model for group in candidates for model in group]
         shown = [model for model in models if self._server.can_show(model, self._talk)]
         first = self._translate((shown or models)[0])  # refused before it waits
-        candidates, self._passed = pass_over(
+        candidates, self._receipt.passed = pass_over(
             candidates, lambda model: self._server.lacks(model, self._talk, first.weight))
-        self._step("wait")
+        self._receipt.step("wait")
         ticket = scheduler.enter(
             self._talk.alias, self._conversation, candidates,
             prompt=link_turns(self._talk, first.estimate),
             patience=PATIENCE_SECONDS if self._writer.is_stream else IMPATIENT_SECONDS)
         try:
             self._answer(ticket)
-            receipt["outcome"] = "ok"
+            outcome = "ok"
         except ClientGone:
-            receipt["outcome"] = "stopped" if self._server.stops else "left"
+            outcome = "stopped" if self._server.stops else "left"
             raise
         except Exception as error:  # of a bug, too, the client is told in its dialect
             refusal = self._server.refusal_of(error)
-            receipt["outcome"] = "stopped" if self._server.stops else refusal.kind
+            outcome = "stopped" if self._server.stops else refusal.kind
             if isinstance(refusal, PromptTooLong):
-                receipt["outcome"] = "prompt_too_long"
+                outcome = "prompt_too_long"
             self._refuse(refusal)
         finally:
             scheduler.leave(ticket)
             if self._whole:
                 self._whole.keep()
-            self._mark("total")
-            self._server.file(Receipt(
-                time=round(self._world.now(), 3), tries=tuple(self._tries),
-                passed_over=tuple(self._passed), waited_for=ticket.waits_for,
-                said=clean_line("; ".join(self._said))[:SAID_LIMIT],
-                **receipt), self._row)
+            self._server.file(self._receipt.close(outcome, ticket.waits_for))
 
     def _answer(self, ticket: Ticket) -> None:
         """Ask one candidate after the other until one has answered; send what is left."""
@@ -200,14 +181,14 @@ class Service:
 
     def _find_larger(self, ticket: Ticket, model: Model, refusal: PromptTooLong) -> None:
         """Leave a model whose context is too small for those of a larger one, or refuse."""
-        self._said.append(f"{model.node}: {refusal.what}")  # numbers, in our words
+        self._receipt.said.append(f"{model.node}: {refusal.what}")  # numbers, in our words
         # Not itself: its node may hold less than the file says.
         able = [[other for other in group
                  if other is not model and other.context > refusal.maximum]
                 for group in ticket.candidates]
         if self._has_content or not any(able):
             raise refusal
-        self._passed.append(Passed(model.name, "context"))
+        self._receipt.passed += (Passed(model.name, "context"),)
         self._server.scheduler.move_on(ticket, able)
 
     def _take_refusal(self, ticket: Ticket, model: Model, refusal: Refusal) -> None:
@@ -232,18 +213,18 @@ class Service:
 
     def _note(self, model: Model, words: str, kind: str) -> None:
         """Keep why a node failed, of a cloud only the kind: it may hold a login or prompt."""
-        if self._receipt["cloud"] and model.name in self._server.scheduler.clouds:
+        if self._receipt.values["cloud"] and model.name in self._server.scheduler.clouds:
             words = kind
-        self._said.append(f"{model.node}: {words}")
+        self._receipt.said.append(f"{model.node}: {words}")
 
     def _go_on(self, ticket: Ticket, model: Model, why: str, refusal: Refusal) -> None:
         """Leave a model that failed for the next; where none is left, refuse."""
         is_missing = refusal.http == 404
-        self._tries.append(Try(model.node, why))
-        self._receipt["first_byte"] = None  # that of the node that answers in the end counts
+        self._receipt.tries.append(Try(model.node, why))
+        self._receipt.values["first_byte"] = None  # that of the node that answers in the end counts
         seconds = self._server.scheduler.fail(ticket, why, is_missing=is_missing,
                                               is_over=self._has_content)
-        self._step("wait", node=model.node, why=why)
+        self._receipt.step("wait", node=model.node, why=why)
         self._server.tell_rest(model.node, model.name if is_missing else "", seconds, why)
         if not any(ticket.candidates):
             if refusal.http in RETRY_STATUSES:
@@ -257,9 +238,9 @@ class Service:
             if self._server.stops:
                 raise Refusal(529, "the gateway is stopping")
             if ticket.silent:
-                self._tries += [Try(node, why) for node, why in ticket.silent.items()]
+                self._receipt.tries += [Try(node, why) for node, why in ticket.silent.items()]
                 said = [f"{node}: {why}" for node, why in ticket.silent.items()]
-                self._said += said
+                self._receipt.said += said
                 seconds = self._server.scheduler.rest_seconds(ticket.alias)
                 raise Refusal(529, f"node {', node '.join(said)}; no other is left",
                               retry_seconds=seconds)
@@ -268,24 +249,25 @@ class Service:
             while not (ticket.model or ticket.silent or self._server.stops
                        or woken.wait(CLIENT_SECONDS)):
                 self._wait(None, 0)
-        self._mark("asked")
-        waited = (self._receipt["waited"] or 0.0) + self._world.clock() - began
-        self._receipt["waited"] = round(waited, 3)
-        self._step("read", **describe_place(ticket.model))
+        self._receipt.mark("asked")
+        values = self._receipt.values
+        values["waited"] = round((values["waited"] or 0.0) + self._world.clock() - began, 3)
+        self._receipt.step("read", **describe_place(ticket.model))
         return ticket.model
 
     def _ask(self, ticket: Ticket, translation: Translation) -> None:
         """Send the request to the model's node, and its answer to the client."""
         node, model = translation.node, translation.model
-        self._receipt.update(describe_place(model), context=model.context, first_byte=None,
-                             digest=self._server.learned[model.name].digest)
+        place, values = describe_place(model), self._receipt.values
+        values.update(place, context=model.context, first_byte=None,
+                      digest=self._server.learned[model.name].digest)
         backend = backend_of(node)
         if self._talk.answer_format and not backend.takes_formats:
             raise Refusal(400, f"response_format: {backend.title} takes none from this "
                           "dialect; ask for JSON in the prompt, or another model")
         has_images = bool(translation.talk.images())  # what a machine counts for one, it knows
-        self._receipt["sent"] = 0 if has_images else translation.estimate
-        self._row["tokens"] = 0
+        values["sent"] = 0 if has_images else translation.estimate
+        self._receipt.tokens = 0
         self._writer = self._dialect.writes(self._talk, self._id)
         if self._has_headers:
             self._writer.begin()  # which the client has
@@ -294,14 +276,12 @@ class Service:
             self._world, self._login.headers_for(node),
             functools.partial(self._await_node, node))
         # Whoever answers in the end: the prompt has been there.
-        self._receipt["cloud"] |= model.name in self._server.scheduler.clouds
+        values["cloud"] |= model.name in self._server.scheduler.clouds
         is_new = True
         try:
             for deltas in relay(exchange, reader, translation, self._world.clock):
-                if reader.has_begun and self._receipt["first_byte"] is None:
-                    self._mark("first_byte")
-                    self._step("write", **describe_place(model))
-                    self._tell_at = self._world.clock() + PROGRESS_SECONDS
+                if reader.has_begun:
+                    self._receipt.write(len(deltas), **place)
                 end = self._write(deltas)
                 if deltas and is_new:
                     is_new = False
@@ -310,8 +290,8 @@ class Service:
                         # Now: the last word may be minutes away.
                         self._server.tell_rest(node.name)
                 if end:
-                    if self._receipt["first_byte"] is None:  # it said nothing
-                        self._mark("first_byte")
+                    if values["first_byte"] is None:  # it said nothing
+                        self._receipt.mark("first_byte")
                     self._learn(translation, end, ticket)
                     self._whole = None if end.stop else exchange
         finally:
@@ -319,7 +299,7 @@ class Service:
                 exchange.leave()
 
     def _write(self, deltas: list[Delta]) -> End | None:
-        """Write what was said, and tell once a second how much; return the End, if any."""
+        """Write what was said; return the End, if any."""
         out, writer = self._out, self._writer
         for delta in deltas:
             if delta.end:
@@ -328,12 +308,6 @@ class Service:
             out += writer.write(delta)
         if len(out) > OUT_BYTES:
             self._flush()
-        self._row["tokens"] += len(deltas)
-        now = self._world.clock()
-        if now >= self._tell_at:
-            self._tell_at = now + PROGRESS_SECONDS
-            self._row["counted_at"] = round(self._world.now(), 3)
-            self._server.log.put(self._row)
         return None
 
     def _learn(self, translation: Translation, end: End, ticket: Ticket) -> None:
@@ -341,7 +315,7 @@ class Service:
 
         Who counts only uncached tokens teaches nothing of that.
         """
-        receipt, tokens = self._receipt, end.input_tokens
+        receipt, tokens = self._receipt.values, end.input_tokens
         receipt.update(input_tokens=tokens, output_tokens=end.output_tokens,
                        broken_calls=end.broken_calls)
         if not tokens or end.stop:
@@ -386,7 +360,7 @@ class Service:
 
         A slow model is waited for, a hung machine is not.
         """
-        while self._receipt["first_byte"] is None:
+        while self._receipt.values["first_byte"] is None:
             look_at = self._world.clock() + SILENCE_SECONDS
             if look_at >= exchange.deadline:
                 break
@@ -409,16 +383,6 @@ class Service:
                 return True
             elif self._world.clock() >= until:
                 return False
-
-    def _mark(self, name: str) -> None:
-        """Note when something happened."""
-        self._receipt[name] = round(self._world.clock() - self._began, 3)
-
-    def _step(self, what: str, **more: str) -> None:
-        """Tell how far this request is: it waits, its prompt is read, its answer written."""
-        step = {"at": round(self._world.now(), 3), "what": what, **more}
-        self._row["steps"] = [*self._row["steps"], step]
-        self._server.log.put(self._row)
 
 
 def retry_header(refusal: Refusal) -> str:

@@ -31,12 +31,12 @@ const HAPPENS = {
   },
   picture(event) { picture = event; },
   request(row) {
-    const {receipt = null, steps} = row, marks = steps.filter((each) => each.why);
+    const {receipt = null} = row, steps = receipt?.steps ?? row.steps;
     lanes.add(laneOf(row));
     if (lanes.size > KEPT) lanes.delete(lanes.values().next().value);
     requests.set(row.id, {...row, receipt, begun: steps[0].at, end: receipt && receipt.time,
       steps: steps.map((each) => each.why ? {at: each.at, what: each.what} : each),
-      marks: marks.map((each) => ({...each, time: each.at})),
+      marks: steps.filter(({why}) => why).map((each) => ({...each, time: each.at})),
       tokens: receipt ? receipt.output_tokens : row.tokens,
       countedAt: receipt ? receipt.time : row.counted_at ?? steps.at(-1).at});
     for (const [id, each] of requests)
