@@ -171,7 +171,7 @@ def test_installed_it_is_a_command_and_removed_nothing_is_left(install, tmp_path
                           capture_output=True)
     assert done.returncode == 1 and b"\n  fix: subagent-fleet init; or cd" in done.stderr
     short = subprocess.run(["flt", "nonsense"], cwd=str(tmp_path), env=env, capture_output=True)
-    assert short.returncode == 2 and short.stderr.endswith(b"\n  fix: flt --help\n")
+    assert short.returncode == 2 and short.stderr.endswith(b"\n  fix: subagent-fleet --help\n")
     assert not (tmp_path / "ran").exists()
 
     assert install(path=str(command.parent)).stdout.count("\n") == 1  # again; now it is found
