@@ -17357,7 +17357,7 @@ class Box(Record):
     """What a command has: the directory it works in, what it may write, a temporary one."""
 
     tree: str
-    grants: tuple[Grant, ...]  # the last one for a path counts
+    grants: Sequence[Grant]  # the last one for a path counts
     temporary: str = ""
     shown: tuple[str, ...] = ()  # what it needs to see below the system's /tmp
 
@@ -17382,7 +17382,9 @@ USUAL_CACHES = (
     Kept("GOMODCACHE", "go/pkg"), Kept("", ".m2/repository"), Kept("", ".yarn/berry"),
     Kept("GRADLE_USER_HOME", ".gradle", ("init.d", "init.gradle", "gradle.properties")),
     Kept("NUGET_PACKAGES", ".nuget/packages"), Kept("", ".bun/install/cache"),
-    Kept("", ".local/share/pnpm/store"), Kept("", ".composer/cache"), Kept("", ".bundle/cache"))
+    Kept("", ".local/share/pnpm/store"), Kept("", ".composer/cache"), Kept("", ".bundle/cache"),
+    Kept("CCACHE_DIR", ".ccache"), Kept("HEX_HOME", ".hex"),
+    Kept("", "Library/Developer/Xcode/DerivedData"))
 CODER_STATE = {
     # Not ~/.claude.json: without its lock beside it, agents would write over each other; and
     # it names servers to start. Claude Code does without (2.1.328).
@@ -17535,10 +17537,16 @@ def find_refused(confiner: str, text: str, box: Box, home: str,
 
 
 def suggest_writable(path: str, home: str) -> str:
-    """Return the line of a task that lets its commands write a path that was refused."""
+    """Return the line of a task that lets its commands write a path that was refused.
+
+    A program's own directory is named whole: its files have another name each time.
+    """
     above = path.rpartition("/")[0]
-    # Of what is new there, such as a lock, each has another name.
-    if above not in ("", home) and not is_below(home, above):
+    inner = path[len(home) + 1:].split("/") if is_below(path, home) else [""]
+    if inner[0].startswith("."):
+        depth = {".config": 2, ".local": 3}.get(inner[0], 1)
+        path = "/".join((home, *inner[:depth]))
+    elif above and not is_below(home, above):
         path = above
     if is_below(path, home):
         path = "~" + path[len(home):]
@@ -20940,19 +20948,23 @@ class BoxPlan(Record):
     own: tuple[str, ...] = ()  # what else is the task's alone, such as the tree's git directory
 
 
+DEVICES = ("/dev/dri", "/dev/kfd", "/dev/kvm")  # which tests of a person's own may need
+
+
 def plan_grants(folder: Folder, confiner: Confiner, plan: BoxPlan,
                 environ: Mapping[str, str]) -> tuple[Grant, ...]:
     """Return what a command may write; make what is not there yet and has to be."""
     world, home = folder.world, folder.world.home
     own_states = CODER_STATE.get(plan.task.program, ())
     named = [find_named(folder, path) for path in plan.task.sandbox_write]
-    for path in (*(path for path, _ in places_of(own_states, home, environ)), *named):
+    made = places_of((USUAL_CACHES[0], *own_states), home, environ)
+    for path in (*(path for path, _ in made), *named):
         if not is_there(world, path):
             world.make_directory(path)
     # A program of the person's own may start any of them.
     states = own_states or [row for rows in CODER_STATE.values() for row in rows]
 
-    grants: list[Grant] = []
+    grants = [Grant(path, True) for path in (*DEVICES, *world.paths_below("/dev", "nvidia*"))]
     if confiner.name == SEATBELT:
         grants += [Grant(path, True) for path in find_mac_temporary(environ)]
     for path, settings in places_of((*USUAL_CACHES, *states), home, environ):

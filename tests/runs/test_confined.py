@@ -73,7 +73,6 @@ def test_an_agent_cannot_remove_what_is_the_persons_and_goes_on(free):
 
 @needs_bubblewrap
 def test_it_writes_its_own_place_and_what_a_coder_needs_and_nothing_else(free):
-    (free.home / ".cache").mkdir()
     (free.home / ".codex").mkdir()
     (free.home / ".codex/config.toml").write_text("")
     (free.place / "mine").mkdir()

@@ -147,19 +147,23 @@ class BoxPlan(Record):
     own: tuple[str, ...] = ()  # what else is the task's alone, such as the tree's git directory
 
 
+DEVICES = ("/dev/dri", "/dev/kfd", "/dev/kvm")  # which tests of a person's own may need
+
+
 def plan_grants(folder: Folder, confiner: Confiner, plan: BoxPlan,
                 environ: Mapping[str, str]) -> tuple[Grant, ...]:
     """Return what a command may write; make what is not there yet and has to be."""
     world, home = folder.world, folder.world.home
     own_states = CODER_STATE.get(plan.task.program, ())
     named = [find_named(folder, path) for path in plan.task.sandbox_write]
-    for path in (*(path for path, _ in places_of(own_states, home, environ)), *named):
+    made = places_of((USUAL_CACHES[0], *own_states), home, environ)
+    for path in (*(path for path, _ in made), *named):
         if not is_there(world, path):
             world.make_directory(path)
     # A program of the person's own may start any of them.
     states = own_states or [row for rows in CODER_STATE.values() for row in rows]
 
-    grants: list[Grant] = []
+    grants = [Grant(path, True) for path in (*DEVICES, *world.paths_below("/dev", "nvidia*"))]
     if confiner.name == SEATBELT:
         grants += [Grant(path, True) for path in find_mac_temporary(environ)]
     for path, settings in places_of((*USUAL_CACHES, *states), home, environ):

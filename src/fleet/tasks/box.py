@@ -29,7 +29,7 @@ class Box(Record):
     """What a command has: the directory it works in, what it may write, a temporary one."""
 
     tree: str
-    grants: tuple[Grant, ...]  # the last one for a path counts
+    grants: Sequence[Grant]  # the last one for a path counts
     temporary: str = ""
     shown: tuple[str, ...] = ()  # what it needs to see below the system's /tmp
 
@@ -54,7 +54,9 @@ USUAL_CACHES = (
     Kept("GOMODCACHE", "go/pkg"), Kept("", ".m2/repository"), Kept("", ".yarn/berry"),
     Kept("GRADLE_USER_HOME", ".gradle", ("init.d", "init.gradle", "gradle.properties")),
     Kept("NUGET_PACKAGES", ".nuget/packages"), Kept("", ".bun/install/cache"),
-    Kept("", ".local/share/pnpm/store"), Kept("", ".composer/cache"), Kept("", ".bundle/cache"))
+    Kept("", ".local/share/pnpm/store"), Kept("", ".composer/cache"), Kept("", ".bundle/cache"),
+    Kept("CCACHE_DIR", ".ccache"), Kept("HEX_HOME", ".hex"),
+    Kept("", "Library/Developer/Xcode/DerivedData"))
 CODER_STATE = {
     # Not ~/.claude.json: without its lock beside it, agents would write over each other; and
     # it names servers to start. Claude Code does without (2.1.328).
@@ -207,10 +209,16 @@ def find_refused(confiner: str, text: str, box: Box, home: str,
 
 
 def suggest_writable(path: str, home: str) -> str:
-    """Return the line of a task that lets its commands write a path that was refused."""
+    """Return the line of a task that lets its commands write a path that was refused.
+
+    A program's own directory is named whole: its files have another name each time.
+    """
     above = path.rpartition("/")[0]
-    # Of what is new there, such as a lock, each has another name.
-    if above not in ("", home) and not is_below(home, above):
+    inner = path[len(home) + 1:].split("/") if is_below(path, home) else [""]
+    if inner[0].startswith("."):
+        depth = {".config": 2, ".local": 3}.get(inner[0], 1)
+        path = "/".join((home, *inner[:depth]))
+    elif above and not is_below(home, above):
         path = above
     if is_below(path, home):
         path = "~" + path[len(home):]
