@@ -20831,7 +20831,7 @@ def droppable_tip(main: Git, state: TaskState) -> str:
     return tip if homes and main.out("for-each-ref", "--contains", tip, *homes) else ""
 
 
-# == runs/confine.py, from line 37 ============================================
+# == runs/confine.py, from line 38 ============================================
 #
 # Whether this system confines commands, and the box of each.
 
@@ -20883,6 +20883,11 @@ class Confinement:
             return None if self._reason else self._confiner
 
     @property
+    def known(self) -> Confiner | None:
+        """What confines commands, if that was asked for: nothing is run to find it out."""
+        return self._confiner if self._is_known and not self._reason else None
+
+    @property
     def reason(self) -> str:
         """Why commands are not confined; nothing if they are."""
         self.find()
@@ -20911,6 +20916,13 @@ class Confinement:
             return ""
         finally:
             clear_directory(world, place)
+
+    def find_for(self, task: TaskSpec) -> Confiner | None:
+        """Return what confines the commands of a task; refuse where it must be something."""
+        confiner = self.find() if task.sandbox != "off" else None
+        if not confiner and task.sandbox == "required":
+            raise self.demand(task.name)
+        return confiner
 
     def demand(self, names: str) -> FleetError:
         """Return the refusal of tasks that want to be confined."""
@@ -20944,7 +20956,7 @@ class BoxPlan(Record):
 
     task: TaskSpec
     tree: str
-    temporary: str
+    temporary: str = ""
     own: tuple[str, ...] = ()  # what else is the task's alone, such as the tree's git directory
 
 
@@ -20964,31 +20976,60 @@ def plan_grants(folder: Folder, confiner: Confiner, plan: BoxPlan,
     # A program of the person's own may start any of them.
     states = own_states or [row for rows in CODER_STATE.values() for row in rows]
 
-    grants = [Grant(path, True) for path in (*DEVICES, *world.paths_below("/dev", "nvidia*"))]
-    if confiner.name == SEATBELT:
-        grants += [Grant(path, True) for path in find_mac_temporary(environ)]
+    grants: list[Grant] = []
+
+    def grant(path: str) -> None:
+        # What lies in what may be written is as writable; but a command could have put a link
+        # there that leads out.
+        above, name = world.split(path)
+        path = world.path(world.real_path(above), name)
+        if not may_write(grants, path) and is_there(world, path):
+            grants.append(Grant(world.real_path(path), True))
+
+    for path in (*DEVICES, *world.paths_below("/dev", "nvidia*")):
+        grant(path)
+    for path in find_mac_temporary(environ) if confiner.name == SEATBELT else ():
+        grant(path)
     for path, settings in places_of((*USUAL_CACHES, *states), home, environ):
-        grants.append(Grant(path, True))
-        grants += [Grant(world.path(path, name), False) for name in settings]
-    grants = [Grant(world.real_path(grant.path), grant.may_write) for grant in grants]
+        grant(path)
+        grants += [Grant(world.real_path(world.path(path, name)), False) for name in settings]
     # A checkout may lie in one of these, such as ~/.cache.
     repository = folder.repository
     grants += [Grant(path, False) for path in (repository.main, repository.common)
                if may_write(grants, path)]
-    grants += [Grant(world.real_path(path), True) for path in (*named, plan.tree, *plan.own)]
-    return tuple(grant for grant in grants
-                 if not grant.may_write or is_there(world, grant.path))
+    for path in (*named, plan.tree, *plan.own):
+        grant(path)
+    return tuple(grants)
 
 
-def plan_box(folder: Folder, confiner: Confiner, plan: BoxPlan, environ: Mapping[str, str],
-             argv: Sequence[str]) -> Box:
-    """Return the box of a command that works in a tree."""
+def find_temporary(world: World, confiner: Confiner, plan: BoxPlan) -> str:
+    """Return the temporary directory of a command, which bubblewrap shows as /tmp."""
+    if confiner.name != SEATBELT:
+        return plan.temporary
+    # The path of a socket may have 104 characters.
+    name = hashlib.sha256(plan.temporary.encode("utf-8")).hexdigest()[:8]
+    return world.path(world.environ.get("TMPDIR") or "/tmp", f"sf-{name}")
+
+
+def confine_command(folder: Folder, confiner: Confiner, plan: BoxPlan, argv: Sequence[str],
+                    environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return how a command is run in a box, and its environment there."""
     world, repository = folder.world, folder.repository
+    temporary = find_temporary(world, confiner, plan)
+    environ = {**environ, "TMPDIR": temporary if confiner.name == SEATBELT else "/tmp"}
     grants = plan_grants(folder, confiner, plan, environ)
-    world.make_directory(plan.temporary, is_private=True)
+    world.make_directory(temporary, is_private=True)
     shown = find_shown([*environ.values(), *argv, world.home, plan.tree, repository.main,
                         repository.common])
-    return Box(world.real_path(plan.tree), grants, world.real_path(plan.temporary), shown)
+    box = Box(world.real_path(plan.tree), grants, world.real_path(temporary), shown)
+    return confiner.confine(world, box, argv), environ
+
+
+def clear_box(world: World, confiner: Confiner | None, plan: BoxPlan) -> None:
+    """Remove the temporary directory of a command that has ended."""
+    path = find_temporary(world, confiner, plan) if confiner else ""
+    if path and world.kind_of(path, follow=False) == "directory":
+        clear_directory(world, path)
 
 
 # == runs/ports.py, from line 14 ==============================================
@@ -21293,7 +21334,7 @@ class TaskDesk:
         return end_trees(self._world, trees, patience, spared)
 
 
-# == runs/task_box.py, from line 23 ===========================================
+# == runs/task_box.py, from line 22 ===========================================
 #
 # A task on its way: the box that its commands run in.
 
@@ -21302,13 +21343,7 @@ class TaskBox(TaskDesk):
 
     def _find_confiner(self) -> Confiner | None:
         """Return what confines the commands of this task; refuse where it must be something."""
-        if self.state.task.sandbox == "off":
-            return None
-        confinement = self._supervisor.confinement
-        confiner = confinement.find()
-        if not confiner and self.state.task.sandbox == "required":
-            raise confinement.demand(self.name)
-        return confiner
+        return self._supervisor.confinement.find_for(self.state.task)
 
     def _plan_own(self) -> dict[str, Any]:
         """Return what a try has of its own, as a change of its state."""
@@ -21318,39 +21353,27 @@ class TaskBox(TaskDesk):
 
     def _plan_box(self, tree: str, use: str) -> BoxPlan:
         """Return what the box of a command is made of; each use has its temporary directory."""
-        state, common = self.state, self._folder.repository.common
-        temporary = f"{tree}.{use}"
-        confiner = self._find_confiner()
-        if confiner and confiner.name == SEATBELT:  # a socket's path may have 104 characters
-            name = hashlib.sha256(temporary.encode("utf-8")).hexdigest()[:8]
-            temporary = self._world.path(self._world.environ.get("TMPDIR") or "/tmp",
-                                         f"sf-{name}")
         # Where git-lfs keeps what a file stands for, of every place.
-        own = (self._world.path(common, "lfs"),)
-        return BoxPlan(state.task, tree, temporary, own)
+        own = (self._world.path(self._folder.repository.common, "lfs"),)
+        return BoxPlan(self.state.task, tree, f"{tree}.{use}", own)
 
     def _confine(self, argv: Sequence[str], environ: Mapping[str, str], tree: str,
                  use: str) -> tuple[list[str], dict[str, str]]:
-        """Return how a command is run in its box, and its environment."""
+        """Return how a command is run in its box, if it has one, and its environment."""
         environ = {**environ, **({"PORT": str(self.state.port)} if self.state.port else {})}
         confiner = self._find_confiner()
         if not confiner:
             return list(argv), environ
-        plan = self._plan_box(tree, use)
-        environ["TMPDIR"] = plan.temporary if confiner.name == SEATBELT else "/tmp"
-        box = plan_box(self._folder, confiner, plan, environ, argv)
-        return confiner.confine(self._world, box, argv), environ
+        return confine_command(self._folder, confiner, self._plan_box(tree, use), argv, environ)
 
     def _clear_box(self, tree: str, use: str) -> None:
         """Remove the temporary directory of a command."""
-        path = self._plan_box(tree, use).temporary
-        if self._world.kind_of(path, follow=False) == "directory":
-            clear_directory(self._world, path)
+        clear_box(self._world, self._supervisor.confinement.known, self._plan_box(tree, use))
 
     def _find_refused(self, text: str, tree: str) -> list[str]:
         """Return the paths that a command could not write because it is confined, as it says."""
-        confiner = self._find_confiner()
-        if not confiner:
+        confiner = self._supervisor.confinement.known
+        if not confiner or self.state.task.sandbox == "off":
             return []
         world = self._world
         grants = plan_grants(self._folder, confiner, self._plan_box(tree, ""), world.environ)
@@ -22553,7 +22576,7 @@ class Supervisor:
         return str(sessions.get(session, "idle")) if isinstance(sessions, dict) else "unknown"
 
 
-# == runs/landing.py, from line 54 ============================================
+# == runs/landing.py, from line 59 ============================================
 #
 # Landing: work that is done, merged and checked as a whole, then one branch moved.
 
@@ -22836,17 +22859,16 @@ class Landing:
                                  fix=f"less {log}")
         self._is_set_up = True
 
-    def _confine(self, task: TaskSpec, argv: list[str], environ: dict[str, str]) -> list[str]:
-        """Return how a command of a task is run in its box."""
-        confiner = self._confinement.find() if task.sandbox != "off" else None
-        if not confiner and task.sandbox == "required":
-            raise self._confinement.demand(task.name)
+    def _confine(self, task: TaskSpec, argv: list[str], environ: dict[str, str]
+                 ) -> tuple[list[str], dict[str, str]]:
+        """Return how a command of a task is run in its box, and its environment there."""
+        confiner = self._confinement.find_for(task)
         if not confiner:
-            return argv
-        plan = BoxPlan(task, self._tree, f"{self._tree}.tmp")
-        environ["TMPDIR"] = plan.temporary if confiner.name == SEATBELT else "/tmp"
-        box = plan_box(self._folder, confiner, plan, environ, argv)
-        return confiner.confine(self._world, box, argv)
+            return argv, environ
+        return confine_command(self._folder, confiner, self._plan_box(task), argv, environ)
+
+    def _plan_box(self, task: TaskSpec) -> BoxPlan:
+        return BoxPlan(task, self._tree, f"{self._tree}.tmp")
 
     def _run(self, command: str, task: TaskSpec, log: str, seconds: int) -> int:
         """Run a shell command in the tree; return its exit code. Nothing of it runs on."""
@@ -22856,7 +22878,7 @@ class Landing:
                    "PORT": str(port), CHECK_MARK: f"{self._folder.run}/{LANDED}"}
         hold = world.hold(self._folder.of_task(LANDED, "checking"))
         try:
-            words = self._confine(task, shell_words(world, command), environ)
+            words, environ = self._confine(task, shell_words(world, command), environ)
             child = world.spawn(Launch(words, self._tree, environ, stdout=log, stderr=log,
                                        hold=hold, seconds=seconds + 60))
         finally:
@@ -22877,7 +22899,7 @@ class Landing:
             return child.exit_code() or 0
         finally:
             end_trees(world, [self._processes], 0.0)
-            clear_directory(world, f"{self._tree}.tmp")
+            clear_box(world, self._confinement.known, self._plan_box(task))
 
     # -- the place --
 

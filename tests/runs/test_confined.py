@@ -137,6 +137,17 @@ def test_a_checkout_in_a_cache_is_still_the_persons(tmp_path):
 
 @needs_bubblewrap
 @pytest.mark.slow
+def test_a_link_that_a_task_leaves_in_a_cache_leads_the_next_one_nowhere(free):
+    free.environ["UV_CACHE_DIR"] = str(free.home / ".cache/uv")
+    (free.home / ".ssh").mkdir()
+    assert free.work(coder=shell("cat >/dev/null", EDIT, "ln -s ~/.ssh ~/.cache/uv"), check="true") == "done"
+    assert (free.home / ".cache/uv").is_symlink()
+    assert free.work("u", coder=shell("cat >/dev/null", EDIT, "echo x > ~/.ssh/rc; true"), check="true") == "done"
+    assert list((free.home / ".ssh").iterdir()) == []
+
+
+@needs_bubblewrap
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root could mount")
 def test_root_mounts_no_way_out(free):
     assert free.work(coder=shell("cat >/dev/null", "mount -o remount,rw / && echo 0 >> could.txt",

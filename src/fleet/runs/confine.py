@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,11 @@ class Confinement:
             return None if self._reason else self._confiner
 
     @property
+    def known(self) -> Confiner | None:
+        """What confines commands, if that was asked for: nothing is run to find it out."""
+        return self._confiner if self._is_known and not self._reason else None
+
+    @property
     def reason(self) -> str:
         """Why commands are not confined; nothing if they are."""
         self.find()
@@ -110,6 +116,13 @@ class Confinement:
             return ""
         finally:
             clear_directory(world, place)
+
+    def find_for(self, task: TaskSpec) -> Confiner | None:
+        """Return what confines the commands of a task; refuse where it must be something."""
+        confiner = self.find() if task.sandbox != "off" else None
+        if not confiner and task.sandbox == "required":
+            raise self.demand(task.name)
+        return confiner
 
     def demand(self, names: str) -> FleetError:
         """Return the refusal of tasks that want to be confined."""
@@ -143,7 +156,7 @@ class BoxPlan(Record):
 
     task: TaskSpec
     tree: str
-    temporary: str
+    temporary: str = ""
     own: tuple[str, ...] = ()  # what else is the task's alone, such as the tree's git directory
 
 
@@ -163,28 +176,57 @@ def plan_grants(folder: Folder, confiner: Confiner, plan: BoxPlan,
     # A program of the person's own may start any of them.
     states = own_states or [row for rows in CODER_STATE.values() for row in rows]
 
-    grants = [Grant(path, True) for path in (*DEVICES, *world.paths_below("/dev", "nvidia*"))]
-    if confiner.name == SEATBELT:
-        grants += [Grant(path, True) for path in find_mac_temporary(environ)]
+    grants: list[Grant] = []
+
+    def grant(path: str) -> None:
+        # What lies in what may be written is as writable; but a command could have put a link
+        # there that leads out.
+        above, name = world.split(path)
+        path = world.path(world.real_path(above), name)
+        if not may_write(grants, path) and is_there(world, path):
+            grants.append(Grant(world.real_path(path), True))
+
+    for path in (*DEVICES, *world.paths_below("/dev", "nvidia*")):
+        grant(path)
+    for path in find_mac_temporary(environ) if confiner.name == SEATBELT else ():
+        grant(path)
     for path, settings in places_of((*USUAL_CACHES, *states), home, environ):
-        grants.append(Grant(path, True))
-        grants += [Grant(world.path(path, name), False) for name in settings]
-    grants = [Grant(world.real_path(grant.path), grant.may_write) for grant in grants]
+        grant(path)
+        grants += [Grant(world.real_path(world.path(path, name)), False) for name in settings]
     # A checkout may lie in one of these, such as ~/.cache.
     repository = folder.repository
     grants += [Grant(path, False) for path in (repository.main, repository.common)
                if may_write(grants, path)]
-    grants += [Grant(world.real_path(path), True) for path in (*named, plan.tree, *plan.own)]
-    return tuple(grant for grant in grants
-                 if not grant.may_write or is_there(world, grant.path))
+    for path in (*named, plan.tree, *plan.own):
+        grant(path)
+    return tuple(grants)
 
 
-def plan_box(folder: Folder, confiner: Confiner, plan: BoxPlan, environ: Mapping[str, str],
-             argv: Sequence[str]) -> Box:
-    """Return the box of a command that works in a tree."""
+def find_temporary(world: World, confiner: Confiner, plan: BoxPlan) -> str:
+    """Return the temporary directory of a command, which bubblewrap shows as /tmp."""
+    if confiner.name != SEATBELT:
+        return plan.temporary
+    # The path of a socket may have 104 characters.
+    name = hashlib.sha256(plan.temporary.encode("utf-8")).hexdigest()[:8]
+    return world.path(world.environ.get("TMPDIR") or "/tmp", f"sf-{name}")
+
+
+def confine_command(folder: Folder, confiner: Confiner, plan: BoxPlan, argv: Sequence[str],
+                    environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return how a command is run in a box, and its environment there."""
     world, repository = folder.world, folder.repository
+    temporary = find_temporary(world, confiner, plan)
+    environ = {**environ, "TMPDIR": temporary if confiner.name == SEATBELT else "/tmp"}
     grants = plan_grants(folder, confiner, plan, environ)
-    world.make_directory(plan.temporary, is_private=True)
+    world.make_directory(temporary, is_private=True)
     shown = find_shown([*environ.values(), *argv, world.home, plan.tree, repository.main,
                         repository.common])
-    return Box(world.real_path(plan.tree), grants, world.real_path(plan.temporary), shown)
+    box = Box(world.real_path(plan.tree), grants, world.real_path(temporary), shown)
+    return confiner.confine(world, box, argv), environ
+
+
+def clear_box(world: World, confiner: Confiner | None, plan: BoxPlan) -> None:
+    """Remove the temporary directory of a command that has ended."""
+    path = find_temporary(world, confiner, plan) if confiner else ""
+    if path and world.kind_of(path, follow=False) == "directory":
+        clear_directory(world, path)

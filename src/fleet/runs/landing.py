@@ -12,7 +12,13 @@ from fleet.runs.agent import (
     read_tail,
     shell_words,
 )
-from fleet.runs.confine import BoxPlan, Confinement, clear_directory, plan_box
+from fleet.runs.confine import (
+    BoxPlan,
+    Confinement,
+    clear_box,
+    clear_directory,
+    confine_command,
+)
 from fleet.runs.folder import STATE_LIMIT_BYTES, TAIL_BYTES
 from fleet.runs.git import Git, git_of
 from fleet.runs.place import WHOLE, find_places, git_at, plan_repository, write_repository
@@ -21,7 +27,6 @@ from fleet.runs.process_tree import PROCESS_LOOK_SECONDS, end_trees, tree_of
 from fleet.runs.snapshot import find_copies
 from fleet.start.errors import FleetError
 from fleet.start.record import Record
-from fleet.tasks.box import SEATBELT
 from fleet.tasks.landing import (
     MARKER,
     can_go_back,
@@ -330,17 +335,16 @@ class Landing:
                                  fix=f"less {log}")
         self._is_set_up = True
 
-    def _confine(self, task: TaskSpec, argv: list[str], environ: dict[str, str]) -> list[str]:
-        """Return how a command of a task is run in its box."""
-        confiner = self._confinement.find() if task.sandbox != "off" else None
-        if not confiner and task.sandbox == "required":
-            raise self._confinement.demand(task.name)
+    def _confine(self, task: TaskSpec, argv: list[str], environ: dict[str, str]
+                 ) -> tuple[list[str], dict[str, str]]:
+        """Return how a command of a task is run in its box, and its environment there."""
+        confiner = self._confinement.find_for(task)
         if not confiner:
-            return argv
-        plan = BoxPlan(task, self._tree, f"{self._tree}.tmp")
-        environ["TMPDIR"] = plan.temporary if confiner.name == SEATBELT else "/tmp"
-        box = plan_box(self._folder, confiner, plan, environ, argv)
-        return confiner.confine(self._world, box, argv)
+            return argv, environ
+        return confine_command(self._folder, confiner, self._plan_box(task), argv, environ)
+
+    def _plan_box(self, task: TaskSpec) -> BoxPlan:
+        return BoxPlan(task, self._tree, f"{self._tree}.tmp")
 
     def _run(self, command: str, task: TaskSpec, log: str, seconds: int) -> int:
         """Run a shell command in the tree; return its exit code. Nothing of it runs on."""
@@ -350,7 +354,7 @@ class Landing:
                    "PORT": str(port), CHECK_MARK: f"{self._folder.run}/{LANDED}"}
         hold = world.hold(self._folder.of_task(LANDED, "checking"))
         try:
-            words = self._confine(task, shell_words(world, command), environ)
+            words, environ = self._confine(task, shell_words(world, command), environ)
             child = world.spawn(Launch(words, self._tree, environ, stdout=log, stderr=log,
                                        hold=hold, seconds=seconds + 60))
         finally:
@@ -371,7 +375,7 @@ class Landing:
             return child.exit_code() or 0
         finally:
             end_trees(world, [self._processes], 0.0)
-            clear_directory(world, f"{self._tree}.tmp")
+            clear_box(world, self._confinement.known, self._plan_box(task))
 
     # -- the place --
 

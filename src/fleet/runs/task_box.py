@@ -1,15 +1,14 @@
 """A task on its way: the box that its commands run in."""
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 from fleet.runs.agent import read_tail
-from fleet.runs.confine import BoxPlan, clear_directory, plan_box, plan_grants
+from fleet.runs.confine import BoxPlan, clear_box, confine_command, plan_grants
 from fleet.runs.folder import OUTPUT_PART_BYTES, TAIL_BYTES
 from fleet.runs.ports import claim_ports
 from fleet.runs.task_desk import TaskDesk
-from fleet.tasks.box import SEATBELT, Box, find_refused, suggest_writable
+from fleet.tasks.box import Box, find_refused, suggest_writable
 from fleet.text.phrases import some_of
 from fleet.text.terminal import clean_line
 
@@ -25,13 +24,7 @@ class TaskBox(TaskDesk):
 
     def _find_confiner(self) -> Confiner | None:
         """Return what confines the commands of this task; refuse where it must be something."""
-        if self.state.task.sandbox == "off":
-            return None
-        confinement = self._supervisor.confinement
-        confiner = confinement.find()
-        if not confiner and self.state.task.sandbox == "required":
-            raise confinement.demand(self.name)
-        return confiner
+        return self._supervisor.confinement.find_for(self.state.task)
 
     def _plan_own(self) -> dict[str, Any]:
         """Return what a try has of its own, as a change of its state."""
@@ -41,39 +34,27 @@ class TaskBox(TaskDesk):
 
     def _plan_box(self, tree: str, use: str) -> BoxPlan:
         """Return what the box of a command is made of; each use has its temporary directory."""
-        state, common = self.state, self._folder.repository.common
-        temporary = f"{tree}.{use}"
-        confiner = self._find_confiner()
-        if confiner and confiner.name == SEATBELT:  # a socket's path may have 104 characters
-            name = hashlib.sha256(temporary.encode("utf-8")).hexdigest()[:8]
-            temporary = self._world.path(self._world.environ.get("TMPDIR") or "/tmp",
-                                         f"sf-{name}")
         # Where git-lfs keeps what a file stands for, of every place.
-        own = (self._world.path(common, "lfs"),)
-        return BoxPlan(state.task, tree, temporary, own)
+        own = (self._world.path(self._folder.repository.common, "lfs"),)
+        return BoxPlan(self.state.task, tree, f"{tree}.{use}", own)
 
     def _confine(self, argv: Sequence[str], environ: Mapping[str, str], tree: str,
                  use: str) -> tuple[list[str], dict[str, str]]:
-        """Return how a command is run in its box, and its environment."""
+        """Return how a command is run in its box, if it has one, and its environment."""
         environ = {**environ, **({"PORT": str(self.state.port)} if self.state.port else {})}
         confiner = self._find_confiner()
         if not confiner:
             return list(argv), environ
-        plan = self._plan_box(tree, use)
-        environ["TMPDIR"] = plan.temporary if confiner.name == SEATBELT else "/tmp"
-        box = plan_box(self._folder, confiner, plan, environ, argv)
-        return confiner.confine(self._world, box, argv), environ
+        return confine_command(self._folder, confiner, self._plan_box(tree, use), argv, environ)
 
     def _clear_box(self, tree: str, use: str) -> None:
         """Remove the temporary directory of a command."""
-        path = self._plan_box(tree, use).temporary
-        if self._world.kind_of(path, follow=False) == "directory":
-            clear_directory(self._world, path)
+        clear_box(self._world, self._supervisor.confinement.known, self._plan_box(tree, use))
 
     def _find_refused(self, text: str, tree: str) -> list[str]:
         """Return the paths that a command could not write because it is confined, as it says."""
-        confiner = self._find_confiner()
-        if not confiner:
+        confiner = self._supervisor.confinement.known
+        if not confiner or self.state.task.sandbox == "off":
             return []
         world = self._world
         grants = plan_grants(self._folder, confiner, self._plan_box(tree, ""), world.environ)
