@@ -20933,7 +20933,8 @@ class Confinement:
 
 def clear_directory(world: World, path: str) -> None:
     """Remove a directory of ours with all that is in it."""
-    world.run_program(["rm", "-rf", "--", path])
+    with contextlib.suppress(FleetError):  # what is left of it harms nobody
+        world.remove_tree(path)
 
 
 def is_there(world: World, path: str) -> bool:
@@ -22576,7 +22577,7 @@ class Supervisor:
         return str(sessions.get(session, "idle")) if isinstance(sessions, dict) else "unknown"
 
 
-# == runs/landing.py, from line 59 ============================================
+# == runs/landing.py, from line 58 ============================================
 #
 # Landing: work that is done, merged and checked as a whole, then one branch moved.
 

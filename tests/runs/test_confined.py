@@ -114,7 +114,7 @@ def test_one_task_writes_in_no_other_ones_place(free):
                                                    f"echo evil > $(ls {place}/*/a/a.txt)", "touch $HOME/go; true")}},
                defaults={"tries": 1})
     child = free.begin("run")
-    free.wait(lambda: free.state("b") == "review")
+    free.wait(lambda: free.rows()["b"]["state"] == "review")
     assert free.worktree("a").joinpath("a.txt").read_text() == "two\n"
     free.let_go()
     free.end(child)
@@ -206,15 +206,9 @@ def test_an_agent_reaches_this_machines_gateway(free):
 # -- how it ends, and how it goes on --
 
 def has_begun(shop):
-    """Whether an agent has edited its file, which may not be checked out yet."""
-    path = (shop.worktree("t") or shop.repo) / "a.txt"
-    return path.exists() and path.read_text() == "two\n"
-
-
-
-def sleepers(shop, seconds):
-    return [number for number in shop.processes()
-            if f"sleep\0{seconds}".encode() in pathlib.Path(f"/proc/{number}/cmdline").read_bytes()]
+    """Whether an agent has edited its file."""
+    files = shop.home.glob("state/subagent-fleet/worktrees/*/t/a.txt")
+    return any(path.read_text() == "two\n" for path in files)
 
 
 @needs_bubblewrap
@@ -232,7 +226,7 @@ def test_an_agent_outlives_its_supervisor_and_is_taken_up_by_the_next(free):
                defaults={"agent": "implementer", "tries": 1, "rounds": 0,
                          "sandbox_write": [str(free.home / "sessions")]})
     child = free.begin("run")
-    free.wait(lambda: has_begun(free))
+    free.wait(lambda: has_begun(free) and free.rows()["t"]["state"] == "running")
     os.kill(child.pid, signal.SIGKILL)
     child.communicate()
     client = free.row("t")["processes"]
@@ -316,7 +310,7 @@ def test_what_does_not_confine_is_not_believed(shop, how):
     done = shop.run()
     assert done.code == 3 and f"t: `sandbox: required`, but commands are not confined on this machine: {WHY[how]}" \
         in " ".join(done.err.split())
-    assert shop.worktree("t") is None
+    assert not list(shop.home.glob("state/subagent-fleet/worktrees/*/t"))
     assert shop.work(coder=shell(EDIT), check="true") == "done"
     assert f"Commands are not confined on this machine: {WHY[how]}." in " ".join(shop.said.err.split())
     assert shop.receipt()["confined"] == "no" and "confined  no" in shop.type("tasks", "t").out
@@ -330,7 +324,7 @@ def test_a_task_that_must_be_confined_and_came_later_is_parked(shop):
     shop.wait(lambda: (shop.repo / ".git/subagent-fleet/run/lock.pid").exists())
     shop.type("task", "add", "t:x", "--coder", "[cat]", "--sandbox", "required")
     shop.wait(lambda: shop.state() == "parked")
-    assert shop.row("t")["cause"] == "not-confined" and shop.worktree("t") is None
+    assert shop.row("t")["cause"] == "not-confined" and not list(shop.home.glob("state/subagent-fleet/worktrees/*/t"))
     child.send_signal(signal.SIGINT)
     shop.end(child)
 

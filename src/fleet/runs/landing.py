@@ -16,7 +16,6 @@ from fleet.runs.confine import (
     BoxPlan,
     Confinement,
     clear_box,
-    clear_directory,
     confine_command,
 )
 from fleet.runs.folder import STATE_LIMIT_BYTES, TAIL_BYTES
