@@ -51,7 +51,7 @@ def test_sandbox_execs_profile_holds_no_path():
 def test_what_macos_uses_for_temporary_files_is_named_by_its_real_path():
     assert sf.find_mac_temporary({"TMPDIR": "/var/folders/ab/cdef/T/"}) == (
         "/private/tmp", "/private/var/tmp", "/private/var/folders/ab/cdef")
-    assert sf.find_mac_temporary({"TMPDIR": "/Users/a/tmp"}) == ("/private/tmp", "/private/var/tmp")
+    assert sf.find_mac_temporary({"TMPDIR": "/srv/a/tmp"}) == ("/private/tmp", "/private/var/tmp")
 
 
 def test_only_what_is_named_below_tmp_is_shown():
