@@ -211,6 +211,11 @@ def has_begun(shop):
     return any(path.read_text() == "two\n" for path in files)
 
 
+def sleepers(shop, seconds):
+    return [number for number in shop.processes()
+            if f"sleep\0{seconds}".encode() in pathlib.Path(f"/proc/{number}/cmdline").read_bytes()]
+
+
 @needs_bubblewrap
 def test_what_is_left_in_a_session_of_its_own_is_gone_with_the_agent(free):
     assert free.work(coder=shell(EDIT, "env -i HOME=$HOME setsid sleep 3001 & sleep 0.2"), check="true") == "done"

@@ -98,7 +98,7 @@ def test_of_many_paths_the_first_are_named():
 
 @pytest.mark.parametrize("path, line", [
     ("/h/.npm/_logs/x.log", "[~/.npm]"), ("/h/.bashrc", "[~/.bashrc]"), ("/h/.config/x/y/z", "[~/.config/x]"),
-    ("/h/.local/share/x/y", "[~/.local/share/x]"), ("/h/work/x/y", "[~/work/x]"), ("/h/work", "[~/work]"), ("/opt/x/y", "[/opt/x]"),
+    ("/h/.local/share/x/y", "[~/.local/share/x]"), ("/h/code/x/y", "[~/code/x]"), ("/h/code", "[~/code]"), ("/opt/x/y", "[/opt/x]"),
     ("/x", "[/x]")])
 def test_the_line_that_lets_it_write_names_no_whole_home(path, line):
     assert sf.suggest_writable(path, "/h") == f"sandbox_write: {line}"
