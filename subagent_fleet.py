@@ -32892,8 +32892,9 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   `login`, `climbed`: the rungs it has failed on, `memory_mb`, `cpu_percent`, `processes`, `fix`,
   `session`, `branch`, `worktree`, `agent`, `alias`, `reason`, `cause`: check, diff, scope,
   deadline, stalled, lost, api, too-large, landing, coder or the id of an error); with `--all` a
-  list of such objects under `repositories`; with a name that task's fields (of twins `group`, `best`,
-  `tasks`, each with its `tokens`), `keys` (`key`, `value`, `origin`), `tries`: its receipts
+  list of such objects under `repositories`; with a name that task's fields (of twins `group`,
+  `best`, `tasks`, each with its `tokens`), `keys` (`key`, `value`, `origin`), `tries`: its
+  receipts
 - `task answer`: `questions` (`task`, `questions`: `question`, `choices`)
 - `task diff`: `task`, `base`, `after` (a ref or a tree), `files` (lines added, lines removed,
   path)
