@@ -11649,14 +11649,6 @@ class Disk(Terminal):
                       for name in names
                       if stat.S_ISREG(os.lstat(os.path.join(place, name)).st_mode))
 
-    def identity_of(self, path: str) -> str:
-        """Return what tells a directory from each other of its path; "": there is none."""
-        with contextlib.suppress(OSError):
-            state = os.lstat(path)
-            if stat.S_ISDIR(state.st_mode):
-                return f"{state.st_dev} {state.st_ino}"
-        return ""
-
     def stamps_of(self, directory: str, names: Iterable[str]) -> dict[str, str]:
         """Return {name: size and time of change} of files in a directory."""
         stamps = {}
@@ -19405,7 +19397,7 @@ def _see_repository(world: World, directory: str, *, begins: bool = False) -> Re
 
 def _find_owner(world: World, place: Repository) -> Repository | None:
     """Return the repository whose task works in a place, if its tasks say so as well."""
-    identity, main = read_mark(world, place.common)
+    identity, main, _ = read_mark(world, place.common)
     if identity:
         with contextlib.suppress(FleetError):
             owner = replace(_see_repository(world, main), top=place.top)
@@ -19415,14 +19407,12 @@ def _find_owner(world: World, place: Repository) -> Repository | None:
     return None
 
 
-def read_mark(world: World, git: str) -> tuple[str, str]:
-    """Return the id of the task that works in a place, and the checkout of its repository."""
+def read_mark(world: World, git: str) -> list[str]:
+    """Return the id of a place's task, the checkout of its repository, a commit; "": none."""
     path = world.path(git, PLACE_MARK)
-    if world.kind_of(path, follow=False) != "file":
-        return "", ""
-    mark = world.read_part(path, 0, 8192).decode("utf-8", "surrogateescape")
-    identity, _, main = mark.removesuffix("\n").partition("\n")
-    return identity, main
+    is_there = world.kind_of(path, follow=False) == "file"
+    content = world.read_part(path, 0, 8192) if is_there else b""
+    return [*content.decode("utf-8", "surrogateescape").split("\n"), "", "", ""][:3]
 
 
 def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
@@ -19740,7 +19730,6 @@ SETTINGS = LatePattern(
     r"|extensions\.(objectformat|partialclone)|core\.(autocrlf|eol|safecrlf|filemode"
     r"|ignorecase|precomposeunicode|symlinks|attributesfile|excludesfile)")
 NO_PUSH = "an-agent-does-not-push://"  # git knows no such transport
-SPARSE = "info/sparse-checkout"
 WHOLE = ("-c", "core.sparseCheckout=false", "-c", "core.splitIndex=false")
 # The person's settings and objects at both ends; what is looked for is not found in the
 # place's own objects by the last, which refuses what is incomplete or malformed.
@@ -19831,8 +19820,7 @@ def write_repository(world: World, path: str, mark: str, files: Mapping[str, byt
     if branch:
         own[f"refs/heads/{branch}"] = f"{commit}\n"
     written = {**files, **{name: text.encode() for name, text in own.items()}}
-    world.replace_files([(Place(path, f".git/{PLACE_MARK}"), mark.encode(
-        "utf-8", "surrogateescape"), 0o600)])
+    write_mark(world, path, mark)
     world.make_directory(Place(path, ".git/refs/heads"))
     world.replace_files([(Place(path, f".git/{name}"), content, 0o644)
                          for name, content in written.items()])
@@ -19866,20 +19854,26 @@ def clear_place(world: World, path: str, identity: str) -> None:
 
 def remove_place(world: World, path: str) -> None:
     """Remove a place of ours: what tells that it is ours goes last."""
-    git = world.path(path, ".git")
-    for above, last in ((path, ".git"), (git, PLACE_MARK)):
-        for name in world.names_in(above):
-            if name != last:
-                world.remove_tree(Place(above, name))
+    for name in world.names_in(path):
+        if name != ".git":
+            world.remove_tree(Place(path, name))
     world.remove_tree(path)
 
 
 # -- looking --
 
 
-def mark_of(folder: Folder, state: TaskState) -> str:
-    """Return what a place of a task is known by."""
-    return f"{state.id}\n{folder.repository.main}\n"
+def mark_of(folder: Folder, state: TaskState, commit: str = "") -> str:
+    """Return what a place of a task is known by; a check's, with the commit that it holds."""
+    return f"{state.id}\n{folder.repository.main}\n{commit}\n"
+
+
+def write_mark(world: World, path: str, mark: str) -> None:
+    """Mark a place, whatever is there in place of its `.git`."""
+    if world.kind_of(world.path(path, ".git"), follow=False) != "directory":
+        world.remove_tree(Place(path, ".git"))
+    world.replace_files([(Place(path, f".git/{PLACE_MARK}"),
+                          mark.encode("utf-8", "surrogateescape"), 0o600)])
 
 
 def is_place(world: World, path: str, identity: str) -> bool:
@@ -19938,35 +19932,6 @@ def read_head(world: World, git: str) -> str:
             break
     raise FleetError("no-head", f"the HEAD of {clean_line(git)} names no commit",
                      fix="check out a branch or a commit there")
-
-
-# A check may do anything to its place, even remove its mark. So beside the states is written
-# which directory that is, and the commit whose files are there.
-
-
-def check_note_of(folder: Folder, state: TaskState) -> str:
-    """Return the file that says where a check's place stands."""
-    return folder.of_task(state.name, f"check{state.fresh or ''}")
-
-
-def read_check_note(folder: Folder, state: TaskState) -> str:
-    """Return the commit that a check's place was put to; "": it was not, or is another."""
-    noted = folder.world.read_part(check_note_of(folder, state), 0, 4096).decode()
-    commit, _, identity = noted.strip().partition("\n")
-    return commit if identity == folder.world.identity_of(f"{state.worktree}.check") else ""
-
-
-def is_check_place(folder: Folder, state: TaskState) -> bool:
-    """Tell whether the check's place of a task is the one that was made."""
-    return bool(read_check_note(folder, state)) or is_place(
-        folder.world, f"{state.worktree}.check", state.id)
-
-
-def write_check_note(folder: Folder, state: TaskState, commit: str) -> None:
-    """Note that a check's place holds the files of a commit."""
-    identity = folder.world.identity_of(f"{state.worktree}.check")
-    folder.world.replace_files([(check_note_of(folder, state),
-                                 f"{commit}\n{identity}\n".encode(), 0o600)])
 
 
 # -- bringing home --
@@ -20093,8 +20058,13 @@ def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] |
     if odd:
         raise FleetError("odd-file", f"{clean_line(odd[0])} is not a file, directory or "
                          "link, so it cannot be kept", fix="remove it")
-    _refuse_sparse(git)
     inner = world.path(git.tree, ".git")
+    if world.kind_of(world.path(inner, "info/sparse-checkout")) != "absent":
+        # What is not there may be deleted, or not: that only the agent knows.
+        raise FleetError("sparse-checkout", f"the checkout {clean_line(git.tree)} was made "
+                         "sparse, so it cannot be kept whole",
+                         fix="`git sparse-checkout disable; rm .git/info/sparse-checkout` in "
+                             "it")
     head = read_head(world, inner)
     bring_home(main, git.tree, [head])
     old_tree = main.out("rev-parse", "--verify", f"{head}^{{tree}}")
@@ -20130,25 +20100,6 @@ def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] |
                       tuple(fresh), tuple(listed), hidden)
     finally:
         world.remove(index)
-
-
-def _refuse_sparse(git: Git) -> None:
-    """Refuse a place that its agent has made sparse.
-
-    What is not there may be deleted, or not: that only the agent knows.
-    """
-    world = git.world
-    inner = world.path(git.tree, ".git")
-    if world.kind_of(world.path(inner, SPARSE)) == "absent":
-        return
-    for name in ("config", "config.worktree"):  # read as files: no setting there counts
-        file = world.path(inner, name)
-        if world.kind_of(file) == "file" and git.run(
-                "config", "--file", file, "--no-includes", "--type=bool",
-                "core.sparseCheckout").text == "true":
-            raise FleetError("sparse-checkout", f"the checkout {clean_line(git.tree)} was "
-                             "made sparse, so it cannot be kept whole",
-                             fix="`git sparse-checkout disable` in it")
 
 
 def _is_within(git: Git, path: str) -> bool:
@@ -20334,11 +20285,11 @@ def settle_branch(git: Git | None, main: Git, state: TaskState, commit: str) -> 
                          f"{clean_line(moved.talk.split(chr(10))[0])}",
                          fix="if no git is running, remove the lock it names")
     if git:
-        _follow_branch(git, ref, commit)
+        follow_branch(git, ref, commit)
     return True
 
 
-def _follow_branch(git: Git, ref: str, commit: str) -> None:
+def follow_branch(git: Git, ref: str, commit: str) -> None:
     """Put the branch of a place at the commit that was made of its files."""
     world = git.world
     head = world.read_part(world.path(git.tree, ".git/HEAD"), 0, 4096)
@@ -20669,7 +20620,7 @@ def last_line_of(world: World, *logs: str) -> str:
     return "it printed nothing"
 
 
-# == runs/tidy.py, from line 31 ===============================================
+# == runs/tidy.py, from line 30 ===============================================
 #
 # Whether a task's place can go.
 
@@ -20720,22 +20671,20 @@ def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool
         raise Keeps("has no worktree")
     if not state.is_over:
         raise Keeps(f"is {state.state}; first: subagent-fleet task stop {state.name}")
-    going = folder.of_task(state.name, f"tidied{state.fresh or ''}")
-    is_there = world.kind_of(state.worktree, follow=False) != "absent"
-    if is_there and world.kind_of(going) == "absent":
-        return _tidy_place(folder, state, going, is_dry=is_dry, takes_ignored=takes_ignored)
-    if not is_dry:  # a person has removed it, or a kill has left a part of it
-        _remove_places(folder, state, going)
+    if world.kind_of(state.worktree, follow=False) != "absent":
+        return _tidy_place(folder, state, is_dry=is_dry, takes_ignored=takes_ignored)
+    if not is_dry:  # a person has removed it
+        _remove_places(world, state)
     return Tidying(state.name, True, "", state.worktree)
 
 
-def _tidy_place(folder: Folder, state: TaskState, going: str, *, is_dry: bool,
+def _tidy_place(folder: Folder, state: TaskState, *, is_dry: bool,
                 takes_ignored: bool) -> Tidying:
     """Remove a place once all of it is in a ref."""
     world = folder.world
     main = git_of(folder)
     git = git_in(folder, state)
-    _keep_untidy(folder, state)
+    _keep_untidy(world, state)
     known = read_baseline(folder, state)
     stored = store_tree(git, main, state, known, runs_filters=not is_dry)
     if stored.nested:
@@ -20769,8 +20718,7 @@ def _tidy_place(folder: Folder, state: TaskState, going: str, *, is_dry: bool,
         main.out("update-ref", ref, pin, older or "0" * len(pin))
     if store_tree(git, main, state, known) != stored:
         raise Keeps("something in it has just changed")
-    world.replace_files([(going, b"", 0o600)])
-    _remove_places(folder, state, going)
+    _remove_places(world, state)
     if tip:
         main.run("update-ref", "-d", f"refs/heads/{state.branch}", tip)
     return plan
@@ -20786,28 +20734,24 @@ def _keep_secret(folder: Folder, state: TaskState, both: Git, own: Iterable[str]
                         "ignored")
 
 
-def _remove_places(folder: Folder, state: TaskState, going: str) -> None:
+def _remove_places(world: World, state: TaskState) -> None:
     """Remove the places of a task; of a check's nothing is anybody's work."""
-    world = folder.world
-    if is_check_place(folder, state):
-        remove_place(world, f"{state.worktree}.check")
-    if is_place(world, state.worktree, state.id):
-        remove_place(world, state.worktree)
-    for path in (check_note_of(folder, state), going):
-        world.remove(path)
+    for path in (f"{state.worktree}.check", state.worktree):
+        if is_place(world, path, state.id):
+            remove_place(world, path)
 
 
-def _keep_untidy(folder: Folder, state: TaskState) -> None:
+def _keep_untidy(world: World, state: TaskState) -> None:
     """Keep a place in which something is at work or under way, or beside which is another's."""
-    world, tree = folder.world, state.worktree
-    inside = world.find_inside(tree)
+    inside = world.find_inside(state.worktree)
     if inside:
         raise Keeps(f"process {inside[0]} works in it")
-    under_way = UNDER_WAY.intersection(world.names_in(world.path(tree, ".git")))
+    under_way = UNDER_WAY.intersection(world.names_in(state.git))
     if under_way:
         raise Keeps(f"something is under way in it ({min(under_way)})")
-    check = f"{tree}.check"
-    if world.kind_of(check, follow=False) != "absent" and not is_check_place(folder, state):
+    check = f"{state.worktree}.check"
+    if world.kind_of(check, follow=False) != "absent" \
+            and not is_place(world, check, state.id):
         raise Keeps(f"{check} is not what was made for its check")
 
 
@@ -21398,7 +21342,7 @@ class TaskBox(TaskDesk):
         return f"it may not write {clean_line(some_of(paths, 3))}; to allow it: `{line}`"
 
 
-# == runs/task_place.py, from line 59 =========================================
+# == runs/task_place.py, from line 60 =========================================
 #
 # A task on its way: its places.
 
@@ -21416,7 +21360,7 @@ class TaskPlace(TaskBox):
         if isinstance(state.task.coder, str) and self._backing.fleet:
             self._backing.serve()
         if state.prepared:
-            self._git()  # or it is gone, and parked
+            self._take_additions(self._git())  # or it is gone, and parked
         else:
             self._make_worktree(state)
         self._prepare_check()
@@ -21523,6 +21467,23 @@ class TaskPlace(TaskBox):
                 raise FleetError("worktree-failed", f"its branch could not be made: {said}")
         return begin
 
+    def _take_additions(self, git: Git) -> None:
+        """Bring into the agent's place what a person has added to its branch since.
+
+        Only where nothing else is there: what stands against each other, a person merges.
+        """
+        state = self.state
+        tip = self._main.commit_of(f"refs/heads/{state.branch}")
+        if tip in ("", state.tip) or not self._main.is_ancestor(state.tip, tip):
+            return
+        stored = store_tree(git, self._main, state, None)
+        if (stored.head, stored.tree) != (state.tip, stored.old_tree):
+            return
+        git.out("read-tree", stored.head)
+        git.out("read-tree", "--reset", "-u", tip)
+        follow_branch(git, f"refs/heads/{state.branch}", tip)
+        self._write(tip=tip)
+
     def _drop_half_made(self, state: TaskState) -> None:
         """Remove a place that was never ready; what a person did in it is kept first."""
         if state.git and self._world.kind_of(state.worktree, follow=False) != "absent":
@@ -21563,7 +21524,7 @@ class TaskPlace(TaskBox):
         What goes wrong is raised where the check is needed.
         """
         try:
-            if not read_check_note(self._folder, self.state):
+            if not self._commit_of_check():
                 self._make_check_place()
             self._remember(passes_on_base=self._ask_base())
         except Exception as error:
@@ -21573,13 +21534,18 @@ class TaskPlace(TaskBox):
         """Make the check's place anew, and set it up."""
         state = self.state
         path = f"{state.worktree}.check"
-        if read_check_note(self._folder, state):
-            remove_place(self._world, path)
         clear_place(self._world, path, state.id)
         make_place(self._main, path, mark_of(self._folder, state), self._files,
                    f" {state.start}")
         self._fill(path, self._file("setup-check.log"), CHECK_MARK)
-        write_check_note(self._folder, state, state.start)
+        write_mark(self._world, path, mark_of(self._folder, state, state.start))
+
+    def _commit_of_check(self) -> str:
+        """Return the commit whose files the check's place holds; "": there is none."""
+        path = f"{self.state.worktree}.check"
+        if not is_place(self._world, path, self.state.id):
+            return ""
+        return read_mark(self._world, self._world.path(path, ".git"))[2]
 
     def _ask_base(self) -> bool:
         """Tell whether the check passes before any work: then it proves nothing.
@@ -21607,10 +21573,15 @@ class TaskPlace(TaskBox):
             lock.release()
 
     def _run_check(self, tree: str, log: str) -> int:
-        """Run the check in a worktree, as long as a try may work; return its exit code."""
+        """Run the check in a place, as long as a try may work; return its exit code."""
         task = self.state.task
-        return self._run_command(task.check or "", tree, self._file(log), task.deadline,
-                                 CHECK_MARK)
+        commit = self._commit_of_check()
+        try:
+            return self._run_command(task.check or "", tree, self._file(log), task.deadline,
+                                     CHECK_MARK)
+        finally:
+            if tree != self.state.worktree:  # it may have removed even that
+                write_mark(self._world, tree, mark_of(self._folder, self.state, commit))
 
     def _run_command(self, command: str, tree: str, log: str, seconds: int,
                      variable: str) -> int:
@@ -21655,20 +21626,19 @@ class TaskPlace(TaskBox):
         """Make the check's place the same as a commit."""
         state = self.state
         path = f"{state.worktree}.check"
-        before = read_check_note(self._folder, state)
+        before = self._commit_of_check()
         if not before:
             raise FleetError("worktree-gone", f"the check's worktree is gone: {path}")
         # Nothing of a repository that a check had counts: no index, lock, setting or ref.
         write_repository(self._world, path, mark_of(self._folder, state), self._files,
                          f" {commit}")
-        self._world.remove(check_note_of(self._folder, state))  # until it is as noted
         git = git_at(self._main, path)
         git.out("read-tree", before)  # without it, no file would be removed
         git.out("read-tree", "--reset", "-u", commit)
         # What an earlier check has left goes, repositories too; ignored caches may stay.
         keep = [word for copy in state.copies for word in ("-e", f"/{copy}")]
         git.out("clean", "-q", "-ffd", *keep)
-        write_check_note(self._folder, state, commit)
+        write_mark(self._world, path, mark_of(self._folder, state, commit))
 
 
 # == runs/task_agent.py, from line 66 =========================================
@@ -22079,9 +22049,11 @@ class TaskWork(TaskAgent):
         """Make good work the tip of its branch, if nobody has moved that meanwhile."""
         branch = self.state.branch
         if not settle_branch(self._git(), self._main, self.state, work.commit):
-            raise FleetError("branch-moved",
-                             f"the branch {branch} has moved since it was checked",
-                             fix=f"subagent-fleet task retry {self.name}")
+            tree = quote_shell(self.state.worktree)
+            raise FleetError("branch-moved", f"the branch {branch} has commits that this "
+                             "work has not",
+                             fix=f"git -C {tree} merge $(git rev-parse {branch}), then "
+                                 f"subagent-fleet task retry {self.name}")
         self._remember(tip=work.commit)
 
     # -- ends --
@@ -32023,7 +31995,7 @@ def format_held(world: World, worktrees: Sequence[str]) -> str:
     """Return which repositories still have worktrees of tasks, and what to type in them."""
     lines = []
     for worktree in worktrees:
-        _, repository = read_mark(world, world.path(worktree, ".git"))
+        _, repository, _ = read_mark(world, world.path(worktree, ".git"))
         line = f"cd {quote_shell(repository)} && subagent-fleet task tidy"
         if not repository or world.kind_of(repository) != "directory":
             line = f"ls -la {quote_shell(worktree)}   # its repository is gone; delete it"

@@ -201,6 +201,36 @@ def test_a_persons_filter_makes_files_in_each_place_as_in_the_checkout(shop):
     assert (shop.repo / "y.bin").read_text() == "larger\n"
 
 
+def test_what_a_person_has_added_to_a_branch_is_what_its_task_goes_on_with(shop):
+    assert shop.work(coder=shell("echo x >> work.txt")) == "review"
+    shop.git("checkout", "-q", "run/t")
+    shop.write("by_hand.txt", "mended\n")
+    shop.git("add", "by_hand.txt")
+    shop.git("commit", "-qm", "by hand")
+    shop.git("checkout", "-q", "main")
+    shop.type("task", "say", "t", "once more")
+    assert shop.run().code == 0 and shop.state() == "review"
+    assert shop.git("show", "run/t:work.txt") == "x\nx" and shop.files("run/t") == {"a.txt", "by_hand.txt", "work.txt"}
+    assert shop.git("log", "--format=%s", "run/t", "--not", "main").split("\n") == ["t: x", "by hand", "t: x"]
+
+
+def test_commits_of_a_person_that_a_work_has_not_are_named_with_the_line_to_type(shop):
+    assert shop.work(coder=shell("echo x >> work.txt")) == "review"
+    shop.write("dirty.txt", "of the person", shop.worktree("t"))
+    shop.git("checkout", "-q", "run/t")
+    shop.write("by_hand.txt", "mended\n")
+    shop.git("add", "by_hand.txt")
+    shop.git("commit", "-qm", "by hand")
+    tip = shop.git("rev-parse", "HEAD")
+    shop.git("checkout", "-q", "main")
+    shop.type("task", "say", "t", "once more")
+    assert shop.run().code == 1 and shop.row("t")["cause"] == "branch-moved" and shop.tip("t") == tip
+    line = shop.row("t")["reason"].split("; ", 1)[1].partition(", then ")[0]
+    subprocess.run(["sh", "-ec", line], cwd=shop.repo, check=True, env=shop.environment(GIT_EDITOR="true"))
+    assert shop.type("task", "retry", "t").code == 0 and shop.run().code == 0
+    assert shop.files("run/t") == {"a.txt", "by_hand.txt", "work.txt", "dirty.txt"}
+
+
 def test_commands_that_are_typed_in_a_place_are_of_its_repository(shop):
     assert shop.work(coder=shell(EDIT), check="true") == "done"
     there = shop.worktree("t")

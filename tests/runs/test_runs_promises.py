@@ -197,6 +197,7 @@ def test_a_worktree_that_its_agent_made_sparse_is_parked_until_it_is_whole(shop)
     assert "git sparse-checkout disable" in shop.type("tasks", "t").out
     assert "skipped" in shop.type("task", "tidy").out
     shop.git("sparse-checkout", "disable", cwd=shop.worktree("t"))
+    (shop.worktree("t") / ".git/info/sparse-checkout").unlink()
     shop.tasks({"t": {"prompt": "x", "coder": ["true"], "check": "test -s in/x.txt", "tries": 1}})
     shop.type("task", "retry", "t")
     assert shop.run().code == 0

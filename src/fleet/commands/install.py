@@ -133,7 +133,7 @@ def format_held(world: World, worktrees: Sequence[str]) -> str:
     """Return which repositories still have worktrees of tasks, and what to type in them."""
     lines = []
     for worktree in worktrees:
-        _, repository = read_mark(world, world.path(worktree, ".git"))
+        _, repository, _ = read_mark(world, world.path(worktree, ".git"))
         line = f"cd {quote_shell(repository)} && subagent-fleet task tidy"
         if not repository or world.kind_of(repository) != "directory":
             line = f"ls -la {quote_shell(worktree)}   # its repository is gone; delete it"

@@ -88,7 +88,7 @@ def _see_repository(world: World, directory: str, *, begins: bool = False) -> Re
 
 def _find_owner(world: World, place: Repository) -> Repository | None:
     """Return the repository whose task works in a place, if its tasks say so as well."""
-    identity, main = read_mark(world, place.common)
+    identity, main, _ = read_mark(world, place.common)
     if identity:
         with contextlib.suppress(FleetError):
             owner = replace(_see_repository(world, main), top=place.top)
@@ -98,14 +98,12 @@ def _find_owner(world: World, place: Repository) -> Repository | None:
     return None
 
 
-def read_mark(world: World, git: str) -> tuple[str, str]:
-    """Return the id of the task that works in a place, and the checkout of its repository."""
+def read_mark(world: World, git: str) -> list[str]:
+    """Return the id of a place's task, the checkout of its repository, a commit; "": none."""
     path = world.path(git, PLACE_MARK)
-    if world.kind_of(path, follow=False) != "file":
-        return "", ""
-    mark = world.read_part(path, 0, 8192).decode("utf-8", "surrogateescape")
-    identity, _, main = mark.removesuffix("\n").partition("\n")
-    return identity, main
+    is_there = world.kind_of(path, follow=False) == "file"
+    content = world.read_part(path, 0, 8192) if is_there else b""
+    return [*content.decode("utf-8", "surrogateescape").split("\n"), "", "", ""][:3]
 
 
 def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:

@@ -39,7 +39,6 @@ SETTINGS = LatePattern(
     r"|extensions\.(objectformat|partialclone)|core\.(autocrlf|eol|safecrlf|filemode"
     r"|ignorecase|precomposeunicode|symlinks|attributesfile|excludesfile)")
 NO_PUSH = "an-agent-does-not-push://"  # git knows no such transport
-SPARSE = "info/sparse-checkout"
 WHOLE = ("-c", "core.sparseCheckout=false", "-c", "core.splitIndex=false")
 # The person's settings and objects at both ends; what is looked for is not found in the
 # place's own objects by the last, which refuses what is incomplete or malformed.
@@ -130,8 +129,7 @@ def write_repository(world: World, path: str, mark: str, files: Mapping[str, byt
     if branch:
         own[f"refs/heads/{branch}"] = f"{commit}\n"
     written = {**files, **{name: text.encode() for name, text in own.items()}}
-    world.replace_files([(Place(path, f".git/{PLACE_MARK}"), mark.encode(
-        "utf-8", "surrogateescape"), 0o600)])
+    write_mark(world, path, mark)
     world.make_directory(Place(path, ".git/refs/heads"))
     world.replace_files([(Place(path, f".git/{name}"), content, 0o644)
                          for name, content in written.items()])
@@ -165,20 +163,26 @@ def clear_place(world: World, path: str, identity: str) -> None:
 
 def remove_place(world: World, path: str) -> None:
     """Remove a place of ours: what tells that it is ours goes last."""
-    git = world.path(path, ".git")
-    for above, last in ((path, ".git"), (git, PLACE_MARK)):
-        for name in world.names_in(above):
-            if name != last:
-                world.remove_tree(Place(above, name))
+    for name in world.names_in(path):
+        if name != ".git":
+            world.remove_tree(Place(path, name))
     world.remove_tree(path)
 
 
 # -- looking --
 
 
-def mark_of(folder: Folder, state: TaskState) -> str:
-    """Return what a place of a task is known by."""
-    return f"{state.id}\n{folder.repository.main}\n"
+def mark_of(folder: Folder, state: TaskState, commit: str = "") -> str:
+    """Return what a place of a task is known by; a check's, with the commit that it holds."""
+    return f"{state.id}\n{folder.repository.main}\n{commit}\n"
+
+
+def write_mark(world: World, path: str, mark: str) -> None:
+    """Mark a place, whatever is there in place of its `.git`."""
+    if world.kind_of(world.path(path, ".git"), follow=False) != "directory":
+        world.remove_tree(Place(path, ".git"))
+    world.replace_files([(Place(path, f".git/{PLACE_MARK}"),
+                          mark.encode("utf-8", "surrogateescape"), 0o600)])
 
 
 def is_place(world: World, path: str, identity: str) -> bool:
@@ -237,35 +241,6 @@ def read_head(world: World, git: str) -> str:
             break
     raise FleetError("no-head", f"the HEAD of {clean_line(git)} names no commit",
                      fix="check out a branch or a commit there")
-
-
-# A check may do anything to its place, even remove its mark. So beside the states is written
-# which directory that is, and the commit whose files are there.
-
-
-def check_note_of(folder: Folder, state: TaskState) -> str:
-    """Return the file that says where a check's place stands."""
-    return folder.of_task(state.name, f"check{state.fresh or ''}")
-
-
-def read_check_note(folder: Folder, state: TaskState) -> str:
-    """Return the commit that a check's place was put to; "": it was not, or is another."""
-    noted = folder.world.read_part(check_note_of(folder, state), 0, 4096).decode()
-    commit, _, identity = noted.strip().partition("\n")
-    return commit if identity == folder.world.identity_of(f"{state.worktree}.check") else ""
-
-
-def is_check_place(folder: Folder, state: TaskState) -> bool:
-    """Tell whether the check's place of a task is the one that was made."""
-    return bool(read_check_note(folder, state)) or is_place(
-        folder.world, f"{state.worktree}.check", state.id)
-
-
-def write_check_note(folder: Folder, state: TaskState, commit: str) -> None:
-    """Note that a check's place holds the files of a commit."""
-    identity = folder.world.identity_of(f"{state.worktree}.check")
-    folder.world.replace_files([(check_note_of(folder, state),
-                                 f"{commit}\n{identity}\n".encode(), 0o600)])
 
 
 # -- bringing home --

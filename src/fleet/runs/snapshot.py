@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fleet.runs.folder import RUN_DIRECTORY, STATE_LIMIT_BYTES
 from fleet.runs.git import SNAPSHOT_REFS, Git, git_of
-from fleet.runs.place import SPARSE, WHOLE, bring_home, read_head
+from fleet.runs.place import WHOLE, bring_home, read_head
 from fleet.start.constants import ENVIRONMENT_FILE
 from fleet.start.errors import FleetError
 from fleet.start.record import Record, replace
@@ -108,8 +108,13 @@ def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] |
     if odd:
         raise FleetError("odd-file", f"{clean_line(odd[0])} is not a file, directory or "
                          "link, so it cannot be kept", fix="remove it")
-    _refuse_sparse(git)
     inner = world.path(git.tree, ".git")
+    if world.kind_of(world.path(inner, "info/sparse-checkout")) != "absent":
+        # What is not there may be deleted, or not: that only the agent knows.
+        raise FleetError("sparse-checkout", f"the checkout {clean_line(git.tree)} was made "
+                         "sparse, so it cannot be kept whole",
+                         fix="`git sparse-checkout disable; rm .git/info/sparse-checkout` in "
+                             "it")
     head = read_head(world, inner)
     bring_home(main, git.tree, [head])
     old_tree = main.out("rev-parse", "--verify", f"{head}^{{tree}}")
@@ -145,25 +150,6 @@ def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] |
                       tuple(fresh), tuple(listed), hidden)
     finally:
         world.remove(index)
-
-
-def _refuse_sparse(git: Git) -> None:
-    """Refuse a place that its agent has made sparse.
-
-    What is not there may be deleted, or not: that only the agent knows.
-    """
-    world = git.world
-    inner = world.path(git.tree, ".git")
-    if world.kind_of(world.path(inner, SPARSE)) == "absent":
-        return
-    for name in ("config", "config.worktree"):  # read as files: no setting there counts
-        file = world.path(inner, name)
-        if world.kind_of(file) == "file" and git.run(
-                "config", "--file", file, "--no-includes", "--type=bool",
-                "core.sparseCheckout").text == "true":
-            raise FleetError("sparse-checkout", f"the checkout {clean_line(git.tree)} was "
-                             "made sparse, so it cannot be kept whole",
-                             fix="`git sparse-checkout disable` in it")
 
 
 def _is_within(git: Git, path: str) -> bool:
@@ -349,11 +335,11 @@ def settle_branch(git: Git | None, main: Git, state: TaskState, commit: str) -> 
                          f"{clean_line(moved.talk.split(chr(10))[0])}",
                          fix="if no git is running, remove the lock it names")
     if git:
-        _follow_branch(git, ref, commit)
+        follow_branch(git, ref, commit)
     return True
 
 
-def _follow_branch(git: Git, ref: str, commit: str) -> None:
+def follow_branch(git: Git, ref: str, commit: str) -> None:
     """Put the branch of a place at the commit that was made of its files."""
     world = git.world
     head = world.read_part(world.path(git.tree, ".git/HEAD"), 0, 4096)

@@ -49,7 +49,7 @@ from fleet.tasks.step import (
     START_AGENT,
 )
 from fleet.tasks.verdict import WorkDone, plan_receipt, sum_served
-from fleet.text.phrases import count_of, show_span
+from fleet.text.phrases import count_of, quote_shell, show_span
 from fleet.text.terminal import clean_line
 from fleet.world.process_list import TASK_MARK
 
@@ -218,9 +218,11 @@ class TaskWork(TaskAgent):
         """Make good work the tip of its branch, if nobody has moved that meanwhile."""
         branch = self.state.branch
         if not settle_branch(self._git(), self._main, self.state, work.commit):
-            raise FleetError("branch-moved",
-                             f"the branch {branch} has moved since it was checked",
-                             fix=f"subagent-fleet task retry {self.name}")
+            tree = quote_shell(self.state.worktree)
+            raise FleetError("branch-moved", f"the branch {branch} has commits that this "
+                             "work has not",
+                             fix=f"git -C {tree} merge $(git rev-parse {branch}), then "
+                                 f"subagent-fleet task retry {self.name}")
         self._remember(tip=work.commit)
 
     # -- ends --

@@ -15,18 +15,17 @@ from fleet.runs.agent import (
     shell_words,
     suffix_of,
 )
+from fleet.runs.folder import read_mark
 from fleet.runs.git import SNAPSHOT_REFS
 from fleet.runs.place import (
-    check_note_of,
     clear_place,
     find_places,
     git_at,
+    is_place,
     make_place,
     mark_of,
     plan_repository,
-    read_check_note,
-    remove_place,
-    write_check_note,
+    write_mark,
     write_repository,
 )
 from fleet.runs.process_tree import PROCESS_LOOK_SECONDS
@@ -34,6 +33,7 @@ from fleet.runs.snapshot import (
     baseline_of,
     blob_of,
     find_copies,
+    follow_branch,
     store_tree,
     take_snapshot,
 )
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from fleet.runs.git import Git
     from fleet.tasks.events import Event
     from fleet.tasks.state import TaskState
 
@@ -70,7 +71,7 @@ class TaskPlace(TaskBox):
         if isinstance(state.task.coder, str) and self._backing.fleet:
             self._backing.serve()
         if state.prepared:
-            self._git()  # or it is gone, and parked
+            self._take_additions(self._git())  # or it is gone, and parked
         else:
             self._make_worktree(state)
         self._prepare_check()
@@ -177,6 +178,23 @@ class TaskPlace(TaskBox):
                 raise FleetError("worktree-failed", f"its branch could not be made: {said}")
         return begin
 
+    def _take_additions(self, git: Git) -> None:
+        """Bring into the agent's place what a person has added to its branch since.
+
+        Only where nothing else is there: what stands against each other, a person merges.
+        """
+        state = self.state
+        tip = self._main.commit_of(f"refs/heads/{state.branch}")
+        if tip in ("", state.tip) or not self._main.is_ancestor(state.tip, tip):
+            return
+        stored = store_tree(git, self._main, state, None)
+        if (stored.head, stored.tree) != (state.tip, stored.old_tree):
+            return
+        git.out("read-tree", stored.head)
+        git.out("read-tree", "--reset", "-u", tip)
+        follow_branch(git, f"refs/heads/{state.branch}", tip)
+        self._write(tip=tip)
+
     def _drop_half_made(self, state: TaskState) -> None:
         """Remove a place that was never ready; what a person did in it is kept first."""
         if state.git and self._world.kind_of(state.worktree, follow=False) != "absent":
@@ -217,7 +235,7 @@ class TaskPlace(TaskBox):
         What goes wrong is raised where the check is needed.
         """
         try:
-            if not read_check_note(self._folder, self.state):
+            if not self._commit_of_check():
                 self._make_check_place()
             self._remember(passes_on_base=self._ask_base())
         except Exception as error:
@@ -227,13 +245,18 @@ class TaskPlace(TaskBox):
         """Make the check's place anew, and set it up."""
         state = self.state
         path = f"{state.worktree}.check"
-        if read_check_note(self._folder, state):
-            remove_place(self._world, path)
         clear_place(self._world, path, state.id)
         make_place(self._main, path, mark_of(self._folder, state), self._files,
                    f" {state.start}")
         self._fill(path, self._file("setup-check.log"), CHECK_MARK)
-        write_check_note(self._folder, state, state.start)
+        write_mark(self._world, path, mark_of(self._folder, state, state.start))
+
+    def _commit_of_check(self) -> str:
+        """Return the commit whose files the check's place holds; "": there is none."""
+        path = f"{self.state.worktree}.check"
+        if not is_place(self._world, path, self.state.id):
+            return ""
+        return read_mark(self._world, self._world.path(path, ".git"))[2]
 
     def _ask_base(self) -> bool:
         """Tell whether the check passes before any work: then it proves nothing.
@@ -261,10 +284,15 @@ class TaskPlace(TaskBox):
             lock.release()
 
     def _run_check(self, tree: str, log: str) -> int:
-        """Run the check in a worktree, as long as a try may work; return its exit code."""
+        """Run the check in a place, as long as a try may work; return its exit code."""
         task = self.state.task
-        return self._run_command(task.check or "", tree, self._file(log), task.deadline,
-                                 CHECK_MARK)
+        commit = self._commit_of_check()
+        try:
+            return self._run_command(task.check or "", tree, self._file(log), task.deadline,
+                                     CHECK_MARK)
+        finally:
+            if tree != self.state.worktree:  # it may have removed even that
+                write_mark(self._world, tree, mark_of(self._folder, self.state, commit))
 
     def _run_command(self, command: str, tree: str, log: str, seconds: int,
                      variable: str) -> int:
@@ -309,17 +337,16 @@ class TaskPlace(TaskBox):
         """Make the check's place the same as a commit."""
         state = self.state
         path = f"{state.worktree}.check"
-        before = read_check_note(self._folder, state)
+        before = self._commit_of_check()
         if not before:
             raise FleetError("worktree-gone", f"the check's worktree is gone: {path}")
         # Nothing of a repository that a check had counts: no index, lock, setting or ref.
         write_repository(self._world, path, mark_of(self._folder, state), self._files,
                          f" {commit}")
-        self._world.remove(check_note_of(self._folder, state))  # until it is as noted
         git = git_at(self._main, path)
         git.out("read-tree", before)  # without it, no file would be removed
         git.out("read-tree", "--reset", "-u", commit)
         # What an earlier check has left goes, repositories too; ignored caches may stay.
         keep = [word for copy in state.copies for word in ("-e", f"/{copy}")]
         git.out("clean", "-q", "-ffd", *keep)
-        write_check_note(self._folder, state, commit)
+        write_mark(self._world, path, mark_of(self._folder, state, commit))

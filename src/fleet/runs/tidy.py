@@ -7,11 +7,9 @@ from fleet.runs.agent import suffix_of
 from fleet.runs.git import SNAPSHOT_REFS, Git, git_of
 from fleet.runs.place import (
     bring_home,
-    check_note_of,
     find_commits,
     git_in,
     git_with,
-    is_check_place,
     is_place,
     remove_place,
 )
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
 
     from fleet.runs.folder import Folder
     from fleet.tasks.state import TaskState
+    from fleet.world.world import World
 
 
 class Tidying(Record):
@@ -75,22 +74,20 @@ def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool
         raise Keeps("has no worktree")
     if not state.is_over:
         raise Keeps(f"is {state.state}; first: subagent-fleet task stop {state.name}")
-    going = folder.of_task(state.name, f"tidied{state.fresh or ''}")
-    is_there = world.kind_of(state.worktree, follow=False) != "absent"
-    if is_there and world.kind_of(going) == "absent":
-        return _tidy_place(folder, state, going, is_dry=is_dry, takes_ignored=takes_ignored)
-    if not is_dry:  # a person has removed it, or a kill has left a part of it
-        _remove_places(folder, state, going)
+    if world.kind_of(state.worktree, follow=False) != "absent":
+        return _tidy_place(folder, state, is_dry=is_dry, takes_ignored=takes_ignored)
+    if not is_dry:  # a person has removed it
+        _remove_places(world, state)
     return Tidying(state.name, True, "", state.worktree)
 
 
-def _tidy_place(folder: Folder, state: TaskState, going: str, *, is_dry: bool,
+def _tidy_place(folder: Folder, state: TaskState, *, is_dry: bool,
                 takes_ignored: bool) -> Tidying:
     """Remove a place once all of it is in a ref."""
     world = folder.world
     main = git_of(folder)
     git = git_in(folder, state)
-    _keep_untidy(folder, state)
+    _keep_untidy(world, state)
     known = read_baseline(folder, state)
     stored = store_tree(git, main, state, known, runs_filters=not is_dry)
     if stored.nested:
@@ -124,8 +121,7 @@ def _tidy_place(folder: Folder, state: TaskState, going: str, *, is_dry: bool,
         main.out("update-ref", ref, pin, older or "0" * len(pin))
     if store_tree(git, main, state, known) != stored:
         raise Keeps("something in it has just changed")
-    world.replace_files([(going, b"", 0o600)])
-    _remove_places(folder, state, going)
+    _remove_places(world, state)
     if tip:
         main.run("update-ref", "-d", f"refs/heads/{state.branch}", tip)
     return plan
@@ -141,28 +137,24 @@ def _keep_secret(folder: Folder, state: TaskState, both: Git, own: Iterable[str]
                         "ignored")
 
 
-def _remove_places(folder: Folder, state: TaskState, going: str) -> None:
+def _remove_places(world: World, state: TaskState) -> None:
     """Remove the places of a task; of a check's nothing is anybody's work."""
-    world = folder.world
-    if is_check_place(folder, state):
-        remove_place(world, f"{state.worktree}.check")
-    if is_place(world, state.worktree, state.id):
-        remove_place(world, state.worktree)
-    for path in (check_note_of(folder, state), going):
-        world.remove(path)
+    for path in (f"{state.worktree}.check", state.worktree):
+        if is_place(world, path, state.id):
+            remove_place(world, path)
 
 
-def _keep_untidy(folder: Folder, state: TaskState) -> None:
+def _keep_untidy(world: World, state: TaskState) -> None:
     """Keep a place in which something is at work or under way, or beside which is another's."""
-    world, tree = folder.world, state.worktree
-    inside = world.find_inside(tree)
+    inside = world.find_inside(state.worktree)
     if inside:
         raise Keeps(f"process {inside[0]} works in it")
-    under_way = UNDER_WAY.intersection(world.names_in(world.path(tree, ".git")))
+    under_way = UNDER_WAY.intersection(world.names_in(state.git))
     if under_way:
         raise Keeps(f"something is under way in it ({min(under_way)})")
-    check = f"{tree}.check"
-    if world.kind_of(check, follow=False) != "absent" and not is_check_place(folder, state):
+    check = f"{state.worktree}.check"
+    if world.kind_of(check, follow=False) != "absent" \
+            and not is_place(world, check, state.id):
         raise Keeps(f"{check} is not what was made for its check")
 
 

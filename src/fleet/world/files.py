@@ -297,14 +297,6 @@ class Disk(Terminal):
                       for name in names
                       if stat.S_ISREG(os.lstat(os.path.join(place, name)).st_mode))
 
-    def identity_of(self, path: str) -> str:
-        """Return what tells a directory from each other of its path; "": there is none."""
-        with contextlib.suppress(OSError):
-            state = os.lstat(path)
-            if stat.S_ISDIR(state.st_mode):
-                return f"{state.st_dev} {state.st_ino}"
-        return ""
-
     def stamps_of(self, directory: str, names: Iterable[str]) -> dict[str, str]:
         """Return {name: size and time of change} of files in a directory."""
         stamps = {}
