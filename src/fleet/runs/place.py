@@ -123,13 +123,16 @@ def write_repository(world: World, path: str, mark: str, files: Mapping[str, byt
 
     `head` is a commit, or a branch with its commit behind a blank.
     """
-    world.remove_tree(Place(path, ".git"))
+    write_mark(world, path, mark)  # there is never a moment without it
+    git = world.path(path, ".git")
+    for name in world.names_in(git):
+        if name != PLACE_MARK:
+            world.remove_tree(Place(git, name))
     branch, _, commit = head.rpartition(" ")
     own = {"HEAD": f"ref: refs/heads/{branch}\n" if branch else f"{commit}\n"}
     if branch:
         own[f"refs/heads/{branch}"] = f"{commit}\n"
     written = {**files, **{name: text.encode() for name, text in own.items()}}
-    write_mark(world, path, mark)
     world.make_directory(Place(path, ".git/refs/heads"))
     world.replace_files([(Place(path, f".git/{name}"), content, 0o644)
                          for name, content in written.items()])
@@ -163,9 +166,11 @@ def clear_place(world: World, path: str, identity: str) -> None:
 
 def remove_place(world: World, path: str) -> None:
     """Remove a place of ours: what tells that it is ours goes last."""
-    for name in world.names_in(path):
-        if name != ".git":
-            world.remove_tree(Place(path, name))
+    git = world.path(path, ".git")
+    for above, last in ((path, ".git"), (git, PLACE_MARK)):
+        for name in world.names_in(above):
+            if name != last:
+                world.remove_tree(Place(above, name))
     world.remove_tree(path)
 
 
