@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+import subagent_fleet as sf
 from tools import PROC, SCRIPT, clean_environment, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="exec as POSIX has it")]
@@ -232,6 +233,14 @@ def test_removed_all_is_gone_that_was_written_outside_of_projects(install, run_c
     assert below(home) == [".claude/skills/mine/SKILL.md"]
     left = sorted(str(path.relative_to(home)) for path in home.rglob("*subagent*"))
     assert left == [], left
+
+
+def test_install_remove_knows_every_file_that_is_kept_for_a_user():
+    source = SCRIPT.read_text(encoding="utf-8")
+    named = re.findall(r'user_place\("(\w+)", "([\w.]+)"\)', source)
+    assert len(named) > 4
+    for kind, name in named:
+        assert name in sf.USER_FILES[kind] or name in sf.USER_DIRECTORIES, name
 
 
 def test_remove_takes_nothing_that_this_program_did_not_write(install, tmp_path):

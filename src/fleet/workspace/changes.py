@@ -53,7 +53,7 @@ def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> 
 
 
 def list_changes(changes: Iterable[Change], *, is_written: bool) -> list[tuple[str, str]]:
-    """Return the path of each file that is or was there, and what becomes of it."""
+    """Return the path of each file and the action for it."""
     return [(change.path,
              "updated" if is_written and change.action == "edited" else change.action)
             for change in changes if change.found or change.wanted]
@@ -65,7 +65,7 @@ _ACTION_ROLES = {"created": "ok", "updated": "ok", "unchanged": "dim", "removed"
 
 def format_changes(heading: str, listed: Sequence[tuple[str, str]],
                    look: Look = PLAIN) -> str:
-    """Return files and what becomes of each, below a heading."""
+    """Return files and the action for each, below a heading."""
     rows = [(path, Cell(action, _ACTION_ROLES.get(action, ""))) for path, action in listed]
     return f"{paint(heading, 'bold', look)}\n{format_pairs(rows, look)}"
 
@@ -96,5 +96,6 @@ def read_own_source(world: World, name: str) -> bytes:
 USER_FILES = {
     "cache": ("bytecode/" + "[0-9a-f]" * 64 + ".*",),
     "data": ("subagent_fleet.py", "__pycache__/subagent_fleet.*.pyc"),
-    "state": ("trusted.json", "repositories.json", "repositories.json.lock", "exam/*.json")}
+    "state": ("trusted.json", "repositories.json", "repositories.json.lock", "exam/*.json",
+              "ports.json", "ports.lock")}
 USER_DIRECTORIES = ("bytecode", "__pycache__", "exam", "worktrees/*", "worktrees", "")
