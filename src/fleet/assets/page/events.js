@@ -75,7 +75,10 @@ function nameOf(lane, [session, agent] = lane.split("\n")) {
 }
 function titleOf(session) {
   const known = picture?.sessions.find((each) => each.session === session);
-  return known?.title || (session ? `session ${session.slice(0, 12)}` : "without a session");
+  if (known?.title || !session) return known?.title || "requests without a session";
+  const program = /^ses_/.test(session) ? "opencode, "
+    : /^\w{8}-\w{4}-7/.test(session) ? "codex, " : "";
+  return `${program}session ${session.slice(0, 12)}`;
 }
 const isTask = ({session}) => session && picture?.tasks.some((each) => each.session === session);
 function speedOf({tokens, countedAt, ...request}) {
