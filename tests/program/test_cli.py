@@ -501,7 +501,7 @@ def test_a_list_below_code_stands_apart_from_it(run_cli):
 
 def test_no_words_is_usage(run_cli):
     done = run_cli()
-    assert done.returncode == 2 and "Commands:" in done.stdout
+    assert done.returncode == 2 and "Usage: subagent-fleet COMMAND" in done.stdout
 
 
 @pytest.mark.parametrize("words, fix", [
@@ -546,7 +546,7 @@ def test_no_words_is_usage(run_cli):
     (("update", "--check"), "download subagent_fleet.py again, then: python3 subagent_fleet.py install"),
     (("run", "--stop"), "subagent-fleet task stop NAME"), (("run", "-a", "x"), "did you mean `--coder`?"),
     (("task", "add", "x", "--quick"), "did you mean `--no-setup`?"),
-    (("discover", "--check"), "subagent-fleet doctor"), (("help", "commands"), "subagent-fleet --help"),
+    (("discover", "--check"), "subagent-fleet doctor"), (("help", "commands"), "subagent-fleet help"),
     (("serve", "--port", "4001"), "write `port:` under project.gateway in fleet.yaml"),
     (("trace", "--requests"), "subagent-fleet logs --session ID"),
     (("env", "--shell", "fish"),
@@ -624,13 +624,18 @@ def test_json_of_an_invalid_config_has_every_finding(run_cli, fleet_file):
 
 
 @pytest.mark.parametrize("command", [c.name for c in sf.COMMANDS])
-def test_help_has_examples_first_and_every_flag(run_cli, command):
+def test_help_has_a_usage_line_every_flag_and_examples(run_cli, command):
     done = run_cli(*command.split(), "--help")
     assert done.returncode == 0 and run_cli("help", *command.split()).stdout == done.stdout
     found = sf.find_command(command)
-    assert done.stdout.index("Examples:") < (done.stdout.find("Options:") % 100000)
+    usage = re.search(r"^Usage: subagent-fleet (.+)$", done.stdout, re.M)[1]
+    assert usage.startswith(command) and ("[FLAGS]" in usage) == ("\nFlags:\n" in done.stdout)
+    arguments, _, flags = done.stdout.partition("\nExamples:")[0].partition("\nFlags:\n")
     for flag in found.flags:
-        assert flag.name.lower().lstrip("-") in done.stdout.lower()
+        is_flag = flag.name.startswith("-")
+        word = flag.name if is_flag else sf.show_flag(flag)
+        assert word in (flags if is_flag else arguments)
+        assert is_flag or word.strip("[]") in usage
     assert found.examples
     assert max(map(len, done.stdout.splitlines())) <= 100
 
@@ -644,11 +649,42 @@ def test_examples_parse(command):
         sf.parse_arguments(command, called.words)
 
 
+@pytest.mark.parametrize("command, line", [
+    ("status", "  --timeout S    seconds to wait; default: 5"),
+    ("status", "  --watch [S]    again every S seconds, until Ctrl-C; default: 2"),
+    ("logs", "how many; default: 20"), ("run", "files it may change (several)"),
+    ("run", "Usage: subagent-fleet run [TASK...] [FLAGS]"),
+    ("task log", "Usage: subagent-fleet task log [NAME] [setup|check|stderr|landing|raw] [FLAGS]"),
+    ("task stop", "Usage: subagent-fleet task stop PATTERN..."),
+    ("launch", "Usage: subagent-fleet launch PROGRAM [FLAGS] [-- ARGS]"),
+    ("task log", "See also: subagent-fleet help runs"), ("launch", "See also: subagent-fleet help harnesses")])
+def test_help_shows_defaults_what_may_be_repeated_and_where_to_read_on(run_cli, command, line):
+    assert line in run_cli(*command.split(), "--help").stdout
+
+
+def test_help_shows_every_command_flag_and_topic_with_its_words(run_cli):
+    shown = dict(re.findall(r"^  (\S.*?)  +(\S.*)$", run_cli("help").stdout, re.M))
+    for row in sf.COMMANDS:
+        assert shown[row.name] == row.summary
+    for name, topic in sf.TOPICS.items():
+        assert shown[name] == topic.summary
+        for command in topic.commands:  # none has gone
+            assert sf.find_command(command if command != "task" else "tasks")
+    assert {"-h, --help", "-V, --version"} <= set(shown)
+
+
+def test_the_exit_codes_are_told_once():
+    told = [name for name, page in PAGES.items() if "| 130 |" in page]
+    assert told == ["exit-codes"]
+    for code in ("0", "1", "2", "3", "130"):
+        assert re.search(rf"^\| {code} \|", PAGES["exit-codes"], re.M)
+
+
 def test_the_page_of_json_has_every_command_that_prints_it():
-    rows = re.findall(r"^- `([^`]+)`: `", PAGES["json"], re.M)
+    rows = re.findall(r"^(?:- `|\$ subagent-fleet )([a-z -]+?)(?: --json$|`: `)", PAGES["json"], re.M)
     wanted = {command.name for command in sf.COMMANDS if sf.JSON in command.flags}
     found = {sf.find_call(words.split()).command.name for words in rows}
-    assert wanted - found == set(), "help json: give each an entry"
+    assert wanted - found == set(), "help json: give each an example"
 
 
 def test_the_page_of_the_file_has_every_key_as_it_is_declared():
@@ -824,7 +860,7 @@ def test_a_first_word_alone_is_refused_with_its_seconds(two_words, words, fix):
     (["toy", "--help"], ["toy add", "toy log"], ["validate"]),
     (["help", "toy", "add"], ["--hard", "subagent-fleet toy add"], ["toy log"]),
     (["toy", "add", "--help"], ["--hard", "subagent-fleet toy add"], ["toy log"]),
-    (["help"], ["toy", "validate"], ["--hard", "toy log"])])
+    (["help"], ["toy add", "toy log", "validate"], ["--hard"])])
 def test_help_of_a_first_word_shows_its_commands(two_words, capsys, words, told, untold):
     assert sf.main(words) == 0
     shown = capsys.readouterr().out
@@ -938,13 +974,13 @@ def test_readme_says_of_a_command_what_its_help_says(run_cli):
     assert len(rows) > 5
     for name, said in rows:
         if "redo fixes" not in said:  # which is told of its flag
-            assert f"subagent-fleet {name}: {said}.\n" in run_cli("help", name).stdout
+            assert run_cli("help", name).stdout.lower().startswith(f"{said}.\n".lower())
 
 
 def test_readme_is_a_page_and_help_a_screen(run_cli):
-    assert len(README.splitlines()) <= 220
+    assert len(README.splitlines()) <= 200
     shown = run_main_at(80, "--help")
-    assert len(shown.splitlines()) <= 45 and max(map(len, shown.splitlines())) <= 80
+    assert len(shown.splitlines()) <= 85 and max(map(len, shown.splitlines())) <= 80
 
 
 def run_main_at(columns, *words):

@@ -44,7 +44,7 @@ class Command(Record):
     summary: str
     flags: tuple[Flag, ...]
     examples: tuple[str, ...]
-    passes: str  # what may follow `--` and goes to another program
+    passes: str  # words after `--`, for another program
     # Pairs of flags of which only one counts, such as `watch json`.
     excludes: tuple[str, ...] = ()
     passes_note: str = "passed on unchanged"
@@ -54,13 +54,13 @@ COMMANDS: list[Command] = []  # filled in one place, in the order of help
 NAME_KINDS = ("models", "agents")
 TASK_NAMES = ("tasks",)  # the names of the tasks
 EXAMPLE_NAMES = ("examples",)
-START, SET_UP, LOOK, SERVE, FILES, MORE = "Start", "Set up", "Look", "Serve", "Files", "More"
+START, SET_UP, LOOK, SERVE, MORE = "Start", "Set up", "Look", "Serve", "More"
 WORK = "Work"
 
 
 def command(name: str, summary: str, *flags: Flag, group: str, examples: tuple[str, ...],
             passes: str = "", **rules: Any) -> Callable[..., Command]:
-    """Make a function a command: its row stands above it."""
+    """Make a function a command; its row is above it."""
     def name_row(run: Callable[[Namespace, World], int]) -> Command:
         return Command(name, group, run, summary, flags, examples, passes, **rules)
     return name_row
@@ -79,7 +79,7 @@ OTHER_NAMES = {"start": "up", "dashboard": "ui", "benchmark": "bench"}
 OTHER_WORDS = {
     "abort": "subagent-fleet task stop NAME",
     "bd": "subagent-fleet task add 'NAME:what to do'",
-    "commands": "subagent-fleet --help",
+    "commands": "subagent-fleet help",
     "config": "edit tasks.yaml (`subagent-fleet help runs`) or fleet.yaml (`subagent-fleet "
               "help config`)",
     "create": "subagent-fleet run 'NAME:what to do'",
@@ -196,11 +196,11 @@ TARGET_WORD = {"action": "append_const", "dest": "target"}
 CONFIG = Flag("--config", "the fleet file, `-` for stdin; default: the nearest fleet.yaml",
               "FILE")
 CONFIG_FILE = replace(CONFIG, note="the fleet file; default: the nearest fleet.yaml")
-OUT = Flag("--out", "where generated files are; default: beside fleet.yaml", "DIR")
+OUT = Flag("--out", "directory for generated files; default: beside fleet.yaml", "DIR")
 JSON = Flag("--json", "print one JSON object")
-FORCE = Flag("--force", "overwrite what is there")
-TRUST = Flag("--trust", "agree to what would otherwise be asked")
-YES = Flag("--yes", "answer yes without being asked")
+FORCE = Flag("--force", "overwrite existing files")
+TRUST = Flag("--trust", "answer yes to the trust question")
+YES = Flag("--yes", "don't ask; answer yes")
 TIMEOUT = Flag("--timeout", "seconds to wait", "S",
                {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 

@@ -5,7 +5,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from fleet.cli.agree import agree
-from fleet.cli.rows import CONFIG, FILES, OUT, YES, Flag, command
+from fleet.cli.rows import CONFIG, MORE, OUT, YES, Flag, command
 from fleet.cli.say import open_workspace, paths_that, refuse_edited, tell
 from fleet.config.address import gateway_url
 from fleet.config.rules import TARGET_NAMES
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @command("clean", "remove the generated files that you have not changed", OUT, CONFIG,
          Flag("--dry-run", "only list them"), YES,
          Flag("--force", "don't ask; remove edited files too, after copying them"),
-         group=FILES, examples=("clean --dry-run", "clean", "clean --yes"))
+         group=MORE, examples=("clean --dry-run", "clean", "clean --yes"))
 def cmd_clean(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
     changes = workspace.compare(None, (

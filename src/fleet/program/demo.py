@@ -51,7 +51,7 @@ class Tour:
         self._serving: threading.Thread | None = None
 
     def tell(self, text: str) -> None:
-        """Say what comes next; on a terminal, leave time to read what stands there."""
+        """Announce the next step; on a terminal, leave time to read."""
         self.world.sleep(self._pause)
         self.world.out("\n" + format_words([Cell(text, "bold")], look_of(self.world)))
 
@@ -69,7 +69,7 @@ class Tour:
             raise demo_broken(what)
 
     def serve(self) -> None:
-        """Type `serve`, which goes on beside what comes then."""
+        """Start `serve`, which keeps running."""
         def run() -> None:
             with contextlib.suppress(BrokenPipeError):
                 run_words(["serve", "--verbose"], self.world)
@@ -84,14 +84,14 @@ class Tour:
             self.world.sleep(0.01)
 
     def stop(self) -> None:
-        """End the command that serves, as Ctrl-C does; it says what was served where."""
+        """Stop the gateway, as Ctrl-C does; it prints its totals."""
         if self._serving:
             self.world.stop("SIGINT")
             self._serving.join(GRACE_SECONDS)
             self._serving = None
 
 
-@command("demo", "see it all on simulated machines: takes 30 seconds, installs nothing",
+@command("demo", "see it all on simulated machines, in 30 seconds",
          Flag("--seconds", f"about how long; else {WATCHED_SECONDS:.0f} on a "
               "terminal, a few off it", "S", {**SECONDS, "default": 0.0}),
          Flag("--ui", "with the dashboard, one session after the other, until Ctrl-C"),
@@ -156,7 +156,7 @@ def show_demo_fleet(tour: Tour, nodes: Mapping[str, SimulatedNode]) -> Fleet:
 
 
 def show_demo_sessions(tour: Tour, fleet: Fleet, mini: SimulatedNode, until: float) -> None:
-    """Show sessions at work and who served whom in the last one; see that nothing is left."""
+    """Show running sessions and which machine served which agent; check that nothing is left."""
     world = tour.world
     key = Workspace(world, ".").read_key(fleet)
     place = world.path(claude_directory(world), "projects", project_name(world, "."))

@@ -14,7 +14,13 @@ from fleet.cli.rows import (
     first_words,
     second_words,
 )
-from fleet.program.pages import HELP_COLUMNS, TOPICS, format_overview, format_page, show_usage
+from fleet.program.pages import (
+    HELP_COLUMNS,
+    TOPICS,
+    format_command_help,
+    format_overview,
+    format_page,
+)
 from fleet.start.constants import EXIT_OK, EXIT_USAGE
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
@@ -55,6 +61,6 @@ def cmd_help(options: Namespace, world: World) -> int:
             raise FleetError("usage", f"help: `{called.words[0]}` is more than "
                              "a command's name", status=EXIT_USAGE,
                              fix=f"subagent-fleet help {called.command.name}")
-        text = show_usage(called.command, look)
+        text = format_command_help(called.command, look)
     world.out(text)
     return EXIT_OK

@@ -28,7 +28,7 @@ STARTER = ("import marshal, sys; _, __cached__, __file__, *sys.argv = sys.argv\n
 
 
 def start_from_bytecode(words: Sequence[str], world: World) -> None:
-    """Start what lives long again, without what compiling it took: 25 MB instead of 99."""
+    """Restart a long-running command from bytecode: 25 MB instead of 99."""
     is_script = __name__ == "__main__" and not globals().get("__cached__")
     name = words[0] if words else ""
     if not is_script or OTHER_NAMES.get(name, name) not in LONG_LIVED:
@@ -82,7 +82,7 @@ def find_part(error: Exception, world: World) -> str:
 
 
 def main_and_end() -> NoReturn:
-    """Do what was typed, as a program."""
+    """Run the command line, as a program."""
     World.end(main())
 
 

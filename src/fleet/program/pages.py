@@ -1,49 +1,49 @@
-"""The first screen, the pages of help, usage lines."""
+"""The first screen, the pages of help, the help of a command."""
 from __future__ import annotations
 
 import json
 import re
 from typing import TYPE_CHECKING
 
-from fleet.cli.rows import COMMANDS, START, show_flag
+from fleet.cli.rows import COMMANDS, show_flag
 from fleet.config.keys import FILE_KEYS
 from fleet.config.rules import RULES
 from fleet.start.gate import VERSION, asset
 from fleet.start.record import REQUIRED, Record
 from fleet.text.tables import format_pairs, format_table, format_words, wrap_text
-from fleet.text.terminal import Cell
+from fleet.text.terminal import Cell, paint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fleet.cli.rows import Command
+    from fleet.cli.rows import Command, Flag
     from fleet.config.sections import FileKey
     from fleet.text.terminal import Look
 
 
-FIRST_COMMANDS = ("up", "add", "status", "trace", "ui", "doctor", "run", "tasks",
-                  "launch", "help")
+HOME_PAGE = "https://github.com/adityak74/subagent-fleet"
 
 
 def format_overview(look: Look) -> str:
-    """Return the first screen: ten commands, and where the others are told."""
-    summaries = {row.name: row.summary for row in COMMANDS}
-    others: dict[str, dict[str, None]] = {START: {}}
+    """Return the first screen: every command in its group, then flags and topics."""
+    groups: dict[str, list[tuple[str, str]]] = {}
     for row in COMMANDS:
-        if row.name not in FIRST_COMMANDS:
-            others.setdefault(row.group, {})[row.name.split()[0]] = None
-    text = wrap_text(f"subagent-fleet {VERSION}: run Claude Code-style "
-                     "subagents across your local model fleet.\n\nStart:\n"
-                     "  subagent-fleet up\n\nCommands:\n", look)
-    text += format_pairs([(name, summaries[name]) for name in FIRST_COMMANDS], look)
-    text += "\nMore commands and topics:\n"
-    more = [(group, ", ".join(names)) for group, names in others.items()]
-    text += format_pairs([*more, ("help", ", ".join(TOPICS))], look) + "\n"
-    text += format_words(["`subagent-fleet help NAME` explains a command or a topic."], look)
-    text += format_words(["Not installed? Type `python3 subagent_fleet.py` instead of "
-                          "`subagent-fleet`."], look)
-    return text + format_words(["Exit codes: 0 done, 1 a problem was found, 2 usage, 3 "
-                                "refused, 130 interrupted."], look)
+        groups.setdefault(row.group, []).append((row.name, row.summary))
+    groups["Flags"] = [("-h, --help", "show this, or the help of a command"),
+                       ("-V, --version", "show the version")]
+    groups["Topics: subagent-fleet help TOPIC"] = [
+        (name, topic.summary) for name, topic in TOPICS.items()]
+
+    text = wrap_text(f"subagent-fleet {VERSION}: run Claude Code-style subagents across your "
+                     "local model fleet.\n\nUsage: subagent-fleet COMMAND [ARGUMENTS] [FLAGS]\n"
+                     "Start with: subagent-fleet up\n", look)
+    width = max(len(name) for rows in groups.values() for name, _ in rows)
+    for title, rows in groups.items():
+        text += f"\n{paint(title, 'bold', look)}\n"
+        text += format_pairs([(name.ljust(width), words) for name, words in rows], look)
+    return text + "\n" + format_words(
+        ["Not installed? Type `python3 subagent_fleet.py` instead of `subagent-fleet`."],
+        look) + format_words([f"Read more: {HOME_PAGE}"], look)
 
 
 def format_page(page: str, look: Look) -> str:
@@ -83,35 +83,41 @@ TRACES_PAGE = asset("help/traces.md")
 TASKS_PAGE = asset("help/runs.md")
 SECURITY_PAGE = asset("help/security.md")
 JSON_PAGE = asset("help/json.md")
+ENVIRONMENT_PAGE = asset("help/environment.md")
+EXIT_CODES_PAGE = asset("help/exit-codes.md")
 HELP_COLUMNS = 100
 
 
 class Topic(Record):
-    """A page that `help` shows: what there is to know beyond a command's flags."""
+    """A page that `help` shows: what no command's own help can say."""
 
     summary: str
     page: Callable[[], str]
+    commands: tuple[str, ...] = ()  # their help says to read this page, too
 
 
 TOPICS = {
     "config": Topic("every key of fleet.yaml, and every warning",
-                    lambda: CONFIG_PAGE.replace("@KEYS@", render_keys_table())),
-    "machines": Topic("more machines: worker, add, scan; who does what where",
-                      lambda: MACHINES_PAGE),
-    "models": Topic("what bench measures, and how it is kept", lambda: MODELS_PAGE),
-    "backends": Topic("other servers than Ollama; your own Claude login",
+                    lambda: CONFIG_PAGE.replace("@KEYS@", render_keys_table()),
+                    ("init", "validate", "generate", "schema")),
+    "machines": Topic("more machines, and who does what on which one",
+                      lambda: MACHINES_PAGE, ("add", "worker", "recommend", "warmup")),
+    "models": Topic("what bench measures, and how to use it", lambda: MODELS_PAGE, ("bench",)),
+    "backends": Topic("servers other than Ollama; your own Claude login",
                       lambda: BACKENDS_PAGE),
-    "gateway": Topic("the queue, failover, receipts, and LiteLLM instead",
-                     lambda: GATEWAY_PAGE),
+    "gateway": Topic("the queue, failover, the record of requests, LiteLLM",
+                     lambda: GATEWAY_PAGE, ("up", "serve", "logs", "status")),
     "harnesses": Topic("opencode, codex, aider and qwen-code",
-                       lambda: HARNESSES_PAGE),
-    "traces": Topic("which machine served which agent; the dashboard and its events",
-                    lambda: TRACES_PAGE),
-    "runs": Topic("coding agents in parallel: every key, state and promise",
-                  lambda: render_tasks_page()),
-    "security": Topic("what this program trusts, and what leaves the house",
-                      lambda: SECURITY_PAGE),
-    "json": Topic("what --json prints, key by key", lambda: JSON_PAGE)}
+                       lambda: HARNESSES_PAGE, ("launch",)),
+    "traces": Topic("which machine served which agent; the dashboard",
+                    lambda: TRACES_PAGE, ("trace", "ui")),
+    "runs": Topic("tasks in parallel: every key, state and promise",
+                  lambda: render_tasks_page(), ("run", "tasks", "task")),
+    "security": Topic("what this program trusts, and what leaves your network",
+                      lambda: SECURITY_PAGE, ("trust", "env")),
+    "json": Topic("what --json prints, by example", lambda: JSON_PAGE),
+    "environment": Topic("variables that this program reads", lambda: ENVIRONMENT_PAGE),
+    "exit-codes": Topic("what a command's exit code means", lambda: EXIT_CODES_PAGE)}
 
 
 def render_keys_table() -> str:
@@ -145,7 +151,7 @@ def render_tasks_page() -> str:
 
 
 def show_default(each: FileKey) -> str:
-    """Return what the absence of a key means, as a file would say it."""
+    """Return a key's default, as a file would have it."""
     if each.default is REQUIRED:
         return "required"
     if each.default in (None, {}):
@@ -155,13 +161,52 @@ def show_default(each: FileKey) -> str:
     return f"`{each.default}`"
 
 
-def show_usage(row: Command, look: Look) -> str:
-    """Return the help of one command: examples first, then what each word does."""
-    text = wrap_text(f"subagent-fleet {row.name}: {row.summary}.\n\nExamples:\n", look)
+def format_command_help(row: Command, look: Look) -> str:
+    """Return the help of one command: how it is typed, its words, its flags, examples."""
+    text = wrap_text(f"{row.summary[0].upper()}{row.summary[1:]}.\n\n"
+                     f"Usage: {show_usage(row)}\n", look)
+    arguments = [(show_flag(flag), describe_flag(flag)) for flag in row.flags
+                 if not flag.name.startswith("-")]
+    if row.passes:
+        arguments.append((f"-- {row.passes}", row.passes_note))
+    flags = [(show_flag(flag), describe_flag(flag)) for flag in row.flags
+             if flag.name.startswith("-")]
+    width = max((len(name) for name, _ in arguments + flags), default=0)
+    for title, rows in (("Arguments", arguments), ("Flags", flags)):
+        if rows:
+            text += f"\n{title}:\n"
+            text += format_pairs([(name.ljust(width), note) for name, note in rows], look)
+
+    text += "\nExamples:\n"
     for example in row.examples:
         name = "subagent-fleet " if example.startswith(row.name) else ""
         text += f"  {name}{example}\n"
-    rows = [(show_flag(flag), flag.note) for flag in row.flags]
+    topics = [name for name, topic in TOPICS.items()
+              if row.name in topic.commands or row.name.split()[0] in topic.commands]
+    return text + "".join(f"\nSee also: subagent-fleet help {name}\n" for name in topics)
+
+
+def show_usage(row: Command) -> str:
+    """Return one line: the command's name and the words that it takes."""
+    words = ["subagent-fleet", row.name]
+    for flag in row.flags:
+        if not flag.name.startswith("-"):
+            count = flag.more.get("nargs", "")
+            word = show_flag(flag).strip("[]") + ("..." if count in ("*", "+") else "")
+            words.append(f"[{word}]" if count in ("*", "?") else word)
+    if any(flag.name.startswith("-") for flag in row.flags):
+        words.append("[FLAGS]")
     if row.passes:
-        rows.append((f"-- {row.passes}", row.passes_note))
-    return f"{text}\nOptions:\n{format_pairs(rows, look)}" if rows else text
+        words.append(f"[-- {row.passes}]")
+    return " ".join(words)
+
+
+def describe_flag(flag: Flag) -> str:
+    """Return what a flag is for, what it is without being typed, whether it may be repeated."""
+    note = flag.note
+    default = flag.more.get("const") if flag.name == "--watch" else flag.more.get("default")
+    if isinstance(default, (int, float)) and default:
+        note += f"; default: {default:g}"
+    if flag.more.get("action") == "append":
+        note += " (several)"
+    return note

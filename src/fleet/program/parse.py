@@ -197,7 +197,7 @@ def name_command(words: Sequence[str]) -> Sequence[str]:
 
 
 def run_words(words: list[str], world: World) -> int:
-    """Do what was typed, or say why not; return the exit status."""
+    """Run a command line, or say why not; return the exit status."""
     own = words[:words.index("--")] if "--" in words else words
     try:
         if not words or "-h" in own or "--help" in own:
@@ -225,6 +225,6 @@ def tell_error(error: FleetError, world: World) -> None:
 
 
 def tell_error_as_json(error: FleetError, name: str, world: World) -> None:
-    """Print the same for programs, with what the command knew before it was refused."""
+    """Print an error as JSON, with what the command knew before it."""
     print_report(world, name, {
         "error": error.finding, "findings": error.findings, **error.report})
