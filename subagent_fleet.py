@@ -210,7 +210,7 @@ OWN_FILE = __file__  # "<stdin>" where it came through a pipe
 #
 # Exit codes, names of files, deadlines and limits that several rooms agree on.
 
-# A constant with one user stands beside that user.
+# A constant with one user is beside that user.
 
 EXIT_OK = 0
 EXIT_PROBLEM = 1
@@ -235,7 +235,7 @@ INIT_TIMEOUT_SECONDS = 2.0
 CONNECT_SECONDS = 3.0  # a sleeping laptop costs this, not the whole deadline
 SEND_SECONDS = 60.0
 LEAVE_SECONDS = 0.02  # for a byte to arrive before the connection closes
-PROBE_GRACE_SECONDS = 0.2  # for what a node said in time to reach the main thread
+PROBE_GRACE_SECONDS = 0.2  # so that an answer in time reaches the main thread
 PULL_STALL_SECONDS = 120.0
 TICK_SECONDS = 0.2
 
@@ -252,7 +252,7 @@ OTHER_PORT = "write another `port:` under project.gateway, or stop it"
 
 
 def name_taken(port: int) -> str:
-    """Return what is said of a port that another program has."""
+    """Return the finding for a port that another program uses."""
     return f"port {port} is in use by something else (`lsof -i :{port}` shows what)"
 
 
@@ -287,7 +287,7 @@ class Field:
 
 
 def noted(note: object, default: Any = REQUIRED) -> Any:
-    """Declare a field of a record with what some reader wants to know of it."""
+    """Declare a field of a record, with metadata for its readers."""
     return Field(default, note)
 
 
@@ -298,7 +298,7 @@ def _compile_start(usual: Mapping[str, Any]) -> Callable[..., None]:
     for name, default in usual.items():
         if default is not REQUIRED:
             words.append(f"{name}=_usual['{name}']")
-        elif words and "=" in words[-1]:  # it stands behind one that has a default
+        elif words and "=" in words[-1]:  # it follows one that has a default
             words.append(f"{name}=_absent")
             lines.append(f"    if {name} is _absent: raise TypeError('it needs {name}')")
         else:
@@ -360,7 +360,7 @@ class Record:
         return f"{type(self).__name__}({', '.join(words)})"
 
     def __setattr__(self, name: str, value: object = None) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__}.{name} stays as it is")
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be changed")
 
     __delattr__ = __setattr__
 
@@ -399,13 +399,13 @@ def read(record: type[_Record], value: object) -> _Record | None:
     try:
         made = record(**words)
         made._check()
-    except (TypeError, ValueError):  # it lacks a field
+    except (TypeError, ValueError):  # a field is missing
         return None
     return made
 
 
 def _read_value(kind: str, value: Any) -> Any:
-    """Return a value as an annotation has it; ValueError where it is of another type.
+    """Return a value of an annotated type; ValueError if it has another type.
 
     Items that do not fit are left out. A number is never negative.
     """
@@ -477,7 +477,7 @@ class NodeFailure(FleetError):
 
 
 class Finding(Record):
-    """One thing that is true of a config, a node or a file, and what mends it."""
+    """A fact about a config, a node or a file, and its fix."""
 
     slug: str
     level: str  # error, warning, info or ok
@@ -655,7 +655,7 @@ _NUMBER = LatePattern(
 
 
 def resolve_scalar(text: str) -> object:
-    """Return what plain text means: the same text, a number, a word's meaning, or _CLASH."""
+    """Return the value of plain text: text, a number, a word's value, or _CLASH."""
     if text in YAML_WORDS:
         return YAML_WORDS[text]
     if len(text) < 20 and text.isascii() and text.isdecimal() and text[0] != "0":
@@ -828,8 +828,8 @@ class Document:
             self.fail(f"more than {DEPTH_LIMIT} levels deep", slug="limit")
 
     def mark(self, start: int, end: int) -> None:
-        """Keep where the key and the value of an entry stand."""
-        # An empty value stands where its key does, and so does one that begins below its key.
+        """Keep the places of an entry's key and value."""
+        # An empty value has its key's place, and so has one that begins below its key.
         if len(self.places) < PLACES_LIMIT:
             self.places[tuple(self.path)] = (start, end, *(self.span or (start, end)))
 
@@ -849,7 +849,7 @@ class Document:
 
     def fail(self, what: str = "", fix: str = "", *, at: int | None = None, size: int = 1,
              slug: str = "syntax") -> NoReturn:
-        """Refuse what is at a place, by default because it cannot be there."""
+        """Refuse the token at a place, by default because it cannot be there."""
         at = self.at if at is None else at
         conflict = _CONFLICT.search(self.text)
         if conflict:
@@ -875,7 +875,7 @@ class Document:
     # -- from token to token --
 
     def next_token(self) -> bool:
-        """Go to the next token; tell whether it stands on the same line."""
+        """Go to the next token; tell whether it is on the same line."""
         start = self.at
         self.at = _GAP.match(self.text, start).end()
         self.column = self.at - self.line_start(self.at)
@@ -933,7 +933,7 @@ class Document:
         return value
 
     def read_block(self, indent: int, *, may_nest: bool = True) -> object:
-        """Read the value here; what it belongs to stands in column `indent`.
+        """Read the value here; its parent is in column `indent`.
 
         Behind a key, on its line, no list or mapping of block style `may_nest`.
         """
@@ -966,7 +966,7 @@ class Document:
                   f"column {column + 1}", fix, slug="indent")
 
     def read_colon(self, start: int) -> bool:
-        """Pass a colon that makes a key of what began at `start` on this line."""
+        """Pass the colon that makes a key of the text from `start` on this line."""
         colon = _COLON.match(self.text, self.at)
         if not colon or "\n" in self.text[start:self.at]:
             return False
@@ -1012,7 +1012,7 @@ class Document:
         return mapping
 
     def read_value(self, column: int, *, is_item: bool = False) -> object:
-        """Read what follows a key or a dash in a column: nothing, or a value."""
+        """Read the value after a key or a dash, if there is one."""
         self.span = None
         if self.next_token() and not is_item:
             return self.read_block(column, may_nest=False)
@@ -1065,7 +1065,7 @@ class Document:
     # -- scalars --
 
     def read_scalar(self, style: tuple, indent: int) -> object:
-        """Read plain or quoted text, which goes on in lines that are deeper than `indent`."""
+        """Read plain or quoted text, which continues on lines deeper than `indent`."""
         start = self.at
         char = self.text[start]
         if char in _QUOTED:
@@ -1098,7 +1098,7 @@ class Document:
             if text[end:end + 1] != "\n":
                 break
 
-            # The text goes on below, unless a line is not deeper, or begins as text does not.
+            # The text continues below, unless a line is not deeper or cannot begin text.
             gap = _BLANKS.match(text, end)[0]
             at = end + len(gap)
             column = len(gap) - gap.rfind("\n") - 1
@@ -1127,7 +1127,7 @@ class Document:
         self.fail(f"this `{quote}` is never closed", f"write `{quote}` where the text ends")
 
     def unquote(self, token: str, at: int) -> str:
-        """Return what an escape, two apostrophes or a line break stands for inside quotes."""
+        """Return the text for an escape, two apostrophes or a line break inside quotes."""
         if "\n" in token:
             # One break is a space, or nothing when escaped; the others are kept.
             more = "\n" * (token.count("\n") - 1)
@@ -1147,7 +1147,7 @@ class Document:
         return chr(number)
 
     def fail_clash(self, word: str, at: int) -> NoReturn:
-        """Say how to write what programs may read differently."""
+        """Return how to write a word that programs may read differently."""
         fix = f'quote it: "{word}"' if len(word) <= 80 else "quote it"
         plain = {"yes": "true", "on": "true", "no": "false", "off": "false",
                  "<<": "the values that it stands for"}.get(word.lower())
@@ -1162,7 +1162,7 @@ class Document:
     # -- flow style --
 
     def read_token(self, style: tuple = _FLOW, indent: int = -1) -> object:
-        """Read a scalar, or what stands in brackets or braces over any number of lines."""
+        """Read a scalar, or a list or mapping in brackets or braces, over any number of lines."""
         start = self.at
         is_flow = self.text[start] in "[{"
         value = self.read_flow() if is_flow else self.read_scalar(style, indent)
@@ -1217,7 +1217,7 @@ class Document:
 
 
 def visible(text: str) -> str:
-    """Escape what a terminal would obey or hide."""
+    """Escape characters that a terminal would obey or hide."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
@@ -1382,7 +1382,7 @@ def digest(content: bytes | None) -> str:
 # What a terminal can show: clean text, colors, widths.
 
 # The kit: takes texts, Cells and a Look; gives lines, tables and findings that a person
-# reads. What a command says of its own stands beside the command. Whatever came from a
+# reads. A command's own words are in the command's part. Whatever came from a
 # node, a file or a log passes `clean_line` or `clean_text` here: nothing else stands
 # between it and the terminal. With the Look of a pipe, text is as it ever was: no escape,
 # no mark, no line broken. On a terminal, text is wrapped first and painted last.
@@ -1413,7 +1413,7 @@ _DRAWN = LatePattern(r"(\x1b\[[0-9;]*m|\r\x1b\[K|\x1b\[H\x1b\[2J)")
 
 
 def guard_terminal(text: str) -> str:
-    """Return text in which nothing steers a terminal but what this program draws with.
+    """Return text without control characters, except those that this program draws with.
 
     What comes from outside is cleaned where it is put into words; this is for what was not.
     """
@@ -1423,7 +1423,7 @@ def guard_terminal(text: str) -> str:
 
 
 class Look(Record):
-    """How text may look where it is read; the default is a pipe, a file or a program."""
+    """How text may look; the default is for a pipe, a file or a program."""
 
     colour: bool = False
     marks: bool = False
@@ -1436,10 +1436,10 @@ LEAST_COLUMNS = 20  # a narrower terminal breaks lines by itself
 
 def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
               encoding: str, columns: int) -> Look:
-    """Return the Look of a stream, from what it is and what its reader asked for."""
+    """Return the Look of a stream, from its kind and the environment."""
     is_dumb = environ.get("TERM") == "dumb"
 
-    # In the order of Python 3.13: who wants no colour is heard before who wants it anywhere.
+    # In the order of Python 3.13: NO_COLOR comes before FORCE_COLOR.
     if environ.get("NO_COLOR"):
         colour = False
     elif environ.get("FORCE_COLOR"):
@@ -1525,7 +1525,7 @@ def crop(text: str, width: int) -> str:
 # -- wrapping --
 #
 # textwrap counts characters where a terminal counts columns, and breaks commands like
-# sentences. What is to be typed stands in backticks or on a line that is indented: neither
+# sentences. Commands to type are in backticks or on an indented line: neither
 # is ever broken.
 
 _WORD = LatePattern(r"(?:[^\s`]*`[^`]*`)+[^\s`]*"  # what is in backticks, and what touches it
@@ -1549,7 +1549,7 @@ def break_lines(cells: Iterable[object], first: int, room: int) -> list[list[Cel
 
 
 def _split_words(text: str, room: int) -> Iterator[str]:
-    """Yield what may not be broken; a word that no line holds is, and can still be read."""
+    """Yield unbreakable pieces; a word that is longer than a line is cut."""
     for word in _WORD.findall(text):
         if "`" in word or width_of(word) <= room:
             yield word
@@ -1618,7 +1618,7 @@ def format_finding(finding: Finding, *, indent: str = "", look: Look = PLAIN) ->
             words.append(Cell(f"{finding.where}:" if finding.what else finding.where, "dim"))
         text = format_words([*words, finding.what], look, indent="  ")
     lines = [clean_line(line) for line in finding.excerpt.splitlines() if line]
-    # What shall be pasted has no caret, and stays whole.
+    # Text to paste has no caret, and is never cut.
     if look.columns and lines and re.fullmatch(r" *\| +\^+", lines[-1]):
         lines = [crop(line, look.columns - len(indent)) for line in lines]
     text += "".join(f"{indent}{line}\n" for line in lines)
@@ -1626,7 +1626,7 @@ def format_finding(finding: Finding, *, indent: str = "", look: Look = PLAIN) ->
 
 
 def format_fix(fix: str, look: Look, *, margin: str = "  ") -> str:
-    """Return what to type; a command that is too long for its line stands below, whole."""
+    """Return what to type; a command that is too long for its line gets a line below."""
     fix = clean_line(fix)
     label = Cell("→" if look.marks else "fix:", "bold")
     if not fix:
@@ -1674,7 +1674,7 @@ def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *,
 
 
 def _wrap_cell(cell: Cell, width: int) -> list[str]:
-    """Return the texts that stand below each other; what fits keeps its blanks."""
+    """Return the lines of a cell; a text that fits keeps its blanks."""
     if width_of(cell.text) <= width:
         return [cell.text]
     return [" ".join(word.text for word in line)
@@ -1712,7 +1712,7 @@ def _measure_row(widths: Mapping[int, int]) -> int:
 
 
 def pad_row(cells: Sequence[object], widths: Sequence[int]) -> str:
-    """Return cells as one line, each as wide as it shall be."""
+    """Return cells as one line, each padded to its width."""
     texts = [as_cell(cell).text for cell in cells]
     return "  ".join(text + " " * (width - width_of(text))
                      for text, width in zip(texts, widths))
@@ -1781,8 +1781,8 @@ class NodeKind(Record):
 
     title: str  # as people call it
     port: int  # where it usually answers; 0: nowhere of its own
-    obtain: str  # how a model comes there; {} stands for its name
-    can_pull: bool = False  # it can be told from here to download one
+    obtain: str  # how to get a model there; {} is its name
+    can_pull: bool = False  # it downloads one if asked
 
 
 NODE_KINDS = {  # a row of BACKENDS each
@@ -1796,12 +1796,12 @@ NODE_KINDS = {  # a row of BACKENDS each
 
 
 def kind_title(provider: str) -> str:
-    """Return what people call what a node runs."""
+    """Return the usual name of a node's server."""
     return NODE_KINDS[provider].title
 
 
 def server_title(provider: str) -> str:
-    """Return what runs on a node, where that is one program, else that something does."""
+    """Return the name of a node's server, or a general word for several programs."""
     kind = NODE_KINDS[provider]
     return kind.title if kind.port else "its server"
 
@@ -1811,7 +1811,7 @@ def obtain_model(provider: str, model_name: str) -> str:
     return NODE_KINDS[provider].obtain.replace("{}", model_name)
 
 
-# How to fix that a node was of no use, by the class of reasons; {} stands for what it runs,
+# The fix for a node failure, by its class; {} is the kind of its server,
 # {where} for the machine.
 REASON_FIXES = {
     "refused": "start {} {where}; `subagent-fleet worker`, typed there, shows how to open it",
@@ -1828,8 +1828,8 @@ REASON_FIXES = {
     "bad answer": "check what listens {where}; restart {}"}
 
 
-def mend_reason(reason: str, provider: str, where: str = "there") -> str:
-    """Return how to fix that a node was of no use, or nothing where nobody knows."""
+def fix_for_reason(reason: str, provider: str, where: str = "there") -> str:
+    """Return the fix for a node failure, or an empty string."""
     if reason == f"not {provider}":
         reason = "not it"
     if provider == "anthropic" and reason in ("dns", "unreachable", "timeout"):
@@ -1864,11 +1864,11 @@ class NodeState(Record):
         return f"{self.reason}: {self.detail}".rstrip(": ")
 
     @property
-    def mend(self) -> str:
+    def fix(self) -> str:
         return self._fix("there")
 
     @property
-    def mend_from_afar(self) -> str:
+    def fix_from_afar(self) -> str:
         return self._fix(f"on {self.name}")
 
     def _fix(self, where: str) -> str:
@@ -1876,8 +1876,8 @@ class NodeState(Record):
         has_server = NODE_KINDS[self.provider].port
         if self.reason == "refused" and self.name == "local" and is_here and has_server:
             return f"start {kind_title(self.provider)}"  # nothing to open to others
-        fix = mend_reason(self.reason, self.provider, where)
-        return fix or mend_reason("bad answer", self.provider, where)
+        fix = fix_for_reason(self.reason, self.provider, where)
+        return fix or fix_for_reason("bad answer", self.provider, where)
 
     @property
     def runs(self) -> str:
@@ -1958,7 +1958,7 @@ ADDRESS_KINDS = ("LAN", "Tailscale", "public", "")
 
 
 def address_kind(host: str) -> str:
-    """Return what an address is good for, one of ADDRESS_KINDS."""
+    """Return the kind of an address, one of ADDRESS_KINDS."""
     # Loading ipaddress takes as long as reading a fleet file, so the usual hosts go without.
     if re.fullmatch(r"(?:10\.\d{1,3}|192\.168)(?:\.\d{1,3}){2}", host):
         return "LAN"
@@ -1978,7 +1978,7 @@ def address_kind(host: str) -> str:
 
 
 def show_host(host: str) -> str:
-    """Return a host as it stands in an address."""
+    """Return a host as it is written in an address."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -2122,7 +2122,7 @@ def free_name_of(name: str, more: str, *, taken: set[str]) -> str:
 
 # == config/rules.py, from line 23 ============================================
 #
-# What one value of a fleet file may be, usual slips and their mends.
+# The rule for each value of a fleet file, common mistakes and their fixes.
 
 # -- Patterns, each of which means the same in Python and in JSON Schema (JavaScript) --
 
@@ -2137,7 +2137,7 @@ _TOOL = "^[A-Za-z_*][A-Za-z0-9_*:.-]*([(][^()\\u000a\\u0009" + CONTROLS + "]*[)]
 _NAME = "^[A-Za-z0-9._-]{1,64}$"
 _AGENT_NAME = "^[a-z0-9][a-z0-9_-]{0,63}$"
 _URL = "^[Hh][Tt][Tt][Pp][Ss]?://[^\\s@?#]+$"  # no credentials, query or fragment
-# LiteLLM reads `os.environ/NAME` as that variable's value, wherever it stands.
+# LiteLLM reads `os.environ/NAME` as that variable's value, everywhere.
 _ALIAS = "^(?!os[.]environ/)[A-Za-z0-9._:/@-]{1,128}$"
 _DURATION = "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
 # The ending keeps a fleet file that somebody else wrote from handing out other secrets of the
@@ -2206,7 +2206,7 @@ def choice_rule(*choices: str) -> Rule:
 
 
 def list_rule(item: str) -> Rule:
-    """Return the rule of a list whose items obey a rule above."""
+    """Return the rule of a list whose items obey another rule."""
     rule = RULES[item]
     schema = {"type": "array", "items": rule.schema}
     example = None if rule.example is None else [rule.example]
@@ -2214,7 +2214,7 @@ def list_rule(item: str) -> Rule:
 
 
 def name_slips(text: str) -> list[str]:
-    """Return text without what a name does not have."""
+    """Return text without characters that a name cannot have."""
     return [re.sub("[^a-z0-9_-]+", "-", text.lower()).strip("-")]
 
 
@@ -2301,7 +2301,7 @@ RULES = {
     "endpoint": text_rule(
         _URL, "an address that begins with http:// or https://", "http://192.168.1.50:11434",
         slips=_address_slips,
-        # As it is: which port it lacks is known when its whole node is.
+        # As it is: the missing port is known only with the whole node.
         normal=lambda text: split_endpoint(text) and text),
     "host": text_rule(
         f"^({HOST_NAME}|{IPV6_ADDRESS})$", "an address or host name", "127.0.0.1",
@@ -2414,7 +2414,7 @@ def _fits_schema(value: Any, schema: dict[str, Any]) -> bool:
 
 
 def fix_value(value: Any, rule: Rule) -> Any:
-    """Return what obeys a rule and was meant by a value, None where nobody can tell."""
+    """Return the valid value that was probably meant, or None."""
     if isinstance(value, (list, dict)) and len(value) == 1 and not rule.item:
         value = next(iter(value))  # one thing, written as a list or with a colon
     kinds = ((str, int) if "pattern" in rule.schema
@@ -2468,7 +2468,7 @@ class FileKey(Record):
 
 def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "",
         also: str = "") -> Any:
-    """Declare a key: its rule or its own section, what it is for, what its absence means.
+    """Declare a key: its rule or its own section, its purpose, its default.
 
     Its `name` in the file is the field's own, unless given; `also` is a second
     spelling of it.
@@ -2477,7 +2477,7 @@ def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "",
 
 
 class Gateway(Record):
-    """Where Claude Code finds the fleet, and who serves it there."""
+    """Where Claude Code finds the fleet, and which program serves it."""
 
     provider: str = key("provider", "who serves: this program or LiteLLM", "builtin")
     host: str = key("host", "address the gateway listens on", "127.0.0.1")
@@ -2515,17 +2515,17 @@ class Node(Record):
     """A machine that runs models."""
 
     name: str
-    endpoint: str = key("endpoint", "where it answers")
-    tags: tuple[str, ...] = key("tags", "your own words for it", ())
+    endpoint: str = key("endpoint", "address of its model server")
+    tags: tuple[str, ...] = key("tags", "your own labels for it", ())
     memory_gb: float | None = key(
-        "gigabytes", "GB of memory for models; absent: it gets only one", None)
+        "gigabytes", "GB of memory for models; without it, only one model", None)
     mac: str | None = key("mac", "its hardware address: `up` and `warmup` wake it", None)
-    provider: str = key("node provider", "what it runs", "ollama")
+    provider: str = key("node provider", "which server runs there", "ollama")
     api_key_env: str | None = key(
         "key variable", "variable with its key; ends in _API_KEY or _API_TOKEN", None)
     auth: str | None = key("auth", "`client`: hand on the login that Claude Code sends", None)
     cache_gb: float | None = key(
-        "cache", "main memory its server keeps prompts in; absent: 8.6", None)
+        "cache", "GB of memory for its prompt cache; default: 8.6", None)
 
 
 class Model(Record):
@@ -2541,7 +2541,7 @@ class Model(Record):
     timeout: int = key("seconds", "seconds to wait for its first token", 300)
     max_parallel: int = key("parallel", "requests at the same time", 1)
     keep_alive: int = key("keep alive", "how long it stays loaded", -1)
-    thinking: bool = key("boolean", "let a model that can think do so", False)
+    thinking: bool = key("boolean", "let the model think, if it can", False)
     max_output: int = key("tokens", "longest answer in tokens", 8192)
     fallback: tuple[str, ...] = key(
         "references", "models that answer when this one cannot", ())
@@ -2553,7 +2553,7 @@ class Agent(Record):
     """A subagent of Claude Code and the model it uses."""
 
     name: str
-    model: str = key("reference", "the one of `models` that it uses")
+    model: str = key("reference", "which of `models` it uses")
     description: str = key("paragraph", "when Claude Code calls it; one paragraph")
     tools: tuple[str, ...] | None = key(
         "tools", "tools it may use; absent: all, []: none", None)
@@ -2563,7 +2563,7 @@ class Agent(Record):
 
 
 class FleetFile(Record):
-    """What stands at the left margin of a fleet file."""
+    """The sections of a fleet file."""
 
     project: Project = key("project", "the fleet's name, its gateway, Claude Code's tiers")
     nodes: dict[str, Node] = key("node", "machines that run models")
@@ -2583,7 +2583,7 @@ class Fleet(Record):
     models: dict[str, Model]
     agents: dict[str, Agent]
     document: Document
-    # For whom `generate` writes; always the key's file.
+    # Programs that `generate` writes for; the key's file is always written.
     targets: tuple[str, ...] = USUAL_TARGETS
     lean: bool | None = None  # None: by the main session's context
 
@@ -2596,17 +2596,17 @@ LOGIN = "login"  # in `models:`, the coder's own login instead of a model
 
 
 class TaskSpec(Record):
-    """What a person wants done: by whom, from where, how to check it, what it may change."""
+    """A task: what to do, with which agent, from which commit, its check and its scope."""
 
     name: str
     prompt: str | None = key("text", "what to do", None)
     prompt_file: str | None = key("line",
                                   "a file with the prompt, beside the task file", None)
     agent: str | None = key("agent name", "the agent of fleet.yaml that does it", None)
-    model: str | None = key("alias", "or a model or alias of fleet.yaml", None)
+    model: str | None = key("alias", "model or alias to use instead of an agent", None)
     models: tuple[str, ...] = key(
-        "rungs", "or several: it moves up to the next when its check fails; `login`: the "
-        "coder's own login; default, with a check: every model at home", ())
+        "rungs", "or several: a failed check moves the task to the next one; `login`: the "
+                 "coder's own login; default with a check: every model of your machines", ())
     coder: tuple[str, ...] | str = key(
         "coder", f"who does it: {some_of((CLAUDE, *CODERS))}, or a command as a list that "
         "reads the prompt on stdin", CLAUDE)
@@ -2615,24 +2615,24 @@ class TaskSpec(Record):
                            "branch of the only task in `after`", None)
     branch: str | None = key("revision", "its branch; default: run/NAME", None)
     check: str | None = key("check", "shell command that must succeed for the task to be "
-                            "done; `none`: not even the one of `defaults`", None)
-    check_in: str = key("check place", "`same`: run the check in the agent's worktree, not "
-                        "in a clean one of its own", "own")
+                            "done; `none`: no check, even if `defaults` has one", None)
+    check_in: str = key("check place", "`same`: run the check in the agent's worktree instead of "
+                                       "a clean one", "own")
     setup: tuple[str, ...] = key("commands", "shell commands that prepare a worktree", ())
     copy: tuple[str, ...] = key("globs",
                                 "ignored files that are copied into each worktree", ())
     touch: tuple[str, ...] = key("globs", "what it may change; default: everything", ())
     deny: tuple[str, ...] = key("globs", "what it may not change", ())
-    changes: str = key("changes", "`none`: it must change nothing", "required")
+    changes: str = key("changes", "`none`: fail if anything changes", "required")
     deadline: int = key("span", "how long one try may work", 3600)
-    stall: int = key("span", "how long it may be silent when nothing shows that it works",
+    stall: int = key("span", "how long it may show no sign of work",
                      300)
     tries: int = key("tries", "how often it is tried", 2)
     rounds: int = key("rounds", "how often a failed check is sent back to the agent", 3)
-    priority: int = key("priority", "higher ones start first", 0)
+    priority: int = key("priority", "tasks with a higher number start first", 0)
     times: tuple[str, ...] | int = key(
-        "times", "run it this many times, to choose from: NAME-a, NAME-b, …; or once on each "
-        "model of a list", 1)
+        "times", "run it this many times, to choose from: NAME-a, NAME-b, …; a list of models: "
+                 "once on each", 1)
     allow: tuple[str, ...] = key("tools", "Claude Code permission rules to grant", ("Bash",))
     permission: str = key("permission", "`bypass`: Claude Code asks for nothing", "default")
     sandbox: str = key("sandbox", "what keeps its commands from writing elsewhere: `auto`, "
@@ -2664,9 +2664,8 @@ class TaskFile(Record):
     tasks: dict[str, TaskSpec] = key("task", "what to do, by name")
     defaults: TaskSpec = key("defaults", "keys for every task that doesn't set them",
                              TaskSpec(""))
-    max: int | None = key("parallel", "how many agents work at the same time, at most", None)
-    cloud_limit: int = key("cloud limit", "how many tasks a day may move up to a model that "
-                           "leaves your house", 3)
+    max: int | None = key("parallel", "run at most this many agents at once", None)
+    cloud_limit: int = key("cloud limit", "how many tasks a day may move up to a cloud model", 3)
     worktrees: str | None = key("line", "where the worktrees are; default: "
                                 "~/.local/state/subagent-fleet/worktrees", None)
     notify: tuple[str, ...] | str | None = key(
@@ -2680,7 +2679,7 @@ class TaskFile(Record):
 def keys_of(record: Any) -> dict[str, FileKey]:
     keys = {}
     for attribute, field in fields(record).items():
-        if field.note:  # a `name` has none: it stands above the section
+        if field.note:  # a `name` has none: it is above the section
             name = field.note.name or attribute
             keys[name] = replace(field.note, name=name, attribute=attribute)
     return keys
@@ -2777,7 +2776,7 @@ def section_schema(kind: str) -> dict[str, Any]:
 
 # == config/check.py, from line 27 ============================================
 #
-# From a parsed fleet file to a Fleet, or to what is wrong with it.
+# From a parsed fleet file to a Fleet, or to its problems.
 
 # Takes a Document, gives a Fleet, or a Finding for everything that is wrong. A mistake is said
 # once, with what to type.
@@ -2828,7 +2827,7 @@ class Checker:
         for key in keys:
             name = spellings.get(key.name, key.name)
             if name in section:
-                # Who asks later where it stands knows its first name alone.
+                # Later lookups of its place know only its first name.
                 places, at = self.document.places, (*path, name)
                 if at in places:
                     places.setdefault((*path, key.name), places[at])
@@ -2845,7 +2844,7 @@ class Checker:
         return SECTIONS[kind](**values)
 
     def spell(self, kind: str, path: tuple, section: dict) -> dict[str, str]:
-        """Return {key: its name in the section}; report what is no key, or is there twice."""
+        """Return {key: its name in the section}; report unknown and repeated keys."""
         keys = FILE_KEYS[kind]
         words = {}
         for key in keys.values():
@@ -2886,7 +2885,7 @@ class Checker:
                          for place, each in enumerate(value))
         is_text = isinstance(value, str)
         if key.rule == "reference" and is_text and value:
-            self.references.append((path, value))  # of which more can be said than by a rule
+            self.references.append((path, value))  # checked further than by a rule
             return value
 
         slug, why = "bad-value", f"; accepted: {rule.words}"
@@ -2982,7 +2981,7 @@ def _suggest_place(kind: str, name: object) -> str:
 
 
 def _suggest_keys(kind: str, path: tuple, value: object) -> str:
-    """Return what to write where something else than keys stands."""
+    """Return what to write in place of something that is not keys."""
     keys = FILE_KEYS[kind]
     if kind in NAME_RULES and path[-1] in keys:
         return f"indent `{path[-1]}:` deeper, under its {kind}"
@@ -3049,7 +3048,7 @@ def finding_order(finding: Finding) -> list[int]:
 
 def _check_references(check: Checker, nodes: dict[str, Node],
                       models: dict[str, Model]) -> None:
-    """Report names that nothing has, and who falls back on itself."""
+    """Report unknown names, and models that fall back to themselves."""
     # Two models may fall back on each other: of a chain only the first step is taken, and
     # LiteLLM takes no more than five (1.106.2: `a` and `b` both dead answered in 0.06 s).
     for path, name in check.references:
@@ -3077,7 +3076,7 @@ def _check_agent(check: Checker, agent: Agent) -> None:
 
 
 def _check_node(check: Checker, node: Node, gateway: Gateway) -> None:
-    """Report where a person's login may not go."""
+    """Report endpoints that may not get a person's login."""
     at = split_endpoint(node.endpoint or OLLAMA_ENDPOINT)
     for is_wrong, what, fix in (
             (node.provider != "anthropic", "is only for `provider: anthropic`",
@@ -3228,7 +3227,7 @@ MAIN_JOB = "main session"
 # How well a model serves a role.
 
 class Rating(Record):
-    """How well a model serves Claude Code, and what it lacks."""
+    """How well a model serves Claude Code, and its flaw."""
 
     score: int  # 0: not at all
     flaw: str = ""
@@ -3238,7 +3237,7 @@ ABLE = 4  # the score of a model that calls tools and holds Claude Code's own pr
 
 
 def rate_model(model: NodeModel, calls_tools: bool | None = None) -> Rating:
-    """Return how well a model serves Claude Code, and what it lacks.
+    """Return how well a model serves Claude Code, and its flaw.
 
     Whether it `calls_tools` is believed where it was measured; None: as the node says.
     """
@@ -3289,7 +3288,7 @@ MEASURED_TEXT_LIMIT = 4_000  # characters of an answer that is kept for reading
 
 
 class Score(Record):
-    """How many of so many trials a model passed, and what it did instead where it failed."""
+    """How many trials a model passed, and what it did instead in the others."""
 
     passed: int
     asked: int
@@ -3334,7 +3333,7 @@ class ExamScore(Record):
         return max(0.0, (center - reach) / whole), min(1.0, (center + reach) / whole)
 
     def beats(self, other: ExamScore | None) -> bool:
-        """Tell whether it beats another by the same exam, beyond what luck can do."""
+        """Tell whether it beats another in the same exam by more than luck."""
         return bool(other and self.repository == other.repository
                     and self.interval[0] > other.interval[1])
 
@@ -3348,7 +3347,7 @@ class FailedAnswer(Record):
 
 
 class Measurement(Record):
-    """What `bench` measured of a model on a machine; None: not measured, or not told."""
+    """Measurements of a model on a machine; None: not measured or not known."""
 
     node: str
     endpoint: str
@@ -3417,7 +3416,7 @@ def find_measurement(measured: Iterable[Measurement], endpoint: str,
 
 def merge_measurements(kept: Iterable[Measurement],
                        new: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    """Return what is known now: a new measurement of a model replaces the old one."""
+    """Return measurements in which a new one replaces the old one of its model."""
     merged: dict[tuple[str, str, int], Measurement] = {}
     for known in (*kept, *filter(lambda known: known.is_worth_keeping, new)):
         place = known.endpoint, full_model_name(known.model), known.tokens
@@ -3509,14 +3508,14 @@ class Metadata:
         return widths
 
     def state_bytes(self) -> int:
-        """Return what a layer without keys keeps: of 32 bits, as Mamba and its kin do."""
+        """Return the bytes of a layer without keys, such as Mamba's: 32 bits each."""
         inner, size = self.number("ssm.inner_size"), self.number("ssm.state_size")
         rows = max(self.number("ssm.conv_kernel") - 1, 0)
         return 4 * (rows * (inner + 2 * self.number("ssm.group_count") * size) + inner * size)
 
 
 def plan_cache(known: Mapping[str, Any]) -> dict[str, int]:
-    """Return what a model's context takes, by `model_info` of `/api/show`.
+    """Return the memory of a model's context, from `model_info` of `/api/show`.
 
     `token_bytes` for each token and `window_bytes` once a slot; nothing where it is not told.
     """
@@ -3570,7 +3569,7 @@ def plan_warm(model: NodeModel, context: int, slots: int, cache_gb: float) -> in
 
 
 def plan_kept_gigabytes(model: NodeModel, context: int) -> float:
-    """Return what a server keeps of a conversation in main memory."""
+    """Return the bytes of a conversation in a server's main memory."""
     checkpoints = context // CHECKPOINT_TOKENS * model.window_bytes
     return (_prompt_bytes(model, context) + checkpoints) / 1e9
 
@@ -3606,16 +3605,16 @@ def plan_pull(gigabytes: float | None) -> str:
 
 
 def tell_pull(gigabytes: float | None) -> str:
-    """Return what to pull for so much memory; where nothing fits, what the smallest needs."""
+    """Return what to pull for this memory; if nothing fits, the need of the smallest."""
     pull = plan_pull(gigabytes)
     if pull:
         return f"`ollama pull {pull}`"
     needed = int(plan_gigabytes(PULLS[-1], MAIN_CONTEXT_TOKENS)) + 1
-    return f"{PULLS[-1].name}, the smallest that would do, needs {needed} GB"
+    return f"{PULLS[-1].name}, the smallest suitable model, needs {needed} GB"
 
 
 def _weight_bytes(model: NodeModel) -> float:
-    """Return what a model's weights take, and room to work: by its size, else by its name."""
+    """Return the memory of a model's weights and buffers, from its size or its name."""
     size = model.size or parameters_of(model) * BYTES_A_BILLION
     return min(size, LARGEST_MODEL_BYTES) * WORKING_SHARE
 
@@ -3628,7 +3627,7 @@ def parameters_of(model: NodeModel) -> float:
 
 
 def _prompt_bytes(model: NodeModel, tokens: int) -> float:
-    """Return what a conversation takes as the node told, else by the number of parameters."""
+    """Return the memory of a conversation, from the node's facts or the model's size."""
     each = model.token_bytes or ROUGH_TOKEN_BYTES * parameters_of(model)
     return model.window_bytes + each * tokens
 
@@ -3672,7 +3671,7 @@ def show_machines(model: Model, models: Iterable[Model]) -> str:
 
 
 def plan_jobs(fleet: Fleet) -> dict[str, Model]:
-    """Return {what is done: its Model}: the main session, then all agents."""
+    """Return {job: its Model}: the main session, then all agents."""
     return {MAIN_JOB: fleet.models[plan_tiers(fleet)["main"]], **plan_routes(fleet)}
 
 
@@ -3742,7 +3741,7 @@ ROUTE_STATES = ("node offline", "model missing", "cold", "ready")  # the worst f
 
 
 class RouteState(Record):
-    """What is true of a model's route now, and who answers instead while it is not ready."""
+    """The state of a model's route now, and its fallback while it is not ready."""
 
     state: str  # one of ROUTE_STATES
     loaded: LoadedModel | None = None
@@ -3772,7 +3771,7 @@ def plan_route_states(fleet: Fleet, states: Mapping[str, NodeState]) -> dict[str
 
 
 def find_resident(node: NodeState, model: Model) -> LoadedModel | None:
-    """Return a model as it is loaded: as its route wants it, else in another way, or None."""
+    """Return a loaded model: with its route's context, else with another, or None."""
     loaded = find_models(node.loaded, model.ollama_model)
     for resident in loaded:
         if fits_context(node.provider, resident.context, model.context):
@@ -3781,7 +3780,7 @@ def find_resident(node: NodeState, model: Model) -> LoadedModel | None:
 
 
 def fits_context(provider: str, loaded: int, wanted: int) -> bool:
-    """Tell whether a model loaded with one context serves a route that wants another."""
+    """Tell whether a model loaded with one context serves a route with another."""
     if provider == "ollama":  # which loads it again for any other
         return loaded in (0, wanted)  # 0: before Ollama 0.10
     return loaded == 0 or loaded >= wanted
@@ -3818,10 +3817,10 @@ def count_ready(routes: Mapping[str, RouteState]) -> str:
 
 # == plan/loads.py, from line 21 ==============================================
 #
-# Which models a machine will hold, and how that is told.
+# Which models a machine will hold, and how to say that.
 
 class Load(Record):
-    """A model as it will be in memory on its node, and who shares it there."""
+    """A model as it will be in memory on its node, and the agents that share it."""
 
     model: Model  # of those that use it, the one that takes the most
     held: NodeModel | None  # as the node has it; None: the node did not say
@@ -3849,7 +3848,7 @@ class Load(Record):
 
 
 def plan_loads(fleet: Fleet, state: NodeState) -> list[Load]:
-    """Return what a node will hold, each model once; what is not there takes nothing."""
+    """Return what a node will hold, each model once, without missing models."""
     jobs = plan_jobs(fleet)
     cache_gb = plan_prompt_cache(state, fleet.nodes[state.name].cache_gb)
     loads: dict[str, Load] = {}
@@ -3881,7 +3880,7 @@ def report_load(load: Load) -> dict[str, Any]:
 
 
 def describe_load(load: Load, memory: float | None = None) -> str:
-    """Return what was counted for a model, and how many agents it keeps warm."""
+    """Return the memory counted for a model, and how many agents it keeps warm."""
     model = load.model
     held = load.held or NodeModel(model.ollama_model)
     weights = plan_gigabytes(held, 0, 0)
@@ -3915,7 +3914,7 @@ class Stake(Record):
 
 
 def plan_stakes(fleet: Fleet, own_hosts: Collection[str] = ()) -> list[Stake]:
-    """Return what is at stake when a fleet is used.
+    """Return the stakes of using a fleet: what it would send where.
 
     `own_hosts` are those of its hosts that turned out to be this machine's, or to be at home.
     """
@@ -3930,26 +3929,26 @@ def plan_stakes(fleet: Fleet, own_hosts: Collection[str] = ()) -> list[Stake]:
     for model in fleet.models.values():
         endpoint = fleet.nodes[model.node].endpoint
         if model.cloud and f"node {endpoint}" not in far:
-            stakes.append(Stake(f"cloud {model.ollama_model} {endpoint}", "prompts, and what "
-                                f"agents read, go to the cloud that runs {model.ollama_model} "
-                                f"for {endpoint} (node {model.node})"))
+            stakes.append(Stake(f"cloud {model.ollama_model} {endpoint}",
+                                "prompts and the files agents read go to the cloud that runs "
+                                f"{model.ollama_model} for {endpoint} (node {model.node})"))
     return stakes
 
 
 def plan_node_stakes(nodes: Iterable[Node], own_hosts: Collection[str] = ()) -> list[Stake]:
-    """Return what is at stake when these nodes are asked."""
+    """Return the stakes of asking these nodes."""
     stakes = []
     for node in nodes:
         host = host_of(node.endpoint)
         if host not in own_hosts and not is_private(host):
-            stakes.append(Stake(f"node {node.endpoint}", "prompts, and what agents read, go "
+            stakes.append(Stake(f"node {node.endpoint}", "prompts and the files agents read go "
                                 f"to {node.endpoint} (node {node.name})"))
         if node.api_key_env:
             stakes.append(Stake(f"key {node.api_key_env} {node.endpoint}", f"the key in "
                                 f"{node.api_key_env} goes to {node.endpoint} (node {node.name})"))
         if node.auth:
-            stakes.append(Stake(f"login {node.endpoint}", "the login that Claude Code sends "
-                                f"goes to {node.endpoint} (node {node.name})"))
+            stakes.append(Stake(f"login {node.endpoint}", "Claude Code's own login goes to "
+                                f"{node.endpoint} (node {node.name})"))
     return stakes
 
 
@@ -3963,7 +3962,7 @@ CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_
 
 
 class Variable(Record):
-    """One variable of the environment: what becomes of it, and why.
+    """One variable of the environment, its value and the reason.
 
     The gateway's key is in no plan, so that every plan can be shown: `holds_key` says where
     it goes: behind the value.
@@ -3979,7 +3978,7 @@ class Variable(Record):
 
 
 def plan_environment(fleet: Fleet) -> list[Variable]:
-    """Return what Claude Code and LiteLLM are started with, in the order it is written."""
+    """Return the variables for Claude Code and LiteLLM, in the order of the file."""
     gateway = fleet.gateway
     tiers = plan_tiers(fleet)
     session = fleet.models[tiers["main"]]
@@ -4059,7 +4058,7 @@ USUAL_VARIABLES = (
 
 
 def is_cloud(fleet: Fleet, model: Model) -> bool:
-    """Tell whether what is asked of a model leaves the house."""
+    """Tell whether requests to a model leave the network."""
     node = fleet.nodes[model.node]
     return model.cloud or not is_private(host_of(node.endpoint))
 
@@ -4089,14 +4088,14 @@ def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dic
 
 
 def harness_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
-    """Return what any other program is started with: the key, and no proxy to the gateway."""
+    """Return the environment of any other program: the key, and no proxy to the gateway."""
     wanted = merge_environment(environ, fleet, key)
     names = (fleet.gateway.master_key_env, "NO_PROXY", "no_proxy")
     return {**environ, **{name: wanted[name] for name in names}}
 
 
 def litellm_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
-    """Return what LiteLLM starts with: nothing in it names code or settings of a project."""
+    """Return LiteLLM's environment, without names of a project's code or settings."""
     kept = {}
     for name, value in environ.items():
         if not re.match("PYTHON|LITELLM_|(CONFIG_FILE_PATH|WORKER_CONFIG)$", name):
@@ -4226,13 +4225,13 @@ class Candidate(Record):
         return float(match[1]) if match else self.size
 
     def holds(self, tokens: int) -> bool:
-        """Tell whether it was trained for so much context; what is not told counts as yes."""
+        """Tell whether it was trained for so much context; unknown counts as yes."""
         return not self.context or self.context >= tokens
 
 
 def plan_candidate(node: str, model: NodeModel, measurement: Measurement | None = None
                    ) -> Candidate:
-    """Return a model with what is known and what was measured of it."""
+    """Return a model with its facts and measurements."""
     context = model.trained_context or 0
     calls_tools = None
     rate = 0.0
@@ -4257,7 +4256,7 @@ def plan_size(model: NodeModel) -> float:
 
 
 def plan_strength(model: NodeModel, size: float) -> float:
-    """Return what a model of this size is worth before it was measured."""
+    """Return the assumed score of a model of this size before it is measured."""
     if CODER_NAME.search(model.name.lower()):
         size *= CODER_FACTOR
     if "thinking" in (model.capabilities or ()):
@@ -4281,7 +4280,7 @@ def rank_by_exam(candidates: Sequence[Candidate]) -> list[Candidate]:
         return candidate.exam.interval[0] if candidate.exam else 0.0
 
     ranked: list[Candidate] = []
-    for candidate in sorted(candidates, key=least_share):  # who is beaten comes first
+    for candidate in sorted(candidates, key=least_share):  # beaten ones come first
         beaten = [other for other in ranked
                   if candidate.exam and candidate.exam.beats(other.exam)]
         best = max((other.strength for other in beaten), default=0.0)
@@ -4302,7 +4301,7 @@ def rank_models(state: NodeState) -> list[Candidate]:
 
 
 def maker_of(model: NodeModel) -> str:
-    """Return who made a model, as far as its name tells: two of one maker err alike."""
+    """Return the maker of a model, from its name: two of one maker make similar mistakes."""
     match = _MAKER.match(model.name.lower())
     word = match[1] if match else model.name
     return _MAKERS.get(word, word)
@@ -4310,7 +4309,7 @@ def maker_of(model: NodeModel) -> str:
 
 # == plan/assignment.py, from line 39 =========================================
 #
-# Who does what, and where.
+# Assign models and machines to the roles.
 
 # `init`, the first `up`, `worker`, `add` and `recommend` ask `plan_assignment`. All models in
 # one list, the strongest first; then four rules, of which each takes what finds room beside
@@ -4319,12 +4318,12 @@ def maker_of(model: NodeModel) -> str:
 #    holds the prompt;
 # 2. the reviewer is the strongest on another machine, of another maker if that can be;
 # 3. plans and summaries come from the fastest, no plans from a small one;
-# 4. a machine that idles shares the work of another, takes a job over, or stands in.
+# 4. an idle machine shares another's work, takes over a job, or is a fallback.
 # Ties break by name: the same machines give the same file.
 
 
 class Seating:
-    """An assignment in the making: who could do what, what runs where, and why."""
+    """An assignment in progress: candidates for each job, models on each machine, reasons."""
 
     def __init__(self, states: Iterable[NodeState], measured: Iterable[Measurement],
                  memory: Mapping[str, float]) -> None:
@@ -4333,7 +4332,7 @@ class Seating:
         self.nodes: dict[str, list[Candidate]] = {state.name: [] for state in online}
         for candidate in self.candidates:
             self.nodes[candidate.node].append(candidate)
-        # By job, the strongest first; where nobody can do it, who comes nearest.
+        # By job, the strongest first; if none can do it, the nearest ones.
         self.able = {}
         for job, least in JOBS.items():
             able = [one for one in self.candidates if one.calls_tools and one.holds(least)]
@@ -4354,12 +4353,12 @@ class Seating:
         return [one for one in self.candidates if one.place in self.contexts]
 
     def near(self, job: str, other: Candidate) -> list[Candidate]:
-        """Return who else can do a job at less than half another's strength lost."""
+        """Return candidates for a job with over half of another's strength."""
         return [candidate for candidate in self.able[job]
                 if candidate.strength * 2 > other.strength and candidate is not other]
 
     def fastest(self, job: str) -> list[Candidate]:
-        """Return who can do a job, fastest first; of equals, whose machine has less to do."""
+        """Return candidates for a job, fastest first; of equals, the less busy machine."""
         able = self.able[job]
         # Where one was not measured there is no scale for all. Who calls no tool is not
         # chosen for being quick at that.
@@ -4372,7 +4371,7 @@ class Seating:
         return sorted(able, key=order)
 
     def room_for(self, candidate: Candidate, job: str, wanted: int) -> int:
-        """Return the largest context with which a model fits beside what runs there, or 0."""
+        """Return the largest context with which a model still fits its machine, or 0."""
         context = self.contexts.get(candidate.place, 0)
         if not context:
             context = max(min(candidate.context or wanted, wanted), LEAST_CONTEXT_TOKENS)
@@ -4387,7 +4386,7 @@ class Seating:
         return context if context >= least else 0
 
     def take(self, job: str, choices: Iterable[tuple[Iterable[Candidate], str]]) -> None:
-        """Let the first who finds room do a job, and note the reason."""
+        """Give a job to the first candidate that fits, and note the reason."""
         size = "heavy" if JOBS[job] == MAIN_CONTEXT_TOKENS else "small"
         for candidates, why in choices:
             for candidate in candidates:
@@ -4399,7 +4398,7 @@ class Seating:
                     return
 
     def jobs_at(self, node: str) -> list[str]:
-        """Return what is done on a node."""
+        """Return the jobs on a node."""
         return [job for job, candidate in self.doing.items() if candidate.node == node]
 
     def idle_nodes(self) -> list[str]:
@@ -4412,7 +4411,7 @@ def _rank(candidates: Sequence[Candidate], why: str) -> Iterator[tuple[list[Cand
     for candidate in candidates:
         reason = why
         if candidate is not candidates[0]:
-            reason = f"{why} that fits, as {candidates[0].model.name} does not"
+            reason = f"{why} that fits ({candidates[0].model.name} doesn't)"
         yield [candidate], reason
 
 
@@ -4433,7 +4432,7 @@ def _assign_reviewer(seating: Seating) -> None:
     nobody = "no other model is strong enough"
     if len(seating.able["reviewer"]) == 1:
         nobody = ("the only model that can do it" if main.calls_tools
-                  else "no other comes nearer")
+                  else "no other model comes closer")
     elif away or others:
         nobody = "no other model fits beside it"
     elif near:
@@ -4444,7 +4443,7 @@ def _assign_reviewer(seating: Seating) -> None:
                "the strongest on another machine, of another family"),
         (twins, "the same model on another machine"),
         *_rank(away, "the strongest on another machine"),
-        (others, "of another family than the main session's, beside it"),
+        (others, "of another family, on the main session's machine"),
         ([main], nobody)])
 
 
@@ -4460,7 +4459,7 @@ def _assign_fastest(seating: Seating) -> None:
                f"the fastest with {PLANNING_BILLIONS:g} B parameters or more"),
         *_rank([one for one in seating.able["planner"] if one.node not in busy],
                "the strongest left"),
-        ([main], "nothing else fits")])
+        ([main], "no other model fits")])
 
     # On another machine than the main session's where there is one; a small model only where
     # no other is free.
@@ -4469,12 +4468,12 @@ def _assign_fastest(seating: Seating) -> None:
     seating.take("summarizer", [
         *_rank(grown(away), "the fastest off the main session's machine"),
         *_rank(away, "a small model, the fastest off the main session's machine"),
-        *_rank(fastest, "the fastest"), ([main], "nothing else fits")])
+        *_rank(fastest, "the fastest"), ([main], "no other model fits")])
 
 
 def _employ_idle(seating: Seating) -> None:
-    """A machine that idles shares the work of another, takes a job over, or stands in."""
-    # First who has a model that works elsewhere: a twin keeps its work as strong as it was.
+    """An idle machine shares another's work, takes over a job, or is a fallback."""
+    # First machines with a model that works elsewhere: a twin is as strong.
     # Not with less context: one alias promises the same on each of its machines.
     contexts = {candidate.place[1]: seating.contexts[candidate.place]
                 for candidate in reversed(seating.running)}
@@ -4487,7 +4486,7 @@ def _employ_idle(seating: Seating) -> None:
             near = [candidate for candidate in seating.near(job, now)
                     if candidate.node == node]
             if len(seating.jobs_at(now.node)) > 1:  # else that machine would idle
-                seating.take(job, [(near, f"{node} would idle; more than half as strong")])
+                seating.take(job, [(near, f"{node} would idle; this is more than half as strong")])
             if seating.doing[job] is not now:
                 if now not in seating.doing.values():
                     del seating.contexts[now.place]
@@ -4514,13 +4513,13 @@ FALLBACKS = 2  # of a model other than the main session's, which all can stand i
 
 
 class Assignment(Record):
-    """Who does what where, and why."""
+    """The models and machines for each job, with reasons."""
 
     placements: tuple[Load, ...] = ()
     jobs: dict[str, str] = {}  # job -> the name of its model
     why: dict[str, str] = {}  # by job
     idle: dict[str, str] = {}  # node -> why nothing runs there
-    flaw: str = ""  # what the main session's model lacks, or why none will do
+    flaw: str = ""  # the flaw of the main session's model, or why there is none
     flaws: dict[tuple[str, str], str] = {}  # of all models, by place
     counted: tuple[str, ...] = ()  # what each model takes, and how many agents it keeps warm
 
@@ -4533,7 +4532,7 @@ class Assignment(Record):
 def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement] = (),
                     memory: Mapping[str, float] | None = None,
                     known: Collection[Model] = ()) -> Assignment:
-    """Return who does what where: of what the nodes have, what was measured, their GB.
+    """Return an assignment, from the nodes' models, measurements and memory.
 
     A model that is known already keeps its name.
     """
@@ -4603,7 +4602,7 @@ def _plan_placement(seating: Seating, candidate: Candidate, others: Collection[M
 
 
 def unique_alias(model: NodeModel, node: str, others: Iterable[Model]) -> str:
-    """Return an alias for a model that nobody takes for a tier's."""
+    """Return an alias for a model that cannot be confused with a tier's."""
     alias = make_name(re.sub(":latest$", "", model.name), "model")
     if set(re.split("[^a-z]+", alias)) & set(CLAUDE_WORDS):
         alias = "local"
@@ -4611,7 +4610,7 @@ def unique_alias(model: NodeModel, node: str, others: Iterable[Model]) -> str:
 
 
 def _plan_heirs(load: Load, strongest: Sequence[Model]) -> tuple[str, ...]:
-    """Return who stands in for a model: the strongest on other machines, no alias twice."""
+    """Return a model's fallbacks: the strongest on other machines, no alias twice."""
     model = load.model
     heirs: dict[str, str] = {}  # by alias
     for other in strongest:
@@ -4637,7 +4636,7 @@ def _show_strength(candidate: Candidate) -> str:
 
 
 def _explain_idle(seating: Seating, node: str) -> str:
-    """Return why nothing runs on a node: what all of its models lack."""
+    """Return why nothing runs on a node: the flaw that its models share."""
     candidates = seating.nodes[node]
     if not candidates:
         return "it has no model"
@@ -4652,7 +4651,7 @@ def _explain_idle(seating: Seating, node: str) -> str:
 
 
 def _plan_flaw(seating: Seating) -> str:
-    """Return what the main session's model lacks, or why none will do."""
+    """Return the flaw of the main session's model, or why there is none."""
     main = seating.doing.get(MAIN_JOB)
     candidates = [main] if main else seating.candidates
     flaws = [f"{one.model.name} {one.rating.flaw}" for one in candidates if one.rating.flaw]
@@ -4710,7 +4709,7 @@ class Starter(Record):
 def plan_starter(states: Sequence[NodeState], measured: Iterable[Measurement] = (),
                  memory: Mapping[str, float] | None = None,
                  known: Collection[Model] = ()) -> Starter:
-    """Return the fleet of what was found, as it is assigned."""
+    """Return the fleet for an assignment."""
     assignment = plan_assignment(states, measured, memory, known)
     nodes = _starter_nodes(states, memory or {})
     models = [load.model for load in assignment.placements]
@@ -4733,7 +4732,7 @@ CLAUDE_MODELS = {"claude-opus": "claude-opus-5-5", "claude-sonnet": "claude-sonn
 
 
 def plan_hybrid(starter: Starter) -> Starter:
-    """Return a fleet with a person's own Claude beside the machines, and who answers what."""
+    """Return a fleet with a person's own Claude for the main session."""
     node = free_name_of("anthropic", "cloud", taken=set(starter.tree["nodes"]))
     nodes = {**starter.tree["nodes"], node: file_keys(
         "node", Node(node, CLAUDE_ENDPOINT, provider="anthropic", auth="client"))}
@@ -4818,7 +4817,7 @@ def plan_addition(known: Collection[Model], state: NodeState,
 
 
 def plan_added_models(fleet: Fleet, state: NodeState) -> list[NodeModel]:
-    """Return what `add` takes of a machine unasked: what the fleet has, and its strongest."""
+    """Return the models that `add` takes unasked: those of the fleet, and the strongest."""
     known = {full_model_name(model.ollama_model) for model in fleet.models.values()}
     ranked = [candidate.model for candidate in rank_models(state)]
     chosen = [model for model in ranked if full_model_name(model.name) in known]
@@ -4827,7 +4826,7 @@ def plan_added_models(fleet: Fleet, state: NodeState) -> list[NodeModel]:
 
 # == plan/recommend.py, from line 28 ==========================================
 #
-# What `recommend` proposes: what `init` would write now, beside the file.
+# What `recommend` proposes: the file beside what `init` would write now.
 
 class Advice(Record):
     """A job, or a model without one: as the file has it, and as it is planned."""
@@ -4853,7 +4852,7 @@ class Recommendation(Record):
     """The configured assignment beside the planned one."""
 
     fleet: Fleet
-    silent: tuple[NodeState, ...]  # who did not answer: planned without them
+    silent: tuple[NodeState, ...]  # did not answer: planned without them
     advices: tuple[Advice, ...]
     starter: Starter  # the fleet as it would be
     measured: tuple[Measurement, ...]  # of the models in question
@@ -4866,7 +4865,7 @@ class Recommendation(Record):
 
 def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
                         measured: Sequence[Measurement]) -> Recommendation:
-    """Return what `init` would write now beside the file, with what it is decided on."""
+    """Return the file beside what `init` would write now, with the evidence."""
     memory = {name: node.memory_gb for name, node in fleet.nodes.items() if node.memory_gb}
     homes = [_keep_home(fleet, state) for state in states.values()]
     starter = plan_starter(homes, measured, memory, fleet.models.values())
@@ -4890,7 +4889,7 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
 
 
 def _keep_home(fleet: Fleet, state: NodeState) -> NodeState:
-    """Return what a node has without what would leave home, unless the file has it so."""
+    """Return a node's models, without cloud models that the file does not name."""
     node = fleet.nodes[state.name]
     is_far = node.provider == "anthropic" or not is_private(host_of(node.endpoint))
     clouds = {model_slot(model): model.cloud for model in fleet.models.values()}
@@ -4900,7 +4899,7 @@ def _keep_home(fleet: Fleet, state: NodeState) -> NodeState:
 
 
 def plan_unlisted(fleet: Fleet, state: NodeState) -> list[Model]:
-    """Return what a machine has at home that can chat and that the file does not name."""
+    """Return a machine's own chat models that the file does not name."""
     own = set(map(model_slot, fleet.models.values()))
     models = [Model(held.name, state.name, held.name, held.name,
                     min(held.trained_context or MAIN_CONTEXT_TOKENS, MAIN_CONTEXT_TOKENS))
@@ -4909,7 +4908,7 @@ def plan_unlisted(fleet: Fleet, state: NodeState) -> list[Model]:
 
 
 def _advise_jobs(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
-    """Yield who does each job and who would."""
+    """Yield the present and the planned model of each job."""
     jobs = plan_jobs(fleet)
     for job in plan.jobs:
         now = jobs.get(job)
@@ -4945,7 +4944,7 @@ def _advise_others(fleet: Fleet, plan: Assignment, silent: Collection[NodeState]
 
 
 def _list_settings(fleet: Fleet, plan: Assignment, now: Model, planned: Model) -> str:
-    """Return what would change of a model that stays: its context, who stands in for it."""
+    """Return the changes to a model that stays: its context, its fallbacks."""
     nodes = {load.model.name: load.model.node for load in plan.placements}
     heirs = sorted({nodes[name] for name in planned.fallback})
     old = {fleet.models[name].node for name in now.fallback if not fleet.models[name].cloud}
@@ -4959,7 +4958,7 @@ def _list_settings(fleet: Fleet, plan: Assignment, now: Model, planned: Model) -
 
 def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState],
                   unmeasured: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield what a recommendation does not know, and what would tell it."""
+    """Yield what a recommendation does not know, and how to find out."""
     narrow = []
     for name, state in states.items():
         if not state.online:
@@ -6236,7 +6235,7 @@ class Rewrite:
         return line, self.text[line:start]
 
     def note_of(self, path: tuple) -> tuple[int, int]:
-        """Return from where to where our note above an entry is; without one, where it would be."""
+        """Return where our note above an entry begins and ends, or would be."""
         line, margin = self.line_of(path)
         comments = re.compile(rf"(?:{margin}#.*\n)*\Z").search(self.text, 0, line)
         start = comments.start() if comments else line
@@ -6335,8 +6334,8 @@ def rewrite_fleet(document: Document, wanted: Mapping[str, Any],
 # nodes and disk.
 
 
-def mend_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
-    """Return what mends it that a node lacks a model: what the node has, else a download."""
+def fix_for_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
+    """Return the fix for a missing model: one that the node has, else a download."""
     pull = f"{obtain_model(state.provider, model.ollama_model)} on {state.name}"
     if NODE_KINDS[state.provider].can_pull:
         pull += ", or `subagent-fleet warmup --pull`"
@@ -6351,7 +6350,7 @@ def mend_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
     return pull
 
 
-def mend_toolless(model: Model, state: NodeState, gigabytes: float | None) -> str:
+def fix_for_toolless(model: Model, state: NodeState, gigabytes: float | None) -> str:
     """Return the fix for a model that calls no tools: one that does and fits its machine."""
     pull = plan_pull(gigabytes)
     if not pull:
@@ -6364,7 +6363,7 @@ def mend_toolless(model: Model, state: NodeState, gigabytes: float | None) -> st
 
 def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
                    routes: Mapping[str, RouteState], gateway: Finding) -> NextStep:
-    """Return what a person wants to know: ready, or the one next thing to type."""
+    """Return a sentence: ready, or the next thing to type."""
     def urgency(name: str) -> tuple[bool, int]:
         # `warmup` loads no model that is missing, so that comes before a cold one, whoever
         # stands in for it.
@@ -6386,12 +6385,12 @@ def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
     model = fleet.models[name]
     node = states[model.node]
     step = "Next: `subagent-fleet warmup`"
-    if gateway.level == "error":  # whatever is loaded, it serves nobody
+    if gateway.level == "error":  # nothing can be served, loaded or not
         step = f"Next: {gateway.fix}."
     elif routes[name].state == "node offline":
-        step = f"Next: {node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}."
+        step = f"Next: {node.name} ({node.endpoint}) is offline, {node.reason}: {node.fix}."
     elif routes[name].state == "model missing":
-        step = f"Next: {mend_missing(fleet, model, node)}"
+        step = f"Next: {fix_for_missing(fleet, model, node)}"
     if not is_served:
         step = f"{gateway.what[0].upper()}{gateway.what[1:]}. {step}"
     return NextStep(False, step)
@@ -6409,7 +6408,7 @@ FIND_ROOM = "`subagent-fleet recommend` shows what fits; or correct `memory_gb`"
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 
 
-# -- what was seen, and who looks at it --
+# -- what was seen, and the checks of it --
 
 
 class Facts(Record):
@@ -6441,7 +6440,7 @@ class Facts(Record):
 
 
 class Check(Record):
-    """A row of CHECKS: the heading that its findings stand under, and who finds them."""
+    """A row of CHECKS: the heading of its findings, and the function that finds them."""
 
     topic: str
     needs: str  # nothing, the file, the nodes or the disk; file and nodes need a Fleet
@@ -6458,7 +6457,7 @@ def check(topic: str, needs: str) -> Callable[[_Rule], Check]:
 
 def plan_verdict(findings: Sequence[Finding], step: NextStep = ALL_LOADED,
                  ready: str = "") -> str:
-    """Return the one sentence a person wants, and what to type first.
+    """Return the verdict in one sentence, and what to type first.
 
     `step` is what `status` says, `ready` counts the models.
     """
@@ -6479,7 +6478,7 @@ def plan_verdict(findings: Sequence[Finding], step: NextStep = ALL_LOADED,
 
 
 def locate_key(fleet: Fleet, *path: str) -> str:
-    """Return where a key of the fleet file stands."""
+    """Return the place of a key in the fleet file."""
     return fleet.document.locate(path)[0]
 
 
@@ -6494,7 +6493,7 @@ def warn(fleet: Fleet, slug: str, path: tuple[str | int, ...], *, what: str,
 
 # == findings/config.py, from line 42 =========================================
 #
-# Findings on this machine, and on what the fleet file alone shows.
+# Findings on this machine, and on the fleet file alone.
 
 # -- This machine --
 
@@ -6507,15 +6506,15 @@ def check_python(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("This machine", "nothing")
 def check_claude(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Find a Claude Code that takes an alias for what the environment says of it."""
+    """Check that Claude Code is new enough for the context variables."""
     version = facts.claude
     if not version:
         yield Finding("claude-missing", "warning", "Claude Code is not on the PATH",
                       fix=CLAUDE_INSTALL)
     elif is_older(version, "2.1.198"):
         yield Finding("claude-old", "warning",
-                      f"Claude Code {version} (npm's choice on Node below 22) takes every "
-                      "`claude-…` alias for a window of 200,000 tokens", fix=CLAUDE_INSTALL)
+                      f"Claude Code {version} (npm's choice on Node below 22) assumes 200,000 "
+                      "tokens of context for every `claude-…` alias", fix=CLAUDE_INSTALL)
     else:
         yield Finding("claude", "ok", f"Claude Code {version}")
 
@@ -6535,7 +6534,7 @@ def check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("Config", "nothing")
 def check_config(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Hand on what is wrong with the config, and with the key."""
+    """Yield the problems of the config and of the key."""
     if fleet is not None:
         yield Finding("config", "ok", f"{fleet.document.source} is valid")
     yield from facts.problems
@@ -6688,7 +6687,7 @@ def lint_agents(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             yield warn(fleet, "prints-tool-calls", ("agents", name, "model"),
                        what=f"it may edit, but {model} is known to print tool calls as text "
                             "instead of making them",
-                       fix=mend_toolless(fleet.models[agent.model], NodeState(
+                       fix=fix_for_toolless(fleet.models[agent.model], NodeState(
                            node.name, "", provider=node.provider), node.memory_gb))
 
 
@@ -6725,11 +6724,11 @@ def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 # == findings/nodes.py, from line 25 ==========================================
 #
-# Findings on machines: do they answer, who can reach them, what fits.
+# Findings on machines: whether they answer, are exposed, and have enough memory.
 
 @check("Nodes", "nodes")
 def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say of each node what it answered, or why it did not and who then answers for it."""
+    """Say of each node what it answered, or why it did not and which fallback takes over."""
     for state in facts.states.values():
         if state.online:
             yield Finding("node-online", "ok", f"{state.name}: {state.runs} at "
@@ -6743,7 +6742,7 @@ def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         if alone:
             what += f"; no other machine can answer for {join_words(alone)}"
         yield Finding("node-offline", "error" if alone else "warning", what,
-                      fix=state.mend_from_afar)
+                      fix=state.fix_from_afar)
 
 
 @check("Nodes", "nodes")
@@ -6765,7 +6764,7 @@ def public_address(who: str, address: str, level: str) -> Finding:
 
 @check("Nodes", "nodes")
 def check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say what each model was counted to take, what it takes, and who stays warm there."""
+    """Say how much memory each model is expected to take, takes, and how many agents stay warm."""
     for state in facts.states.values():
         for load in plan_loads(fleet, state):
             if load.held is None or load.warm is None:
@@ -6831,11 +6830,11 @@ def _name_large_model(fleet: Fleet, load: Load) -> Finding:
 
 # == findings/routes.py, from line 21 =========================================
 #
-# Findings on routes: is there what each alias needs.
+# Findings on routes: whether each alias has what it needs.
 
 @check("Routes", "nodes")
 def check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say of each model that its node serves it as it is asked, or what is in the way."""
+    """Say of each model that its node serves it as planned, or what is wrong."""
     prompts = plan_prompt_tokens(fleet)
     for model in fleet.models.values():
         users = [agent.name for agent in fleet.agents.values()
@@ -6853,7 +6852,7 @@ def check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 
 def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
-    """Yield that a model is not there, or only stands there for one at ollama.com."""
+    """Yield that a model is missing, or runs at ollama.com."""
     if model.cloud:
         return
     held = held_model(model, state)
@@ -6861,7 +6860,7 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
     if not held.name:
         what = f"models.{model.name}: {model.ollama_model} is not on {model.node}"
         yield Finding("model-missing", "error", what, where,
-                      fix=mend_missing(fleet, model, state))
+                      fix=fix_for_missing(fleet, model, state))
     elif held.remote:
         yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is "
                       f"sent by `{model.node}` to {held.remote}", where,
@@ -6870,7 +6869,7 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
 
 def _ability_flaws(fleet: Fleet, model: Model, facts: Facts, users: Sequence[str]
                    ) -> Iterator[Finding]:
-    """Yield what a model will be asked and cannot do, or did not when `bench` tried."""
+    """Yield tasks of a model that it cannot do, or did not do in `bench`."""
     state = facts.states[model.node]
     held = held_model(model, state)
     capabilities = held.capabilities
@@ -6880,7 +6879,7 @@ def _ability_flaws(fleet: Fleet, model: Model, facts: Facts, users: Sequence[str
     if users and capabilities is not None and "tools" not in capabilities:
         yield Finding("no-tools", "error",
                       f"{what} cannot call tools, which {', '.join(users)} will ask of it",
-                      where, fix=mend_toolless(model, state, facts.memory.get(model.node)))
+                      where, fix=fix_for_toolless(model, state, facts.memory.get(model.node)))
     elif users and known and known.instead and known.is_of(held):
         yield Finding("bench-no-tools", "warning",
                       f"models.{model.name}: in `bench` {model.ollama_model} "
@@ -6919,12 +6918,12 @@ def _context_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fin
 
 @check("Gateway", "nodes")
 def check_gateway_port(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say who holds the gateway's port."""
+    """Say which program has the gateway's port."""
     yield check_gateway(fleet, facts.holder)
 
 
 def check_gateway(fleet: Fleet, holder: str) -> Finding:
-    """Return the Finding on who holds the gateway's port: OUR_GATEWAY, a name, or nobody."""
+    """Return the Finding on the program at the gateway's port: OUR_GATEWAY, a name, or ""."""
     url = gateway_url(fleet.gateway)
     is_litellm = fleet.gateway.provider == "litellm"
     taken = "; LiteLLM would take another port" if is_litellm else ""
@@ -6976,7 +6975,7 @@ def check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("Claude Code", "disk")
 def check_confinement(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Say what agents of tasks can do beyond what their task may touch."""
+    """Warn of what agents of tasks can change outside their task's scope."""
     if facts.task_file and not facts.is_confined:
         yield Finding("tasks-unconfined", "info",
                       f"agents that work on {facts.task_file} can write anywhere by their "
@@ -7006,7 +7005,7 @@ def leads_away(name: str) -> bool:
 
 @check("Files", "disk")
 def check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Say of the generated files whether they are what the config makes of them."""
+    """Tell whether the generated files match the config."""
     yield from facts.file_problems
     groups: dict[str, list[str]] = {}
     for change in facts.changes:
@@ -7031,7 +7030,7 @@ def check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("Files", "disk")
 def check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Say who else may get the key."""
+    """Warn if others may get the key."""
     path = quote_shell(facts.env_path)
     if "env-readable" in facts.leaks:
         yield Finding("env-readable", "error", f"other users can read the key in {path}",
@@ -7050,7 +7049,7 @@ def check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 def check_worker(program: str, state: NodeState,
                  reached: Iterable[NodeState]) -> list[Finding]:
-    """Return what keeps this machine from being a node, and what mends it."""
+    """Return what keeps this machine from being a node, with fixes."""
     if not program and not state.online:
         return [Finding("ollama-absent", "error", "Ollama is not installed",
                         fix="install it from ollama.com/download")]
@@ -7061,11 +7060,12 @@ def check_worker(program: str, state: NodeState,
 
     findings = []
     if not rank_models(state):
-        findings.append(Finding("no-model", "warning", "no model here can answer an agent",
+        findings.append(Finding("no-model", "warning", "no model here can serve an agent",
                                 fix=f"ollama pull {SMALL_PLACEHOLDER}"))
     places = [place.name for place in reached if place.online and address_kind(place.name)]
     if not places:
-        findings.append(Finding("closed-node", "warning", "Ollama answers this machine only",
+        findings.append(Finding("closed-node", "warning",
+                                "Ollama accepts requests from this machine only",
                                 fix="open it as shown below"))
     public = [place for place in places if address_kind(place) == "public"]
     if public:
@@ -7075,7 +7075,7 @@ def check_worker(program: str, state: NodeState,
 
 # == findings/doctor.py, from line 37 =========================================
 #
-# Every check, in the order of their findings, and who asks them.
+# Every check, in the order of their findings.
 
 CHECKS = (
     check_python,
@@ -7940,19 +7940,19 @@ def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, 
 
 
 # Tools that were rendered: a client sends the same ones every time, and to compare them takes
-# a tenth of mending them. A list that is replaced, never changed: any thread may read it.
-_RENDERED_TOOLS: dict[bool, list[tuple[tuple[Tool, ...], list[dict[str, Any]]]]] = {}  # by `mends`
+# a tenth of fixing them. A list that is replaced, never changed: any thread may read it.
+_RENDERED_TOOLS: dict[bool, list[tuple[tuple[Tool, ...], list[dict[str, Any]]]]] = {}  # by `fixes`
 
 
-def render_tools(talk: Talk, *, mends: bool) -> list[dict[str, Any]]:
-    """Return tools as chat servers have them; `mends`: with schemas as llama.cpp takes them.
+def render_tools(talk: Talk, *, fixes: bool) -> list[dict[str, Any]]:
+    """Return tools as chat servers have them; `fixes`: with schemas as llama.cpp takes them.
 
     Where one must be called it is shown alone: not every server takes its name.
     """
     tools = talk.tools
     if talk.choice == "tool":
         tools = tuple(tool for tool in tools if tool.name == talk.chosen_tool)
-    kept = _RENDERED_TOOLS.get(mends, [])
+    kept = _RENDERED_TOOLS.get(fixes, [])
     for known, rendered in kept:
         if known == tools:
             return rendered
@@ -7961,20 +7961,20 @@ def render_tools(talk: Talk, *, mends: bool) -> list[dict[str, Any]]:
     for tool in tools:
         schema: dict[str, Any] = tool.schema if isinstance(tool.schema, dict) else {}
         parameters = {"properties": {}, **schema, "type": "object"}
-        if mends:
+        if fixes:
             # One tool whose schema is not called an object and Ollama refuses the
             # whole request.
             root = {SCHEMA_SYNONYMS.get(word, word): value for word, value in schema.items()}
             root["type"] = "object"
-            parameters = {"properties": {}, **_mend_schema(root, root)}
+            parameters = {"properties": {}, **_fix_schema(root, root)}
         rendered.append({"type": "function", "function": {
             "name": tool.name, "description": tool.description, "parameters": parameters}})
     if len(render_json(rendered)) <= TOOLS_KEPT_BYTES:
-        _RENDERED_TOOLS[mends] = [(tools, rendered), *kept[:TOOLS_KEPT - 1]]
+        _RENDERED_TOOLS[fixes] = [(tools, rendered), *kept[:TOOLS_KEPT - 1]]
     return rendered
 
 
-def _mend_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
+def _fix_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
     """Return what is left of a schema when nothing in it can fail the request."""
     words = {}
     # All in this function: with another between, half as many levels could be followed.
@@ -7991,12 +7991,12 @@ def _mend_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
         elif word == "$ref":
             value = _known_reference(value, root)
         elif word == "items":
-            value = _mend_schema(value, root)
+            value = _fix_schema(value, root)
         elif word in ("anyOf", "allOf"):
-            value = [_mend_schema(part, root) for part in value]
+            value = [_fix_schema(part, root) for part in value]
         elif word in ("properties", "$defs"):
             # `$ref` as a name there the engine would follow.
-            value = {key: _mend_schema(part, root) for key, part in value.items()
+            value = {key: _fix_schema(part, root) for key, part in value.items()
                      if key != "$ref"}
         words[word] = value
 
@@ -8071,7 +8071,7 @@ class Ollama(Backend):
                    "think": model.thinking, "keep_alive": model.keep_alive,
                    "options": options, "messages": messages}
         if talk.tools and talk.choice != "none":
-            payload["tools"] = render_tools(talk, mends=True)
+            payload["tools"] = render_tools(talk, fixes=True)
         if talk.answer_format:
             payload["format"] = talk.answer_format
         return Ask("/api/chat", error_words, payload)
@@ -8203,7 +8203,7 @@ _CONTEXTS = ("meta.n_ctx", "max_model_len", "context_length", "context_window",
 class ChatServer(Backend):
     """Whatever speaks Chat Completions; all it lists is loaded, unless its kind says more."""
 
-    mends_schemas = False  # it takes only such schemas as llama.cpp does
+    fixes_schemas = False  # it takes only such schemas as llama.cpp does
     # It tells the chat template whether to think, and shows it old thoughts.
     has_template = False
 
@@ -8253,7 +8253,7 @@ class ChatServer(Backend):
         if talk.tools:
             choices = {"any": "required", "tool": "required", "none": "none"}
             payload["tool_choice"] = choices.get(talk.choice, "auto")
-            payload["tools"] = render_tools(talk, mends=self.mends_schemas)
+            payload["tools"] = render_tools(talk, fixes=self.fixes_schemas)
             if talk.one_call:
                 payload["parallel_tool_calls"] = False
         if self.has_template:
@@ -8423,7 +8423,7 @@ class LlamaCpp(ChatServer):
     """
 
     name = "llamacpp"
-    mends_schemas = has_template = True
+    fixes_schemas = has_template = True
 
     def identify(self) -> Ask:
         def extract(reply: Reply) -> str:
@@ -9321,7 +9321,7 @@ class OpenDialect(Dialect):
     def _read(self, request: dict[str, Any]) -> Talk:
         for name, harmless in _UNKEPT_FIELDS.items():
             if request.get(name) not in harmless:
-                raise Refusal(400, f"{name}: this gateway has no such thing; leave it out")
+                raise Refusal(400, f"{name}: this gateway does not support it; leave it out")
         tools = OpenTools(request.get("tools") or ())
         choice, chosen_tool = _read_choice(request.get("tool_choice"), tools)
         history = History()
@@ -10081,11 +10081,11 @@ class BadRequest(FleetError):
 
 
 class ClientGone(BaseException):
-    """The client has closed its connection: no failure, but nobody waits any more."""
+    """The client has closed its connection: no failure, but nothing waits for an answer."""
 
 
 def name_connection_failure(error: Exception) -> NodeFailure:
-    """Return what a failed call on a socket says about who is at its other end."""
+    """Return the NodeFailure for a failed call on a socket."""
     if isinstance(error, socket.timeout):
         return NodeFailure("timeout", "no answer in time")
     if isinstance(error, ConnectionRefusedError):
@@ -10133,8 +10133,8 @@ class Wire:
         return self._socket.fileno()
 
     def cut(self) -> None:
-        """End the connection, from any thread: whoever waits for it or reads sees its end."""
-        with contextlib.suppress(OSError):  # nobody is connected any more
+        """End the connection, from any thread: a thread that reads it sees its end."""
+        with contextlib.suppress(OSError):  # not connected any more
             # The base class's shutdown wakes a reader in another thread, with TLS too.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
@@ -10152,7 +10152,7 @@ class Wire:
                 self._await(error)
 
     def _await(self, error: Exception) -> None:
-        """Wait for what a call on the socket lacked; raise where it was no lack."""
+        """Wait until the socket is ready again; raise if that was not the problem."""
         # TLS says which way it cannot go on; ValueError: TLS on a socket just closed.
         name = type(error).__name__
         if name not in ("BlockingIOError", "SSLWantReadError", "SSLWantWriteError"):
@@ -10169,7 +10169,7 @@ class Wire:
             self.is_sending = False
 
     def _fill(self) -> bool:
-        """Add what comes next to the buffer; False when the other side has closed."""
+        """Read more into the buffer; False when the other side has closed."""
         while self._clock() < self.deadline:
             piece = self._receive()
             if piece is not None:
@@ -10182,7 +10182,7 @@ class Wire:
         raise NodeFailure("timeout", "no answer in time")
 
     def _receive(self) -> bytes | None:
-        """Return what has come, None while there is nothing."""
+        """Return the bytes received, None while there are none."""
         try:
             return self._socket.recv(RECEIVE_BYTES)
         except (OSError, ValueError) as error:
@@ -10208,7 +10208,7 @@ class Wire:
             check()
             if not self._fill():
                 raise NodeFailure("bad answer",
-                                  f"it closed the connection in mid {self.speech}")
+                                  f"it closed the connection in the middle of the {self.speech}")
 
     def _read_fields(self, head: str, at: int) -> dict[str, str]:
         """Return the header fields from a place on, names in lower case."""
@@ -10244,7 +10244,7 @@ class Wire:
                 if not left:
                     match = pattern.match(buffer, at)
                     if not match:
-                        if not pieces:  # else what came before it goes first
+                        if not pieces:  # else earlier bytes come first
                             self._check_chunk(b"" if pattern is _CHUNK_SIZE else b"\r\n")
                         break
                     pattern = _NEXT_CHUNK_SIZE
@@ -10267,11 +10267,11 @@ class Wire:
                 self._skip_trailers()
                 return
             if not (pieces and buffer) and not self._fill():
-                early = f"{left} bytes early" if left else f"in mid {self.speech}"
+                early = f"{left} bytes early" if left else f"in the middle of the {self.speech}"
                 raise NodeFailure("bad answer", f"it closed the connection {early}")
 
     def _check_chunk(self, ending: bytes) -> None:
-        """Raise if what came cannot be a chunk's size, after the end of the one before."""
+        """Raise if the bytes after a chunk cannot be the next chunk's size."""
         rest = self._buffer[:HEADER_LIMIT_BYTES]
         if not ending.startswith(rest[:len(ending)]):
             raise NodeFailure("bad answer", "a chunk is longer than it said")
@@ -10283,7 +10283,7 @@ class Wire:
             raise BadRequest(413, f"body: longer than {self._limit} bytes")
 
     def _skip_trailers(self) -> None:
-        """Pass what follows the chunks: what comes next would begin with it."""
+        """Skip the trailers, or the next message would begin with them."""
         while len(self._buffer) < 2 and self._fill():
             pass
         if self._buffer.startswith(b"\r\n"):
@@ -10319,7 +10319,7 @@ def wait_ready(things: Sequence[Any], seconds: float) -> list[Any]:
     sent to where one `is_sending`."""
     seconds = max(seconds, 0)
     closed = [thing for thing in things if thing.fileno() < 0]
-    if closed:  # by another thread, a moment ago: whoever reads it finds its end
+    if closed:  # by another thread, a moment ago: the next read finds its end
         return closed
 
     poll = select.poll()  # select.select fails on descriptors above 1023
@@ -10343,7 +10343,7 @@ class Exchange(Wire):
 
     status = 0  # until `read_head`
     again: Callable[[], socket.socket] | None = None
-    idle: IdleConnections | None = None  # where the connection goes after a whole answer
+    idle: IdleConnections | None = None  # keeps the connection after a whole answer
     _request = b""
     _asked = 0.0  # when that was
     _left: Iterator[bytes] = iter(())  # of the body, whose lines are read
@@ -10409,17 +10409,17 @@ class Exchange(Wire):
     def pieces(self) -> Iterator[bytes]:
         """Yield the body as it comes; one that ends early is a failure."""
         if not self.status:
-            self.read_head()  # nobody has waited for it yet
+            self.read_head()  # not read yet
         coding = self.headers.get("transfer-encoding", "identity").lower()
         length = self.headers.get("content-length")
         is_length = length is None or re.fullmatch("[0-9]{1,18}", length)
         if self.headers.get("content-encoding", "identity").lower() != "identity":
-            raise NodeFailure("bad answer", "it compressed what was asked for in clear")
+            raise NodeFailure("bad answer", "it sent a compressed answer without being asked")
 
         if coding == "chunked":
             yield from self._take_chunks()
         elif coding != "identity" or not is_length:
-            raise NodeFailure("bad answer", "nothing tells how long its answer is")
+            raise NodeFailure("bad answer", "its answer does not say how long it is")
         elif self.status in (204, 304):
             return
         else:
@@ -10468,7 +10468,7 @@ class Exchange(Wire):
         self.close()
 
     def leave(self) -> None:
-        """Close in mid answer, so that the node does not notice at the wrong moment.
+        """Close in the middle of the answer, so that the node does not notice at the wrong moment.
 
         One (Ollama 0.32.15, its issue 17131) never frees the slot of a model whose client it
         sees go while a token waits to be sent. A byte ahead keeps it from looking: a write
@@ -10535,22 +10535,22 @@ class Visitor(Wire):
         return match[1], match[2], self.headers
 
     def _find_length(self) -> int | None:
-        """Return the request body's length, None for chunks; refuse what says it twice."""
+        """Return the request body's length, None for chunks; refuse two lengths."""
         coding = self.headers.get("transfer-encoding")
         length = self.headers.get("content-length")
         if coding is not None:
             if length is not None:
                 raise BadRequest(400, "request: both Content-Length and Transfer-Encoding")
             if not self._speaks_1_1:
-                raise BadRequest(400, "request: HTTP/1.0 knows no Transfer-Encoding")
+                raise BadRequest(400, "request: HTTP/1.0 has no Transfer-Encoding")
             if coding.lower() != "chunked":
-                raise BadRequest(400, "request: no Transfer-Encoding but chunked is known")
+                raise BadRequest(400, "request: the only accepted Transfer-Encoding is chunked")
             return None
 
         if length is None:
             return 0
         if not re.fullmatch("[0-9]+", length):
-            raise BadRequest(400, "request: its Content-Length is no number")
+            raise BadRequest(400, "request: its Content-Length is not a number")
         # 19 are too many anyway, 4,301 no int() takes.
         digits = length.lstrip("0")[:19] or "0"
         return int(digits)
@@ -10586,7 +10586,7 @@ class Visitor(Wire):
             raise _refusal(failure) from None
 
     def refuse_body(self) -> None:
-        """Refuse the request just read where it has a body: who waits for it may wait long."""
+        """Refuse the request if it has a body: waiting for that could take long."""
         if self._length != 0:
             raise BadRequest(400, "request: this page takes no body")
 
@@ -10702,7 +10702,7 @@ class Listener:
 
     def ring(self) -> None:
         """End every wait in `accept`; from a signal handler too, and after `close`."""
-        with contextlib.suppress(OSError):  # full is as good as set; closed: nobody waits
+        with contextlib.suppress(OSError):  # full: it is set already; closed: nothing waits
             self._rope.send(b"!")
 
     def close(self) -> None:
@@ -10762,7 +10762,7 @@ class Child:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self.number = process.pid  # for who shall end it when this program has gone
+        self.number = process.pid  # for ending it after this program has ended
 
     def wait(self) -> None:
         """Wait until it has ended."""
@@ -10780,7 +10780,7 @@ class Child:
 
 
 def lock_file(descriptor: int, how: int) -> bool:
-    """Take the lock of an open file; False where somebody has it who lets nobody else in."""
+    """Take the lock of an open file; False if another process holds it exclusively."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -10789,7 +10789,7 @@ def lock_file(descriptor: int, how: int) -> bool:
 
 
 class Hold:
-    """A file lock: whoever has its descriptor holds it; it falls when the last of them ends.
+    """A file lock: every process with its descriptor holds it, until the last of them ends.
 
     A child that inherits it holds it alone once this one is released. Nothing else is asked
     about who lives: no process number is trusted, so none can be taken for another's.
@@ -10797,11 +10797,11 @@ class Hold:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        # Whether a program that holds it with us is to end: nobody waits for it any longer.
+        # Whether a program that holds it with us should end: nothing waits for it any longer.
         self.is_over: Callable[[], bool] = lambda: False
 
     def fileno(self) -> int:
-        """Return the descriptor, for a child that shall inherit it."""
+        """Return the descriptor, for a child to inherit."""
         return self._descriptor
 
     def release(self) -> None:
@@ -10819,12 +10819,12 @@ class Pipe:
         self._left = b""
 
     def say(self, line: bytes) -> None:
-        """Add a line; what does not fit is kept for `push`."""
+        """Add a line; the rest that does not fit is kept for `push`."""
         self._left += line
         self.push()
 
     def push(self) -> bool:
-        """Write what is left, as far as it fits; tell whether all is written."""
+        """Write the rest, as far as it fits; tell whether all is written."""
         while self._left:
             try:
                 self._left = self._left[os.write(self._descriptor, self._left):]
@@ -10847,7 +10847,7 @@ class Launch(Record):
     stderr: str
     stdin: str = ""  # a named pipe or a file; "": nothing
     hold: Hold | None = None  # which it holds as long as it lives
-    seconds: int = 0  # after which the system ends it, whoever lives; 0: never
+    seconds: int = 0  # after which the system ends it; 0: never
     outlives: bool = True  # in a session of its own, which no terminal ends
 
 
@@ -10876,14 +10876,14 @@ LINE_LIMIT_BYTES = 32 * 1024 * 1024  # a longer line is no JSON that anybody wro
 USER_PLACES = {"state": ("XDG_STATE_HOME", ".local/state"),
                "cache": ("XDG_CACHE_HOME", ".cache"),
                "data": ("XDG_DATA_HOME", ".local/share")}
-# The home of a user who has none: nothing is ever found or kept below it.
+# For a user without a home: nothing is ever found or kept below it.
 NO_HOME = "/dev/null"
 SEAL_BYTES = 32
 
 
 @late_decorator(lambda: contextlib.contextmanager)
 def trying(verb: str, path: str) -> Iterator[None]:
-    """Say in plain words what the system refuses to do, and why."""
+    """Raise a refusal of the system in plain words."""
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -10894,10 +10894,10 @@ def trying(verb: str, path: str) -> Iterator[None]:
             slug = "disk-full"
         reason = getattr(error, "strerror", None) or error
         raise FleetError(slug, f"cannot {verb} {path or repr(path)}: {reason}",
-                         fix=_mend_refusal(path, code)) from None
+                         fix=_fix_refusal(path, code)) from None
 
 
-def _mend_refusal(path: str, code: int | None) -> str:
+def _fix_refusal(path: str, code: int | None) -> str:
     """Return what to type to see why the system refuses a path."""
     if path == "-":
         return "name a file instead of `-`"
@@ -10916,7 +10916,7 @@ class Place(str):
     """A path below a directory, its `root`, which no link may lead it out of."""
 
     root: str
-    inner: str  # how it goes on from the root
+    inner: str  # its path below the root
 
     def __new__(cls, root: str, inner: str) -> Place:
         place = super().__new__(cls, os.path.join(root, inner))
@@ -11015,7 +11015,7 @@ class Directory:
         os.symlink(leads, self.reach(self.name))
 
     def close_to_others(self) -> None:
-        """Let nobody but the owner enter this directory."""
+        """Make this directory private."""
         os.chmod(self.path, 0o700)
 
     def rmdir(self) -> None:
@@ -11023,13 +11023,13 @@ class Directory:
         os.rmdir(self.reach(self.name))
 
     def make_pipe(self) -> None:
-        """Make a named pipe in the place of what has its name."""
+        """Make a named pipe, replacing a file of that name."""
         with contextlib.suppress(FileNotFoundError):
             self.unlink(self.name)
         os.mkfifo(self.reach(self.name), 0o600)
 
     def write_new(self, name: str, content: bytes, mode: int, *, syncs: bool = False) -> None:
-        """Write a file that was not there; what is left of a run that was cut off goes."""
+        """Write a new file; remove what an interrupted run left."""
         with contextlib.suppress(FileNotFoundError):
             self.unlink(name)
         descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -11040,7 +11040,7 @@ class Directory:
                 os.fsync(descriptor)
 
     def sync(self) -> None:
-        """Return when the disk has what was renamed here."""
+        """Wait until the disk has the renamed files."""
         descriptor = os.open(self.path or ".", os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -11048,7 +11048,7 @@ class Directory:
             os.close(descriptor)
 
     def replace(self, old: str, new: str) -> None:
-        """Give a file here another name; what had that name is gone."""
+        """Rename a file here, replacing one of that name."""
         os.replace(self.reach(old), self.reach(new))
 
     def unlink(self, name: str) -> None:
@@ -11057,7 +11057,7 @@ class Directory:
 
 
 def is_straight(root: str, inner: str) -> bool:
-    """Tell whether a path goes from a root through directories alone, and not out of it."""
+    """Tell whether a path below a root has only directories on its way."""
     try:
         real = os.path.realpath(root)
         straight = os.path.normpath(os.path.join(real, inner))
@@ -11138,10 +11138,10 @@ class PrivateDirectory:
 
 # == world/network.py, from line 20 ===========================================
 #
-# Where a connection leads.
+# Destinations of connections.
 
 class Destination(Record):
-    """Where a request goes, as its address says."""
+    """The destination of a request, from its address."""
 
     scheme: str
     host: str
@@ -11165,7 +11165,7 @@ def plan_destination(url: str) -> Destination:
 
 
 def keep_alive_socket(idle: IdleConnections) -> socket.socket | None:
-    """Return a connection that was kept and still stands; nothing may come on such a one."""
+    """Return a kept connection that is still open; one with unexpected bytes is dropped."""
     while True:
         try:
             connection = idle.pop()
@@ -11191,7 +11191,7 @@ def look_up_host(host: str, port: int, flags: int = 0) -> list[Any]:
 
 
 def seal_bytecode(name: str, code: bytes) -> bytes:
-    """Return what stands before bytecode in its file: a digest of it and of its name."""
+    """Return the head of a bytecode file: a digest of the code and of its name."""
     return hashlib.sha256(name.encode() + b"\n" + code).digest()
 
 
@@ -11234,7 +11234,7 @@ def find_marks(environ: str) -> frozenset[str]:
         rf"(?<![^\s\0])(?:{TASK_MARK}|{CHECK_MARK})=[^\s\0]+", environ))
 
 
-LOOKERS_LIMIT = 1000  # who look at a lock while somebody wants it
+LOOKERS_LIMIT = 1000  # processes that look at a lock at once
 
 
 # == world/terminal.py, from line 27 ==========================================
@@ -11242,7 +11242,7 @@ LOOKERS_LIMIT = 1000  # who look at a lock while somebody wants it
 # What the World knows of itself, and its terminal.
 
 class Surroundings:
-    """The environment, the clock, signals, and what was found out once."""
+    """The environment, the clock, signals, and values that are found once."""
 
     def __init__(self) -> None:
         self.environ = dict(os.environ)
@@ -11251,8 +11251,8 @@ class Surroundings:
         self.sleep = time.sleep
         self.connect_seconds = CONNECT_SECONDS
         self.node_keys: dict[tuple[str, str], str] = {}  # what may go to (endpoint, variable)
-        self._parsing = _thread.allocate_lock()  # who makes values of an answer
-        self._listing = _thread.allocate_lock()  # who asks the system for its processes
+        self._parsing = _thread.allocate_lock()  # held while an answer is parsed
+        self._listing = _thread.allocate_lock()  # held while processes are listed
         self._processes = ProcessList(-1.0, {})
         self._tls: ssl.SSLContext | None = None
         # Connections that wait for their next request, by scheme and place.
@@ -11309,7 +11309,7 @@ class Terminal(Surroundings):
     # -- terminal --
 
     def out(self, text: str) -> None:
-        """Say what was asked for."""
+        """Write to stdout."""
         self.write(guard_terminal(text))
 
     def write(self, text: str) -> None:
@@ -11331,7 +11331,7 @@ class Terminal(Surroundings):
             sys.stderr.flush()
 
     def is_terminal(self, stream: str = "stdout") -> bool:
-        """Tell whether a person reads what goes to this stream."""
+        """Tell whether a person reads this stream."""
         found = getattr(sys, stream)
         return found is not None and not found.closed and found.isatty()
 
@@ -11364,15 +11364,15 @@ class Terminal(Surroundings):
                        if path and os.path.realpath(path) not in places]
 
     def discard_output(self) -> None:
-        """Send what is still to be written nowhere: the reader has gone."""
+        """Drop all further output: the reader is gone."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def can_ask(self) -> bool:
-        """Tell whether a person sits here who can read a question and answer it."""
+        """Tell whether a person at this terminal can answer a question."""
         return self.is_terminal("stdin") and self.is_terminal("stderr")
 
     def confirm(self, question: str, text: str = "") -> bool:
-        """Show a text and return a person's yes; where nobody can be asked, the answer is no."""
+        """Show a text and return a person's yes; without a person the answer is no."""
         if not self.can_ask():
             return False
         self.err(f"{text}{question} [y/N] ")
@@ -11384,7 +11384,7 @@ class Terminal(Surroundings):
 # The disk, as the World reads and writes it.
 
 class Disk(Terminal):
-    """Paths, what is read and what is written."""
+    """Paths, reading and writing."""
 
     # -- disk: paths --
 
@@ -11428,7 +11428,7 @@ class Disk(Terminal):
         return NO_HOME
 
     def user_place(self, kind: str, *names: str) -> str:
-        """Return where something of ours is kept for this user: state, cache or data."""
+        """Return a path in this program's state, cache or data directory of the user."""
         variable, usual = USER_PLACES[kind]
         base = self.environ.get(variable, "")
         # A relative one does not count, by its standard.
@@ -11445,7 +11445,7 @@ class Disk(Terminal):
         return os.path.dirname(path) or "."
 
     def real_path(self, path: str) -> str:
-        """Return where a path really leads, from the root."""
+        """Return the absolute path without links."""
         return os.path.realpath(path)
 
     def kind_of(self, path: str, *, follow: bool = True) -> str:
@@ -11629,7 +11629,7 @@ class Disk(Terminal):
             return []
 
     def find_odd(self, directory: str) -> tuple[list[str], list[str]]:
-        """Return repositories below a directory, and what is no file, directory or link."""
+        """Return repositories, devices and pipes below a directory."""
         nested = []
         odd = []
         for place, directories, names in os.walk(directory):
@@ -11753,7 +11753,7 @@ class Programs(Disk):
                         raise
 
     def _end_group(self, process: subprocess.Popen[bytes]) -> None:
-        """End a program and what is in its group; git removes its locks on TERM."""
+        """End a program and its process group; git removes its locks on TERM."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, number)
@@ -11815,7 +11815,7 @@ class Programs(Disk):
             return open(directory.open_to_append(), "ab", buffering=0)
 
     def open_page(self, url: str) -> bool:
-        """Show a page in the browser of who sits here; False where nobody does."""
+        """Show a page in this person's browser; False if there is no screen."""
         has_screen = sys.platform == "darwin" or any(
             self.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
         if not has_screen or self.environ.get("SSH_CONNECTION"):
@@ -11849,7 +11849,7 @@ class Programs(Disk):
         return None
 
     def is_held(self, path: str) -> bool:
-        """Tell whether somebody holds the lock of a file; `hold` knows who only looks."""
+        """Tell whether another process holds the lock of a file."""
         if self.kind_of(path) != "file":
             return False
         with trying("lock", path):
@@ -11875,7 +11875,7 @@ class Programs(Disk):
                 hold.release()
 
     def make_pipe(self, path: str) -> None:
-        """Make a named pipe in the place of what is there."""
+        """Make a named pipe, replacing a file of that name."""
         with trying("make", path):
             Directory(path).make_pipe()
 
@@ -11929,7 +11929,7 @@ class Programs(Disk):
         return words
 
     def git_environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment without what would lead git to another repository."""
+        """Return the environment without variables that lead git to another repository."""
         kept = {name: value for name, value in self.environ.items()
                 if not name.startswith("GIT_")}
         return {**kept, **GIT_ENVIRONMENT, "LC_ALL": "C", **(more or {})}
@@ -11940,7 +11940,7 @@ class Programs(Disk):
 # What runs on this machine, and its ending.
 
 class Processes(Programs):
-    """What runs on this machine, what it takes, and how it is ended."""
+    """Processes of this machine: their memory and CPU, and how to end them."""
 
     def list_processes(self, since: float) -> ProcessList:
         """Return every process, as any thread has seen them since a time of the clock."""
@@ -12105,7 +12105,7 @@ class Processes(Programs):
         return kept[:SEAL_BYTES] == seal_bytecode(name, kept[SEAL_BYTES:])
 
     def keep_bytecode(self, path: str) -> None:
-        """Compile a module where Python looks for its bytecode."""
+        """Compile a module to where Python looks for its bytecode."""
         import py_compile
         with contextlib.suppress(OSError):
             py_compile.compile(path, quiet=2)
@@ -12179,13 +12179,13 @@ class Network(Processes):
                 idle.pop().close()
 
     def _open_ask(self, endpoint: str, ask: Ask, deadline: float) -> Exchange:
-        """Send what an Ask asks."""
+        """Send an Ask."""
         payload = None if ask.payload is None else json.dumps(ask.payload).encode("utf-8")
         return self.open_exchange(endpoint + ask.path, body=payload, headers=ask.headers,
                                   deadline=deadline)
 
     def ask(self, endpoint: str, ask: Ask, *, deadline: float) -> Any:
-        """Return what an Ask makes of a node's whole answer; its body is gone afterwards."""
+        """Return the value that an Ask reads from a whole answer; its body is dropped."""
         body = bytearray()
         with contextlib.closing(self._open_ask(endpoint, ask, deadline)) as exchange:
             try:
@@ -12205,7 +12205,7 @@ class Network(Processes):
 
     def ask_lines(self, endpoint: str, ask: Ask, wait: Callable[[], object] | None = None, *,
                   stall_seconds: float) -> Iterator[Any]:
-        """Yield what an Ask makes of each line of an answer; each has `stall_seconds`."""
+        """Yield the value that an Ask reads from each line; each line has `stall_seconds`."""
         until = self.clock() + stall_seconds
         with contextlib.closing(self._open_ask(endpoint, ask, until)) as exchange:
             exchange.await_more = wait
@@ -12226,7 +12226,7 @@ class Network(Processes):
                 connection = socket.socket(family, kind, protocol)
                 connection.settimeout(left / (len(addresses) - index))
                 connection.connect(address)
-                # They are of two families and one may be dead; what answered last goes first.
+                # They are of two families and one may be dead; the last that answered comes first.
                 addresses.insert(0, addresses.pop(index))
                 self._addresses[there.host, there.port] = addresses
 
@@ -12311,7 +12311,7 @@ class Network(Processes):
             # `localhost` may be ::1 first, and the environment names 127.0.0.1
             host = "127.0.0.1" if host == "localhost" else host
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            # `::` shall take who comes by IPv4 as well.
+            # `::` accepts IPv4 as well.
             both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
             listening = socket.create_server((host, port), family=family, backlog=512,
                                              dualstack_ipv6=both)
@@ -12363,7 +12363,7 @@ class Network(Processes):
         return False
 
     def find_free_port(self, host: str, above: int) -> int:
-        """Return the next port on which nobody listens; 0 where a hundred are taken."""
+        """Return the next free port; 0 if a hundred are taken."""
         for port in range(above + 1, min(above + 101, 65536)):
             with contextlib.suppress(FleetError):
                 self.listen(host, port).close()
@@ -12693,7 +12693,7 @@ def find_peers(world: World, until: float) -> list[Peer] | str:
     return peers
 
 
-_OTHER_WORDS = {"http 401": "wanting a key", "http 403": "wanting a key"}
+_OTHER_WORDS = {"http 401": "asking for a key", "http 403": "asking for a key"}
 
 
 def _sort_answers(states: Mapping[tuple[str, int], NodeState], peers: Sequence[Peer]
@@ -12825,10 +12825,10 @@ class Warmth:
         return f"{some_of(self.rivals, 3)} seems to be in use there"
 
     def fail(self, failure: NodeFailure) -> None:
-        """Note what went wrong and what mends it."""
+        """Note what went wrong and its fix."""
         self.reason = failure.reason
         self.detail = failure.detail or failure.reason
-        self.fix = failure.fix or mend_reason(failure.reason, self.node.provider)
+        self.fix = failure.fix or fix_for_reason(failure.reason, self.node.provider)
 
 
 class WarmUp(Record):
@@ -12913,7 +12913,7 @@ def load_model(warmth: Warmth, world: World, how: WarmUp) -> None:
         if not how.pull:
             until = world.clock() + PROBE_TIMEOUT_SECONDS
             state = probe(world, warmth.node, until, [warmth.model.name])
-            fix = mend_missing(how.fleet, warmth.model, state)
+            fix = fix_for_missing(how.fleet, warmth.model, state)
             raise NodeFailure(failure.reason, failure.detail, fix=fix) from None
         _pull(warmth, world)
         _ask_to_load(warmth, world, how)
@@ -13378,7 +13378,7 @@ class Log:
                 changed.append(row)
             return self.version, changed[::-1]
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Forget what was under way: who told it has gone."""
         with self._lock:
             self.epoch += 1
@@ -14620,7 +14620,7 @@ class Service:
         self._server.scheduler.move_on(ticket, able)
 
     def _take_refusal(self, ticket: Ticket, model: Model, refusal: Refusal) -> None:
-        """Hand back what is the client's to mend; of other refusals the node rests."""
+        """Hand back a refusal that the client must fix; after others the node is skipped."""
         self._note(model, refusal.reason or refusal.what, f"{refusal.http} {refusal.kind}")
         # A cloud's is for the client where it is final, or nobody else is left.
         is_last = sum(map(len, ticket.candidates)) == 1
@@ -14636,7 +14636,7 @@ class Service:
         self._note(model, failure.detail or why, why)
         problem = Refusal(529, f"node {model.node}: {why}; no other is left")
         if self._has_content:
-            problem = Refusal(500, f"node {model.node}: {why}, in mid answer")
+            problem = Refusal(500, f"node {model.node}: {why}, in the middle of the answer")
         self._go_on(ticket, model, why, problem)
 
     def _note(self, model: Model, words: str, kind: str) -> None:
@@ -15125,7 +15125,7 @@ class SessionAnswer(Record):
     output_tokens: int
     calls: int
     stop: str  # end_turn, tool_use, max_tokens, …; "" where the client did not keep it
-    error: str = ""  # the words of an API error, which stands in the place of an answer
+    error: str = ""  # the words of an API error in place of an answer
 
 
 class Dispatch(Record):
@@ -15136,7 +15136,7 @@ class Dispatch(Record):
 
 
 class Transcript:
-    """What one transcript says: fed line by line, it keeps only what a trace needs."""
+    """One transcript: fed line by line, it keeps only what a trace needs."""
 
     def __init__(self, path: str, agent: str = "") -> None:
         self.path = path  # as it is shown
@@ -15166,7 +15166,7 @@ class Transcript:
 
     @property
     def _place(self) -> str:
-        """Where the line stands that was fed last, as evidence."""
+        """The place of the last line, as evidence."""
         return f"{self.path}:{self.lines}"
 
     def _take(self, value: dict[str, Any]) -> None:
@@ -15242,7 +15242,7 @@ def parse_time(text: str) -> float:
 
 
 def _prompt_of(content: object) -> str:
-    """Return what a person typed, of a message's content; a command is its name."""
+    """Return what a person typed, from a message's content; of a command, its name."""
     text = content if isinstance(content, str) else ""
     if isinstance(content, list):
         text = "\n".join(filter(None, (read_field(block, "text") for block in content)))
@@ -15255,7 +15255,7 @@ def _prompt_of(content: object) -> str:
 
 # == traces/session.py, from line 18 ==========================================
 #
-# The agents of a session, and who started whom.
+# The agents of a session, and which agent started which.
 
 class AgentLabel(Record):
     """What lies beside a subagent's transcript (`agent-ID.meta.json`)."""
@@ -15271,11 +15271,11 @@ class AgentTrace(Record):
 
     id: str
     kind: str  # its name; where nothing tells it, its id
-    parent: str  # the id of who started it
+    parent: str  # the id of its parent
     transcript: Transcript | None
     receipts: tuple[Receipt, ...]
     call: Dispatch | None = None
-    reported: str = ""  # how it ended, to who started it
+    reported: str = ""  # how it ended, as its parent was told
     is_built_in: bool = False
     depth: int = 0  # how many agents stand above it
 
@@ -15310,7 +15310,7 @@ class AgentTrace(Record):
 
 
 class SessionTrace(Record):
-    """A session: its agents, each behind who started it; the first is the main one."""
+    """A session: its agents, each after its parent; the first is the main one."""
 
     id: str
     agents: tuple[AgentTrace, ...]
@@ -15328,7 +15328,7 @@ class SessionTrace(Record):
 def trace_session(session: str, transcripts: Iterable[Transcript],
                   labels: Mapping[str, AgentLabel], receipts: Iterable[Receipt],
                   fleet: Fleet | None) -> SessionTrace:
-    """Join what is known of a session."""
+    """Join the facts of a session."""
     by_agent = {transcript.agent: transcript for transcript in transcripts}
     served: dict[str, list[Receipt]] = {"": []}
     for receipt in receipts:
@@ -15354,11 +15354,11 @@ def trace_session(session: str, transcripts: Iterable[Transcript],
 
 
 def _in_order(agents: Sequence[AgentTrace]) -> Iterator[AgentTrace]:
-    """Yield agents as a tree is read: each behind who started it, in the order they began."""
+    """Yield agents in the order of a tree: each after its parent, by time."""
     left = sorted(agents, key=lambda agent: (agent.id != "", agent.began))
     pending = [(left[0], 0)]
     while left:
-        # Who is its own ancestor, or whose parent nobody knows, hangs below the main one.
+        # An agent without a known parent, or in a cycle, is placed below the main one.
         agent, depth = pending.pop() if pending else (left[0], 1)
         left.remove(agent)
         yield replace(agent, depth=depth)
@@ -15440,10 +15440,10 @@ def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
                       for one in receipt.passed_over]
             # Who failed just before is skipped, and then neither says so.
             why = (clean_line(receipt.said) or ", ".join(tries)
-                   or "the first choice was skipped")
+                   or "the first choice was being skipped after a failure")
             return Judged(receipt, "fallback", why, beyond)
 
-    # An older file may have declared it: nobody is accused by a file that was not there yet.
+    # An older file may have declared it: a newer file proves nothing.
     if facts.fleet_changed > receipt.time:
         return Judged(receipt, "unknown", f"{facts.fleet_path} was edited since", beyond)
     return Judged(receipt, "no", "not declared", beyond)
@@ -15456,7 +15456,7 @@ def _is_as_written(receipt: Receipt, model: Model) -> bool:
 
 
 def _tell_beyond(receipt: Receipt, fleet: Fleet) -> str:
-    """Return what of those that were asked is not at home, "" where all were."""
+    """Return which of the machines that were asked is outside, "" if none is."""
     is_remote = receipt.cloud
     if not receipt.runs:  # an older receipt: only the file can tell more
         node = fleet.nodes.get(receipt.node or "")
@@ -15480,10 +15480,10 @@ def judge_answer(answer: SessionAnswer, facts: TraceFacts) -> Judged:
         time=answer.time, id=answer.id, session="", agent="", alias=answer.asked, model=None,
         node=None, context=None, tries=(), waited=None, first_byte=None, total=0.0,
         input_tokens=answer.input_tokens, output_tokens=answer.output_tokens, outcome="ok")
-    unknown = Judged(receipt, "unknown", "nothing says which machine answered", None,
+    unknown = Judged(receipt, "unknown", "no record says which machine answered", None,
                      is_kept=False)
     if re.fullmatch("req_[0-9a-f]{24}", answer.id):
-        return replace(unknown, why="its receipt is gone")
+        return replace(unknown, why="its record is gone")
     if fleet is None:  # then nothing says either whether LiteLLM serves
         return unknown
 
@@ -15491,7 +15491,7 @@ def judge_answer(answer: SessionAnswer, facts: TraceFacts) -> Judged:
     is_litellm = fleet.gateway.provider == "litellm"
     models = [model for model in fleet.models.values() if model.alias == answer.asked]
     if answer.id.startswith("req_") and not (is_litellm and models):
-        beyond = f"`{answer.asked}` was answered, and not by this gateway"
+        beyond = f"`{answer.asked}` was answered, but not by this gateway"
         return Judged(receipt, "no", "not by this gateway", beyond, is_kept=False)
     if not is_litellm:
         return unknown
@@ -15518,7 +15518,7 @@ def plan_served(judged: Sequence[Judged]) -> list[Served]:
 
 
 def _sum_up(group: Sequence[Judged]) -> Served:
-    """Return what a model on a machine did, of its requests."""
+    """Return the work of a model on a machine, from its requests."""
     first = group[0].receipt
     planned, why = _sum_up_plan(group)
     receipts = [one.receipt for one in group]
@@ -15584,7 +15584,7 @@ def plan_state(agent: AgentTrace, now: float) -> str:
 
 # == traces/audit.py, from line 29 ============================================
 #
-# Four questions on each agent, and what is told of a session.
+# Four questions on each agent, and the report of a session.
 
 class Verdict(Record):
     """The answer to one question about one subagent."""
@@ -15598,7 +15598,7 @@ class Verdict(Record):
 # The name of each question, and what is asked; only what can be decided is.
 QUESTIONS = {
     "Model": "served by the model its file names",
-    "Machine": "on a planned machine or a declared fallback",
+    "Machine": "on a planned machine or a configured fallback",
     "House": "nothing left the house",
     "Context": "its context was never cut"}
 
@@ -15625,7 +15625,7 @@ def audit_agent(agent: AgentTrace, judged: Sequence[Judged], session: SessionTra
 
 
 def _evidence(agent: AgentTrace, request: str) -> tuple[str, ...]:
-    """Return where the answer to a request stands, and its id."""
+    """Return the place of an answer in a transcript, and the request's id."""
     answer = agent.transcript.answers.get(request) if agent.transcript else None
     return (answer.place, request) if answer else (request,)
 
@@ -15733,7 +15733,7 @@ def _audit_context(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
 
 
 class AgentReport(Record):
-    """What is told of one agent."""
+    """The report of one agent."""
 
     agent: AgentTrace
     state: str
@@ -15744,7 +15744,7 @@ class AgentReport(Record):
 
 
 class SessionReport(Record):
-    """What is told of a session."""
+    """The report of a session."""
 
     session: SessionTrace
     facts: TraceFacts
@@ -15764,7 +15764,7 @@ class SessionReport(Record):
 
 def report_session(session: SessionTrace, facts: TraceFacts, *,
                    audits: bool) -> SessionReport:
-    """Return what is told of a session; the audit is of its subagents."""
+    """Return the report of a session, with the audit of its subagents."""
     agents = []
     for agent in session.agents:
         judged = [judge_receipt(receipt, facts) for receipt in agent.receipts]
@@ -15975,7 +15975,7 @@ def plan_needs(sight: Sight) -> Iterator[tuple[str, str, str]]:
                  and not routes[model.name].fallback]
         if alone:
             yield ("bad", f"{name} does not answer ({state.reason}), and no other machine "
-                   f"runs {some_of(alone, 4)}", state.mend)
+                   f"runs {some_of(alone, 4)}", state.fix)
     if sight.gateway.level == "error":
         yield "bad", sight.gateway.what, sight.gateway.fix
     for finding in sight.findings:
@@ -16079,7 +16079,7 @@ def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
             "colour": plan_machine_colours(sight.fleet.nodes)[node.name],
             "runs": state.runs,
             "online": state.online, "why": state.reason,
-            "fix": state.mend if state.reason else "",
+            "fix": state.fix if state.reason else "",
             "latency": state.latency_ms, "loaded": loaded,
             "memory": node.memory_gb * 1e9 if node.memory_gb else None}
 
@@ -16122,8 +16122,7 @@ def parse_log(log: Sequence[bytes]) -> list[dict[str, str]]:
 # nothing to see.
 
 CODE_BYTES = 5
-CODE_WANTED = ("the page wants the code that `subagent-fleet ui` printed; "
-               "it opens the page once")
+CODE_WANTED = ("this page needs the code that `subagent-fleet ui` printed; each code works once")
 # Nothing but what the page itself brings, and nobody may frame it or learn where it lies.
 PAGE_HEAD = ("Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
              "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"
@@ -16219,7 +16218,7 @@ button, input { font: inherit; color: inherit; }
 header, main { padding: var(--s3) var(--s4); }
 header, .line, .legend { display: flex; flex-wrap: wrap; gap: var(--s2) var(--s3); }
 header { background: var(--panel); border-bottom: 1px solid var(--line); }
-header div:first-child { flex: 1 1 12rem; }
+header div:first-child { flex: 1 1 30rem; }
 .now { text-align: right; }
 main, .pair { display: grid; gap: var(--s4); grid-template-columns: minmax(0, 1fr); }
 section > h2, .line { margin-bottom: var(--s2); align-items: center; }
@@ -16234,14 +16233,12 @@ section > h2, .line { margin-bottom: var(--s2); align-items: center; }
 .copy { background: var(--bg); padding: 0 var(--s1); text-align: left; max-width: 100%; }
 .copy::after { content: " copy"; color: var(--dim); font-size: var(--small); }
 .copy.copied::after { content: " copied"; color: var(--ok); }
-.card ul { flex: 1; }
 .cards { grid-template-columns: repeat(auto-fit, minmax(min(19rem, 100%), 1fr)); }
 .card { border-top: 3px solid var(--c); display: flex; flex-direction: column; gap: var(--s2); }
-.card.off { border-top-style: dashed; }
+.card.off { border-top-style: dashed; } .card ul { flex: 1; }
 .row { display: flex; gap: var(--s2); justify-content: space-between; align-items: center; }
 .row > :last-child { flex: none; max-width: 70%; }
-.busy { color: var(--c); font-weight: bold; }
-.bar i { background: var(--c); }
+.busy { color: var(--c); font-weight: bold; } .bar i { background: var(--c); }
 .bar { display: flex; flex: 1; height: .5rem; border-radius: .25rem; background: var(--line); }
 .bar i { border-right: 2px solid var(--panel); border-radius: inherit; }
 .bar i:nth-child(2n) { opacity: .55; }
@@ -16249,10 +16246,9 @@ section > h2, .line { margin-bottom: var(--s2); align-items: center; }
 .spark polyline { vector-effect: non-scaling-stroke; }
 @media (min-width: 64rem) { .pair { grid-template-columns: 2fr 3fr; } }
 .pair section { display: flex; flex-direction: column; min-width: 0; }
-.pair .panel { flex: 1; }
 .ways { position: sticky; top: var(--s3); display: flex; flex-direction: column; }
 .ways { max-height: 24rem; min-height: min-content; }
-.pair .line { min-height: 1.75rem; }
+.pair .line { min-height: 1.75rem; } .pair .panel { flex: 1; }
 #routes { position: relative; display: grid; gap: 9%; flex: 1; }
 #routes { grid-template-columns: minmax(0, 4fr) minmax(0, 5fr) minmax(0, 3fr); }
 #routes svg { position: absolute; inset: 0; width: 100%; height: 100%; }
@@ -16262,7 +16258,7 @@ section > h2, .line { margin-bottom: var(--s2); align-items: center; }
 th, .lane span, .one { white-space: nowrap; }
 .lane span, .one { overflow: hidden; text-overflow: ellipsis; }
 td.one { max-width: 13rem; }
-#routes span { display: block; }
+#routes span { display: block; overflow-wrap: break-word; }
 #routes .box { border: 2px solid var(--c); }
 #routes path { fill: none; stroke: var(--line); stroke-width: 1.5; }
 #routes .spare { stroke-dasharray: 2 6; }
@@ -16400,7 +16396,10 @@ function nameOf(lane, [session, agent] = lane.split("\n")) {
 }
 function titleOf(session) {
   const known = picture?.sessions.find((each) => each.session === session);
-  return known?.title || (session ? `session ${session.slice(0, 12)}` : "without a session");
+  if (known?.title || !session) return known?.title || "requests without a session";
+  const program = /^ses_/.test(session) ? "opencode, "
+    : /^\w{8}-\w{4}-7/.test(session) ? "codex, " : "";
+  return `${program}session ${session.slice(0, 12)}`;
 }
 const isTask = ({session}) => session && picture?.tasks.some((each) => each.session === session);
 function speedOf({tokens, countedAt, ...request}) {
@@ -16949,9 +16948,9 @@ class Dashboard(Reception):
             self._picture = row
             self.log.put(row)
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Forget what was under way; who looks comes back and is told what is so."""
-        self.log.begin_anew()
+        self.log.start_over()
         if self._picture:
             self.log.put(self._picture)
 
@@ -17808,7 +17807,7 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
         # What it said stands in no receipt, so not in the reason either.
         hint = ""
         if problem.cause == "diff" and not work.changed:
-            hint = " (if the task is only to answer: `changes: none`)"
+            hint = " (if it should only answer, write `changes: none`)"
         failure = after_failure(state, problem.reason + hint, problem.cause)
         return replace(failure, feedback=problem.feedback)
     return Ruling("done" if task.check else "review")
@@ -17858,7 +17857,7 @@ def find_flags(task: TaskSpec, heard: Heard, work: WorkDone) -> list[str]:
     """Return what is odd about an agent's deeds; the verdict does not depend on that."""
     flags = []
     if heard.turns and not heard.worked and task.changes == "required":
-        flags.append("made no call that changes anything")
+        flags.append("made no call that could change a file")
     changed = tuple(f"/{path}" for path, _, _ in work.files)
     absent = [path for path in dict.fromkeys(heard.written)
               if not f"/{path}".endswith(changed)]
@@ -18503,7 +18502,7 @@ def _honor_wishes(made: Step, now: float) -> Step:
     """Do at once what a person has wanted meanwhile, where no agent of the task is at work."""
     state = made.state
     if state.stopping and (state.state == "waiting" or state.asleep):
-        reason = "no agent was running"
+        reason = "stopped while no agent was running"
         state = _move(state, "stopped", now, reason=reason, stopping=False, open=False,
                       ended=now if state.open else state.ended)
         return Step(state, tells=(*made.tells, ("stopped", reason)))
@@ -19423,7 +19422,7 @@ def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
 
 
 def write_ignored(path: str) -> str:
-    """Return the command that adds to a `.gitignore` what others shall not get."""
+    """Return the command that adds private files to a `.gitignore`."""
     # The bare names: `./` or `../` before them would ignore nothing. An editor may have left
     # out the end of the last line.
     return f"printf '\\n{ENVIRONMENT_FILE}\\n{STATE_DIRECTORY}/\\n' >> {path}"
@@ -20659,7 +20658,7 @@ def tidy_task(folder: Folder, state: TaskState, *, is_dry: bool = False,
     hold = folder.world.hold(folder.of_task(state.name, "alive"))
     try:
         if hold is None:
-            raise Keeps("its agent is alive")
+            raise Keeps("its agent is still running")
         return _tidy(folder, state, is_dry=is_dry, takes_ignored=takes_ignored)
     except (Keeps, FleetError) as error:
         why = error.what if isinstance(error, FleetError) else str(error)
@@ -23501,7 +23500,7 @@ class Course(Warmth):
         self.began = world.clock()
         self.stage = "loading"
         try:
-            self._load_anew(world)
+            self._reload(world)
             for trial in TRIALS:
                 self.stage = trial.title
                 question = trial.ask(self._subject)
@@ -23513,7 +23512,7 @@ class Course(Warmth):
             self.give_up(explain_failure(failure, backend_of(self.node)).what)
         self.stage = "done"
 
-    def _load_anew(self, world: World) -> None:
+    def _reload(self, world: World) -> None:
         """Unload the model; load it, where a question does not do that as its route does."""
         unloading = Warmth(self.node, self.model)
         how = WarmUp(UNLOAD_SECONDS, busy_seconds=UNLOAD_SECONDS, unload=True)
@@ -24141,7 +24140,7 @@ class Exam:
 
 # == demo/pace.py, from line 12 ===============================================
 #
-# How fast a simulated machine is, and what it says.
+# The speed and the answers of a simulated machine.
 
 # A fleet with nothing installed: machines that are simulated, and a client that plays a
 # session of Claude Code's on them. The commands between are the real ones; `program/demo` types
@@ -24210,7 +24209,7 @@ class SimulatedNode(Reception):
         self._serving.start()
 
     def fall_asleep(self) -> None:
-        """Answer nobody, and end what is being answered; what was loaded is gone."""
+        """Stop answering, end running answers, and forget the loaded models."""
         self.stop("asleep")
         if self._serving:
             self._serving.join()
@@ -24231,7 +24230,7 @@ class SimulatedNode(Reception):
     # -- what Ollama answers --
 
     def answer(self, path: str, payload: Any) -> NodeAnswer:
-        """Return what it says to a request."""
+        """Return its answer to a request."""
         if path == "/api/version":
             return NodeAnswer(200, {"version": self.version})
         if path == "/api/tags":
@@ -24297,7 +24296,7 @@ class SimulatedNode(Reception):
             self.world.sleep(self.pace.load_seconds)
         self.loaded[name] = min(context, self.models[name].get("context", 131072))
 
-    # -- how it goes over the wire --
+    # -- the wire --
 
     def _respond(self, visitor: Visitor, method: str, target: str,
                  headers: dict[str, str]) -> None:
@@ -24362,7 +24361,7 @@ DEMO_WORDS = ("The session cookie is set before the redirect, so the next page a
 
 
 class DemoNode(SimulatedNode):
-    """A simulated node whose model says some words, and calls each tool that it is given."""
+    """A simulated node whose model says some words and calls each of its tools."""
 
     def __init__(self, world: World, machine: DemoMachine, tokens: int) -> None:
         self.tokens = tokens  # of an answer
@@ -24432,7 +24431,7 @@ DEMO_PROMPT = "Fix the login bug"
 
 
 class DemoSession:
-    """A scripted session: it asks the gateway, and keeps what Claude Code would keep."""
+    """A scripted session: it asks the gateway, and writes Claude Code's session files."""
 
     def __init__(self, world: World, fleet: Fleet, key: str, place: str) -> None:
         self.world, self.fleet = world, fleet
@@ -24479,7 +24478,7 @@ class DemoSession:
         self.world.append_line(path, render_json(value) + b"\n")
 
     def _post(self, agent: str, body: dict[str, Any]) -> Reply:
-        """Ask the gateway; refuse what is no answer."""
+        """Ask the gateway; raise if it does not answer."""
         headers = {"Authorization": f"Bearer {self._key}",
                    "x-claude-code-session-id": self.id}
         if agent:
@@ -24497,7 +24496,7 @@ class DemoSession:
 
 
 def demo_broken(what: str) -> FleetError:
-    """Return the error of a demo that did not do what it shows."""
+    """Return the error for a demo whose result is wrong."""
     return FleetError("demo-broken", f"the demo did not do what it shows: {what}",
                       fix=f"report it with these lines at {HOME_URL}/issues")
 
@@ -24548,13 +24547,13 @@ def play_session(session: DemoSession, mini: SimulatedNode,
 # What a person has accepted.
 
 class TrustPage(Record):
-    """What the trust file holds: what was accepted, as a hash, by the path of a fleet file."""
+    """The trust file: a hash of accepted stakes, by the path of a fleet file."""
 
     trusted: dict[str, str] = {}
 
 
 def read_trusted(world: World) -> dict[str, str]:
-    """Return {path of a fleet file: the hash of what was accepted of it}."""
+    """Return {path of a fleet file: the hash of its accepted stakes}."""
     path = world.user_place("state", "trusted.json")
     page = None
     with contextlib.suppress(FleetError):  # absent, or out of reach: nothing was accepted
@@ -24572,13 +24571,13 @@ def name_trust(world: World, fleet: Fleet) -> tuple[str, str]:
 
 
 def is_trusted(world: World, fleet: Fleet) -> bool:
-    """Tell whether a person has accepted exactly what is at stake with a fleet file."""
+    """Tell whether a person has accepted exactly the stakes of a fleet file."""
     name, accepted = name_trust(world, fleet)
     return read_trusted(world).get(name) == accepted
 
 
 def keep_trusted(world: World, fleet: Fleet, *, accepts: bool) -> None:
-    """Keep that what is at stake with a fleet file is accepted, or is no longer."""
+    """Keep that the stakes of a fleet file are accepted, or are no longer."""
     name, accepted = name_trust(world, fleet)
     trusted = {**read_trusted(world), name: accepted}
     if not accepts or not plan_stakes(fleet):
@@ -24590,7 +24589,7 @@ def keep_trusted(world: World, fleet: Fleet, *, accepts: bool) -> None:
 
 
 def find_stakes(world: World, fleet: Fleet) -> list[Stake]:
-    """Return what is at stake with a fleet on this machine."""
+    """Return the stakes of a fleet on this machine."""
     gateway = fleet.gateway
     own_hosts = {gateway.host} if is_here(world, gateway.host) else set()
     for node in fleet.nodes.values():
@@ -24634,7 +24633,7 @@ def unlock_keys(world: World, fleet: Fleet) -> None:
 
 
 def find_untrusted(world: World, fleet: Fleet) -> list[Stake]:
-    """Return what is at stake with a fleet, if it was not accepted."""
+    """Return the stakes of a fleet, if they were not accepted."""
     if not plan_stakes(fleet) or is_trusted(world, fleet):
         return []  # as with every fleet of machines at home: nothing is read
     return find_stakes(world, fleet)
@@ -24655,7 +24654,7 @@ def look_of(world: World, stream: str = "stdout") -> Look:
 
 
 class Config(Record):
-    """A fleet file that was read and is valid, and what in it will disappoint."""
+    """A valid fleet file, with its warnings."""
 
     fleet: Fleet
     warnings: tuple[Finding, ...] = ()
@@ -24679,7 +24678,7 @@ def load_config(world: World, typed: str | None) -> Config:
 
 def read_checked(world: World, path: str, source: str,
                  check: Callable[[Document], Any]) -> Any:
-    """Return what a check makes of a file; any error refuses it, all of them at once."""
+    """Return the checked value of a file; all errors are raised at once."""
     text = decode_config(world.read_bytes(path), source)
     try:
         value, problems = check(Document(text, source))
@@ -24697,7 +24696,7 @@ def load_fleet(path: str) -> Fleet:
 
 
 def decode_config(content: bytes, source: str) -> str:
-    """Return the text of a config; what is not UTF-8 is refused with its line."""
+    """Return the text of a config; bytes that are not UTF-8 are refused with their line."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -24743,7 +24742,7 @@ def search_config(world: World, directory: str, *, shown: str,
 
 
 def find_output(world: World, *, out: str | None, config: str | None) -> str:
-    """Return where the generated files are: what was typed, else beside the fleet file."""
+    """Return the directory of generated files: as typed, else beside the fleet file."""
     if out:
         return out
     if config or world.environ.get(CONFIG_VARIABLE):
@@ -24756,10 +24755,10 @@ def find_output(world: World, *, out: str | None, config: str | None) -> str:
 
 # == workspace/directory.py, from line 32 =====================================
 #
-# The directory of generated files, and who may read its key.
+# The directory of generated files, and the safety of its key.
 
 class Workspace(Record):
-    """The directory `out`, and in it what was generated from a fleet."""
+    """The directory `out` with the files generated from a fleet."""
 
     world: World
     out: str
@@ -24769,7 +24768,7 @@ class Workspace(Record):
         return self.world.path(self.out, *names)
 
     def enter(self, path: str) -> str:
-        """Return a path below `out`; what leads out of it, or is no file, is refused."""
+        """Return a path below `out`; refuse one that leads out of it or is not a file."""
         return self.world.enter(self.out, path)
 
     def read(self, path: str) -> bytes | None:
@@ -24842,7 +24841,7 @@ class Workspace(Record):
 
     def compare(self, fleet: Fleet | None, targets: Sequence[str] = (), *,
                 renews: bool = False) -> list[Change]:
-        """Return the Changes that shall be made to the files here; without a fleet, all go.
+        """Return the Changes that the files here need; without a fleet, all are removed.
 
         Without targets it is asked for those of the fleet and all that was ever written here.
         It may renew a key that others may know; else the key is kept.
@@ -24875,7 +24874,7 @@ class Workspace(Record):
         return changes
 
     def _written(self) -> dict[str, str]:
-        """Return what the manifest knows; if it cannot be read, say so and return nothing."""
+        """Return the manifest; if it cannot be read, say so and return nothing."""
         written = parse_manifest(self.read(MANIFEST_FILE))
         if written is not None:
             return written
@@ -24904,7 +24903,7 @@ class Workspace(Record):
                            *((change.path, change.wanted, mode_of(change.path))
                              for change in new)])
 
-        # 2. What left the fleet goes, and the manifest knows each file by one hash.
+        # 2. Files that left the fleet are removed; the manifest has one hash for each file.
         after = dict(before)
         for change in changes:
             if change.wanted is None:
@@ -24915,7 +24914,7 @@ class Workspace(Record):
         if after != during:
             self._replace([(MANIFEST_FILE, render_manifest(after), 0o644)])
 
-        # 3. Whoever loosened the mode of the key's file, it is closed again; git leaves it out.
+        # 3. The mode of the key's file is made private again, and git leaves the file out.
         place = self.enter(ENVIRONMENT_FILE)
         if self.world.others_may_read(place):
             self.world.replace_files([(place, self.world.read_bytes(place), 0o600)])
@@ -24939,13 +24938,13 @@ def backup_of(path: str, content: bytes | None) -> str:
 
 
 def mode_of(path: str) -> int:
-    """Return who may read a generated file: what holds the key, only its owner."""
+    """Return the mode of a generated file: private if it holds the key."""
     target = target_of(path)
     return target.mode if target else 0o600
 
 
 def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
-    """Add what is so of the generated files; where they cannot be read, that is a problem."""
+    """Add the facts on generated files; unreadable ones are problems."""
     world = workspace.world
     try:
         changes = workspace.compare(fleet)
@@ -24960,7 +24959,7 @@ def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
 
 
 def find_leaks(world: World, path: str) -> tuple[str, ...]:
-    """Return the ids of what lets others know the key in an environment file."""
+    """Return the ids of problems that let others read the key in an environment file."""
     leaks = []
     if world.others_may_read(path):
         leaks.append("env-readable")
@@ -24974,7 +24973,7 @@ def find_leaks(world: World, path: str) -> tuple[str, ...]:
 
 
 def hide_from_git(world: World, directory: str) -> None:
-    """Tell git what is ours, in the file of a clone that is never committed."""
+    """List our private files in `.git/info/exclude`, which is never committed."""
     git = search_config(world, directory, shown=directory, names=(".git",))
     if not git or world.kind_of(git, follow=False) != "directory":
         return
@@ -24995,7 +24994,7 @@ def hide_from_git(world: World, directory: str) -> None:
 # Measurements and receipts, as they lie on the disk.
 
 def read_measurements(workspace: Workspace) -> tuple[Measurement, ...]:
-    """Return what `bench` measured here; an unreadable or too large file counts as none."""
+    """Return the measurements kept here; an unreadable or too large file counts as none."""
     try:
         content = workspace.read(BENCH_FILE)
     except FleetError:
@@ -25007,12 +25006,12 @@ def read_measurements(workspace: Workspace) -> tuple[Measurement, ...]:
 
 LISTED_SESSIONS = 20
 RECEIPTS_FILE = f"{STATE_DIRECTORY}/requests.jsonl"
-# A gateway lets no file of them grow beyond that; a longer one is somebody else's.
+# The gateway keeps these files shorter; a longer one is not its own.
 RECEIPTS_READ_BYTES = RECEIPTS_LIMIT_BYTES + PART_BYTES
 
 
 class ReceiptsReader:
-    """Reads what a gateway files: the latest part first, then what has come since."""
+    """Reads a gateway's records: the latest part first, then new ones."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._tail = Tail(workspace.world, workspace.enter(RECEIPTS_FILE),
@@ -25032,7 +25031,7 @@ def latest_receipts(workspace: Workspace) -> Iterator[Receipt]:
 
 
 def parse_receipts(lines: Iterable[bytes]) -> list[Receipt]:
-    """Return what the lines of a receipts file say; cut or foreign ones are passed over."""
+    """Return the receipts in lines of a file; broken or foreign lines are skipped."""
     return [receipt for receipt in (read(Receipt, parse_object(line)) for line in lines)
             if receipt]
 
@@ -25060,7 +25059,7 @@ def read_receipts(workspace: Workspace, session: str = "") -> list[Receipt]:
 # Claude Code's settings, agents and sessions, as they lie on the disk.
 
 def find_agent_type(world: World, session: str, agent: str) -> str:
-    """Return what Claude Code calls a subagent of a session, where it kept that (2.1.326)."""
+    """Return Claude Code's name for a subagent of a session, if it kept that (2.1.326)."""
     if SESSION_ID.fullmatch(session) and SESSION_ID.fullmatch(agent):
         pattern = f"projects/*/{session}/subagents/agent-{agent}.meta.json"
         for path in world.paths_below(claude_directory(world), pattern):
@@ -25069,7 +25068,7 @@ def find_agent_type(world: World, session: str, agent: str) -> str:
 
 
 def find_session_words(world: World, session: str) -> str:
-    """Return the first line of what was asked in a session, where Claude Code kept that."""
+    """Return the first line of a session's prompt, if Claude Code kept it."""
     if SESSION_ID.fullmatch(session):
         for path in world.paths_below(claude_directory(world), f"projects/*/{session}.jsonl"):
             return crop(clean_line(read_first_prompt(world, path)), TITLE_LIMIT)
@@ -25082,7 +25081,7 @@ TITLE_PART_BYTES = 256 * 1024  # of a transcript: its first prompt is in them
 TITLE_LIMIT = 60
 
 def read_transcript(world: World, path: str, agent: str = "") -> Transcript:
-    """Return all that a transcript says: nobody waits for the end of its last line."""
+    """Return all entries of a transcript, without an unfinished last line."""
     transcript = Transcript(show_path(world, path), agent)
     tail = Tail(world, path)
     for line in tail.lines():
@@ -25135,7 +25134,7 @@ def find_sessions(workspace: Workspace, receipts: Iterable[Receipt]) -> list[Ses
 
 
 def project_name(world: World, directory: str) -> str:
-    """Return what Claude Code calls the directory of a project's sessions (2.1.326)."""
+    """Return Claude Code's name for the directory of a project's sessions (2.1.326)."""
     return re.sub("[^A-Za-z0-9]", "-", world.real_path(directory))
 
 
@@ -25153,14 +25152,14 @@ def subagent_paths(world: World, found: SessionFile) -> dict[str, str]:
 
 
 def read_label(world: World, path: str) -> AgentLabel:
-    """Return what lies beside a subagent's transcript."""
+    """Return the metadata beside a subagent's transcript."""
     with contextlib.suppress(FleetError):  # Claude Code before 2.1 keeps none
         return read(AgentLabel, parse_object(world.read_bytes(path))) or AgentLabel()
     return AgentLabel()
 
 
 def read_first_prompt(world: World, path: str) -> str:
-    """Return what a session began with, as far as the first part of its transcript tells."""
+    """Return the beginning of a session, from the first part of its transcript."""
     transcript = Transcript(path)
     with contextlib.suppress(FleetError):
         for line in world.read_part(path, 0, TITLE_PART_BYTES).split(b"\n"):
@@ -25224,7 +25223,7 @@ def find_agent_sources(workspace: Workspace) -> dict[str, AgentSource]:
 
 def read_session(workspace: Workspace, found: SessionFile, facts: TraceFacts, *,
                  audits: bool) -> SessionReport:
-    """Read all there is of a session."""
+    """Read a whole session."""
     world = workspace.world
     paths = subagent_paths(world, found)
     labels = {agent: read_label(world, f"{path[:-len('.jsonl')]}.meta.json")
@@ -25326,7 +25325,7 @@ def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> 
 
 
 def list_changes(changes: Iterable[Change], *, is_written: bool) -> list[tuple[str, str]]:
-    """Return the path of each file that is or was there, and what becomes of it."""
+    """Return the path of each file and the action for it."""
     return [(change.path,
              "updated" if is_written and change.action == "edited" else change.action)
             for change in changes if change.found or change.wanted]
@@ -25338,7 +25337,7 @@ _ACTION_ROLES = {"created": "ok", "updated": "ok", "unchanged": "dim", "removed"
 
 def format_changes(heading: str, listed: Sequence[tuple[str, str]],
                    look: Look = PLAIN) -> str:
-    """Return files and what becomes of each, below a heading."""
+    """Return files and the action for each, below a heading."""
     rows = [(path, Cell(action, _ACTION_ROLES.get(action, ""))) for path, action in listed]
     return f"{paint(heading, 'bold', look)}\n{format_pairs(rows, look)}"
 
@@ -25369,7 +25368,8 @@ def read_own_source(world: World, name: str) -> bytes:
 USER_FILES = {
     "cache": ("bytecode/" + "[0-9a-f]" * 64 + ".*",),
     "data": ("subagent_fleet.py", "__pycache__/subagent_fleet.*.pyc"),
-    "state": ("trusted.json", "repositories.json", "repositories.json.lock", "exam/*.json")}
+    "state": ("trusted.json", "repositories.json", "repositories.json.lock", "exam/*.json",
+              "ports.json", "ports.lock")}
 USER_DIRECTORIES = ("bytecode", "__pycache__", "exam", "worktrees/*", "worktrees", "")
 
 
@@ -25408,7 +25408,7 @@ class Command(Record):
     summary: str
     flags: tuple[Flag, ...]
     examples: tuple[str, ...]
-    passes: str  # what may follow `--` and goes to another program
+    passes: str  # words after `--`, for another program
     # Pairs of flags of which only one counts, such as `watch json`.
     excludes: tuple[str, ...] = ()
     passes_note: str = "passed on unchanged"
@@ -25418,13 +25418,13 @@ COMMANDS: list[Command] = []  # filled in one place, in the order of help
 NAME_KINDS = ("models", "agents")
 TASK_NAMES = ("tasks",)  # the names of the tasks
 EXAMPLE_NAMES = ("examples",)
-START, SET_UP, LOOK, SERVE, FILES, MORE = "Start", "Set up", "Look", "Serve", "Files", "More"
+START, SET_UP, LOOK, SERVE, MORE = "Start", "Set up", "Look", "Serve", "More"
 WORK = "Work"
 
 
 def command(name: str, summary: str, *flags: Flag, group: str, examples: tuple[str, ...],
             passes: str = "", **rules: Any) -> Callable[..., Command]:
-    """Make a function a command: its row stands above it."""
+    """Make a function a command; its row is above it."""
     def name_row(run: Callable[[Namespace, World], int]) -> Command:
         return Command(name, group, run, summary, flags, examples, passes, **rules)
     return name_row
@@ -25443,7 +25443,7 @@ OTHER_NAMES = {"start": "up", "dashboard": "ui", "benchmark": "bench"}
 OTHER_WORDS = {
     "abort": "subagent-fleet task stop NAME",
     "bd": "subagent-fleet task add 'NAME:what to do'",
-    "commands": "subagent-fleet --help",
+    "commands": "subagent-fleet help",
     "config": "edit tasks.yaml (`subagent-fleet help runs`) or fleet.yaml (`subagent-fleet "
               "help config`)",
     "create": "subagent-fleet run 'NAME:what to do'",
@@ -25560,11 +25560,11 @@ TARGET_WORD = {"action": "append_const", "dest": "target"}
 CONFIG = Flag("--config", "the fleet file, `-` for stdin; default: the nearest fleet.yaml",
               "FILE")
 CONFIG_FILE = replace(CONFIG, note="the fleet file; default: the nearest fleet.yaml")
-OUT = Flag("--out", "where generated files are; default: beside fleet.yaml", "DIR")
+OUT = Flag("--out", "directory for generated files; default: beside fleet.yaml", "DIR")
 JSON = Flag("--json", "print one JSON object")
-FORCE = Flag("--force", "overwrite what is there")
-TRUST = Flag("--trust", "agree to what would otherwise be asked")
-YES = Flag("--yes", "answer yes without being asked")
+FORCE = Flag("--force", "overwrite existing files")
+TRUST = Flag("--trust", "answer yes to the trust question")
+YES = Flag("--yes", "don't ask; answer yes")
 TIMEOUT = Flag("--timeout", "seconds to wait", "S",
                {**SECONDS, "default": PROBE_TIMEOUT_SECONDS})
 
@@ -25614,7 +25614,7 @@ def check_names(kind: str, names: Iterable[str], known: Iterable[str], owner: st
 
 
 def tell(world: World, text: str) -> None:
-    """Say what goes on: to a person, beside what was asked for."""
+    """Tell a person about progress, on stderr."""
     world.err(wrap_text(text, look_of(world, "stderr"), indent="  "))
 
 
@@ -25666,7 +25666,7 @@ def exit_status(findings: Iterable[Finding]) -> int:
 # A line that changes, and a view that is drawn again.
 
 class LiveLine:
-    """A line on a terminal that says what goes on now; elsewhere nothing."""
+    """A line on a terminal that shows progress; elsewhere nothing."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -25707,10 +25707,10 @@ def watch(world: World, seconds: float | None, show: Callable[[str], bool]) -> b
 
 # == cli/agree.py, from line 23 ===============================================
 #
-# What a person is asked before anything goes out.
+# Questions to a person before anything is sent out.
 
 def agree(world: World, text: str, question: str, refusal: FleetError) -> None:
-    """Have a person agree to what is shown; without a person, or a yes, refuse."""
+    """Ask a person; refuse without a person or a yes."""
     if not world.confirm(question, text):
         raise refusal
 
@@ -25737,7 +25737,7 @@ def ask_trust(fleet: Fleet, options: Namespace, world: World) -> None:
         words = "; ".join(stake.what for stake in stakes)
         text = format_stakes(source, stakes, "new", look_of(world, "stderr"))
         agree(world, text, "Do you want that?", FleetError(
-            "untrusted", f"with {source}, {words}; you have not agreed to that",
+            "untrusted", f"{source}: {words}; you have not agreed to that",
             fix="`subagent-fleet trust`, or add --trust", status=EXIT_REFUSED))
     keep_trusted(world, fleet, accepts=True)
     unlock_keys(world, fleet)
@@ -25748,8 +25748,8 @@ def refuse_home(options: Namespace, world: World, command: str) -> None:
     if options.out or options.config:
         return
     if world.real_path("") == world.real_path(world.home):
-        raise FleetError("in-home", f"{command}: this is your home directory; agents in its "
-                         ".claude/agents/ are those of every project", status=EXIT_REFUSED,
+        raise FleetError("in-home", f"{command}: this is your home directory; agents here would "
+                                    "apply to every project", status=EXIT_REFUSED,
                          fix="go into a project's directory; or "
                              f"`subagent-fleet {command} --out .`")
 
@@ -25769,7 +25769,7 @@ def known_fleet(options: Namespace, world: World) -> Fleet | None:
     except FleetError:
         if options.config:
             raise
-        return None  # what was asked can be told without a fleet
+        return None  # the answer needs no fleet
 
 
 # =============================================================================
@@ -25892,7 +25892,7 @@ def follow_events(world: World, fleet: Fleet, key: str, wait: Callable[[], objec
 def _read_frame(reply: Reply) -> dict[str, Any] | None:
     """Return the object that a line of `/events` holds, None for a line that holds none."""
     if reply.status != 200:
-        raise NodeFailure("bad answer", f"it answers {reply.status} to a follower")
+        raise NodeFailure("bad answer", f"it answers {reply.status} instead of its events")
     if not reply.body.startswith(b"data: "):
         return None
     return parse_object(reply.body[len(b"data: "):])
@@ -26009,7 +26009,7 @@ def open_door(world: World, fleet: Fleet, key: str) -> Listener:
     what = f"port {gateway.port} is in use by {server}" if is_known else taken.what
     if server == OUR_GATEWAY:
         raise FleetError("port-taken", what,
-                         fix="it serves already: `subagent-fleet launch claude`")
+                         fix="it is already serving; type `subagent-fleet launch claude`")
     raise FleetError("port-taken", what, fix=name_free_port(world, fleet, taken.fix))
 
 
@@ -26087,7 +26087,7 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
                         are_known=False)[node.name]
     if not state.online:
         raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
-                         "nothing was written", fix=find_usual_port(world, state) or state.mend)
+                         "nothing was written", fix=find_usual_port(world, state) or state.fix)
     models = choose_models(fleet, state, names)
     tell_findings([Finding("no-tools", "warning", f"{model.name} {rate_model(model).flaw}",
                            fix=f"{obtain_model(state.provider, SMALL_PLACEHOLDER)} on "
@@ -26191,7 +26191,7 @@ def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[N
         return
     for state in silent:
         raise FleetError("node-silent", f"node `{state.name}`: {state.why} ({state.endpoint}); "
-                         "nothing was written", fix=find_usual_port(world, state) or state.mend)
+                         "nothing was written", fix=find_usual_port(world, state) or state.fix)
     if not starter.has_models:
         raise FleetError("no-model", "no machine that was asked has a model that can do the "
                          f"work; nothing was written: {output} stays",
@@ -26351,13 +26351,13 @@ def format_flaw(flaw: str, states: Collection[NodeState], following: str, look: 
         return ""
     room = max((memory.get(state.name, 0.0) for state in states if state.online), default=0.0)
     pull = plan_pull(room)
-    mend = f"{tell_pull(room)}."
+    fix = f"{tell_pull(room)}."
     if pull:
-        mend = f"`ollama pull {pull}`, then"
+        fix = f"`ollama pull {pull}`, then"
         if any(find_models(state.models, pull) for state in states):
-            mend = "pull a model that calls tools (ollama.com/search?c=tools), then"
+            fix = "pull a model that calls tools (ollama.com/search?c=tools), then"
         following = f"`{following}`"
-    return format_words([f"{flaw}:", mend, following if pull else ""], look)
+    return format_words([f"{flaw}:", fix, following if pull else ""], look)
 
 
 def format_assignment(starter: Starter, look: Look = PLAIN) -> str:
@@ -26671,8 +26671,8 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
     words = options.passed
     own = words[:words.index("--")] if "--" in words else words
     if any(word.split("=")[0] == "--settings" for word in own):
-        raise FleetError("own-settings", "a `--settings` of your own would take the place of "
-                         "the fleet's", fix="put yours into .claude/settings.local.json",
+        raise FleetError("own-settings", "a `--settings` of your own would replace the fleet's",
+                         fix="put yours into .claude/settings.local.json",
                          status=EXIT_REFUSED)
     facts = observe_files(workspace, fleet, Facts(settings=managed))
     findings = list(lint_key(fleet, world.environ))
@@ -26876,27 +26876,27 @@ def end_serving(folder: Folder) -> bool:
 # with a copy or an archive name commands, places and revisions, and are never obeyed.
 
 TASK_WORDS = (
-    Flag("--name", "what it is called; default: its first words", "NAME"),
-    Flag("--agent", "the agent that does it", "NAME"),
-    Flag("--model", "or a model or alias", "NAME"),
+    Flag("--name", "the new task's name; default: its first words", "NAME"),
+    Flag("--agent", "agent to use", "NAME"),
+    Flag("--model", "model or alias to use instead of an agent", "NAME"),
     Flag("--coder", f"the program that does it: {', '.join((CLAUDE, *CODERS))}", "NAME",
          offers=(CLAUDE, *CODERS)),
-    Flag("--after", "a task that must be done first; may be repeated", "TASK", REPEAT,
+    Flag("--after", "start after this task is done", "TASK", REPEAT,
          offers=TASK_NAMES),
-    Flag("--base", "what it starts from; default: HEAD", "COMMIT"),
+    Flag("--base", "commit to start from; default: HEAD", "COMMIT"),
     Flag("--check", "command that must succeed", "COMMAND"),
-    Flag("--touch", "what it may change; may be repeated", "GLOB", REPEAT),
-    Flag("--changes", "`none`: it must change nothing", "WORD",
+    Flag("--touch", "files it may change", "GLOB", REPEAT),
+    Flag("--changes", "`none`: fail if anything changes", "WORD",
          {"choices": ("required", "none")}),
     Flag("--times", "run it N times, to choose from", "N", {"type": parse_count}),
-    Flag("--priority", "tasks with a higher number start first; default: 0", "N",
+    Flag("--priority", "tasks with a higher number start first", "N",
          {"type": parse_priority}),
-    Flag("--setup", "command that prepares the worktree; may be repeated", "COMMAND", REPEAT),
+    Flag("--setup", "command that prepares the worktree", "COMMAND", REPEAT),
     Flag("--sandbox", "`required`: only confined; `off`: not confined", "WORD",
          {"choices": ("auto", "required", "off")}),
-    Flag("--sandbox-write", "what else its commands may write; may be repeated", "PATH",
+    Flag("--sandbox-write", "what else its commands may write", "PATH",
          REPEAT),
-    Flag("--no-setup", "without the setup of the task file's defaults"))
+    Flag("--no-setup", "skip the default setup commands"))
 
 TASK_FILE = Flag("--file", "the task file, `-` for stdin; default: the nearest tasks.yaml",
                  "FILE", {"dest": "task_file", "default": None})
@@ -26919,8 +26919,8 @@ def open_tasks(folder: Folder) -> Folder:
     if run and read_repositories(world).get(folder.repository.main) == run:
         return folder
     if folder.read_states()[0] or any(folder.read_orders()):
-        raise FleetError("foreign-tasks", f"tasks lie in {folder.repository.common} that you "
-                         "have not added here", status=EXIT_REFUSED,
+        raise FleetError("foreign-tasks", f"this repository has tasks that you did not start, in "
+                                          f"{folder.repository.common}", status=EXIT_REFUSED,
                          fix="`subagent-fleet tasks` shows them; to delete them: "
                              f"`rm -r {quote_shell(folder.path)}`")
     if run:
@@ -27232,7 +27232,7 @@ def find_task(folder: Folder, name: str, command: str) -> TaskState:
 def suggest_run(tasks: Mapping[str, TaskState]) -> str:
     """Return what to type where nothing supervises tasks that could go on; or nothing."""
     if any(state.is_active for state in tasks.values()):
-        return "Agents work on, but nothing watches them. Continue: subagent-fleet run"
+        return "Agents keep working, but nothing watches them. Continue: subagent-fleet run"
     if any(state.state == "waiting" for state in tasks.values()):
         return "Nothing is running. Start: subagent-fleet run"
     return ""
@@ -27566,7 +27566,7 @@ def watch_tasks(world: World, path: str, fleet: Fleet | None,
         except FleetError as error:
             first = (*error.findings, error.finding)[0]
             raise FleetError("invalid-config", f"{first.where or path}: {first.what}; "
-                             "keeping what it said before") from None
+                             "keeping the previous version") from None
         before = most
         most = plan.file.max
         if options.most or most == before:
@@ -27610,8 +27610,8 @@ def suggest_after_stop(jobs: Sequence[RunJob]) -> list[str]:
         return []
     holders = [job.folder.holder() for job in jobs if job.folder.holder()]
     if holders:
-        return [f"The `run` that was active before (pid {holders[0]}) does these tasks, and "
-                "goes on. `subagent-fleet tasks` shows them."]
+        return [f"The `run` that was active before (pid {holders[0]}) is working on these tasks "
+                "and continues. `subagent-fleet tasks` shows them."]
     return ["Agents keep running, but nothing checks them or starts the next task. "
             "`subagent-fleet run` to watch them again, `subagent-fleet task stop '*'` to "
             "end them."]
@@ -27877,11 +27877,11 @@ class RunJob:
 
 # == views/requests.py, from line 37 ==========================================
 #
-# Requests as rows: who asked, where, and how it went.
+# Requests as rows: agent, machine, outcome.
 
 def format_served(before: Mapping[str, Mapping[str, Any]],
                   after: Mapping[str, Mapping[str, Any]], look: Look = PLAIN) -> str:
-    """Return what each node has served between two looks at a gateway's totals."""
+    """Return what each node served between two readings of a gateway's totals."""
     if not after:  # LiteLLM has no such page
         return "\nLiteLLM does not say which machine served what.\n"
     if any(before.get(name, node)["requests"] > node["requests"]
@@ -27903,7 +27903,7 @@ def format_served(before: Mapping[str, Mapping[str, Any]],
 
 
 class LogTable:
-    """A table of requests that grows: when, who, which model where, how long, how it ended."""
+    """A table of requests that grows: time, agent, model, machine, seconds, outcome."""
 
     def __init__(self, requests: Iterable[Mapping[str, Any]], look: Look, now: float) -> None:
         self._look = look
@@ -27922,7 +27922,7 @@ class LogTable:
         """Return the line above it."""
         names = pad_row(list(self._widths), list(self._widths.values()))
         line = f"{names}  Outcome"
-        if 0 < self._look.columns < width_of(line):  # it stands below
+        if 0 < self._look.columns < width_of(line):  # it is below
             line = crop(names.rstrip(), self._look.columns)
         return f"{paint(line, 'bold', self._look)}\n"
 
@@ -27937,7 +27937,7 @@ class LogTable:
 
 
 def _describe_outcome(request: Mapping[str, Any]) -> str:
-    """Return how a request ended, and who failed on the way: in words, else by class."""
+    """Return how a request ended, and which machines failed: in words, else by class."""
     tries = [f"{tried.node}: {tried.why}" for tried in request["failures"]]
     said = request["said"] or ", ".join(tries)
     if said:
@@ -27951,7 +27951,7 @@ def choose_failed(receipts: Iterable[Receipt]) -> list[Receipt]:
 
 
 def log_requests(world: World, fleet: Fleet) -> Callable[[list[Receipt | Rejection]], None]:
-    """Begin a log; what it returns says of each request how it ended, of each refusal why."""
+    """Begin a log; return the function that prints each request and each refusal."""
     look, now = look_of(world, "stderr"), world.now()
     names = AgentNames(world, agents_by_alias(fleet))
     known = [("", model.ollama_model, model.node) for model in fleet.models.values()]
@@ -28007,7 +28007,7 @@ class AgentNames:
 
 
 def report_receipt(receipt: Receipt, names: AgentNames) -> dict[str, Any]:
-    """Return what is shown of a request: its receipt, who asked, and why a machine failed."""
+    """Return a request for display: its receipt, its agent, and why a machine failed."""
     shown = {**vars(receipt), "route": receipt.model or "", "node": receipt.node or "",
              "name": names.find(receipt.session, receipt.agent, receipt.alias),
              "failures": receipt.tries}
@@ -28023,7 +28023,7 @@ def name_task_sessions(options: Namespace, world: World) -> dict[str, str]:
 
 def report_requests(receipts: Sequence[Receipt], names: AgentNames, options: Namespace
                     ) -> list[dict[str, Any]]:
-    """Return what is shown of requests; the main agent of a task has the task's name."""
+    """Return requests for display; the main agent of a task has the task's name."""
     tasks = {}
     if receipts:
         tasks = name_task_sessions(options, names.world)
@@ -28067,7 +28067,7 @@ def list_failures(workspace: Workspace, fleet: Fleet, began: float, stream: str)
 # Measurements as a table, and keeping them.
 
 def format_measurements(measured: Sequence[Measurement], look: Look = PLAIN) -> str:
-    """Return a table of what models can, and below it what they did instead."""
+    """Return a table of measurements, and below it what models did instead."""
     numbers = ("Load s", "Prompt tok/s", "Answer tok/s", "First s")
     headers = ["Model", "Machine", *numbers, "Tools", "Context"]
     rows = []
@@ -28105,20 +28105,20 @@ def _score_cell(score: Score | None, look: Look) -> Cell:
 
 
 def _measured_notes(known: Measurement) -> Iterator[str]:
-    """Yield what a model did instead of what it was asked, and why it was asked no more."""
+    """Yield what a model did instead, and why measuring stopped."""
     topics = {"tools": known.tools, "context": known.context}
     for topic, score in topics.items():
         if score and not score.is_full:
             yield f"{topic}: {score.instead}"
     if known.failure:
-        yield f"not measured further: {known.failure}"
+        yield f"measuring stopped: {known.failure}"
     elif known.load_seconds is not None and not known.is_counted:
         yield "its speeds were timed here, because its server does not report them"
 
 
 def find_chosen(fleet: Fleet, options: Namespace, world: World
                 ) -> Iterator[tuple[Model, NodeState, NodeModel]]:
-    """Yield the models to ask, with what their nodes say; who costs money only if named."""
+    """Yield the models to ask, with their nodes' facts; cloud models only if named."""
     if options.exam:  # for which a model needs a route
         check_names("model", options.model, fleet.models, fleet.name)
     states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
@@ -28140,9 +28140,9 @@ def find_chosen(fleet: Fleet, options: Namespace, world: World
 
 
 def tell_measurements(measured: Sequence[Measurement], look: Look) -> str:
-    """Return what was measured, and what comes next where there is something to go by."""
+    """Return the measurements, and the next command if there are any."""
     if not measured:
-        return "Every model leaves the house; name one with --model to measure it.\n"
+        return "Every model runs in a cloud. To measure one, name it with `--model`.\n"
     text = format_measurements(measured, look)
     if any(known.is_worth_keeping for known in measured):
         following = "Next: `subagent-fleet recommend`"
@@ -28151,7 +28151,7 @@ def tell_measurements(measured: Sequence[Measurement], look: Look) -> str:
 
 
 def keep_measurements(workspace: Workspace, measured: Sequence[Measurement]) -> None:
-    """Add measurements to what earlier runs have kept."""
+    """Add measurements to those of earlier runs."""
     merged = merge_measurements(read_measurements(workspace), measured)
     report = render_report("bench", {"measurements": merged})
     workspace.keep(BENCH_FILE, report.encode("ascii"))
@@ -28171,7 +28171,7 @@ def find_task_file_near(world: World, source: str) -> str:
 
 
 def refuse_config(error: FleetError, options: Namespace, world: World) -> int:
-    """Print what `validate --json` says of an invalid config; raise if it cannot be read."""
+    """Print the JSON of an invalid config; raise if it cannot be read."""
     error.report = {"file": error.where or options.config, "valid": False}
     if not error.findings:
         raise error
@@ -28259,7 +28259,7 @@ LOG_PART_BYTES = 32 * 1024
 
 
 class Lookout:
-    """Looks at a fleet for its dashboard: machines, who happens to work, what is wrong.
+    """Looks at a fleet for its dashboard: machines, work, problems.
 
     One loop feeds the page: from the gateway's stream, else from what was filed. Machines are
     asked beside it, so a dead one does not hold up what is told.
@@ -28272,7 +28272,7 @@ class Lookout:
         self._names = AgentNames(workspace.world, agents_by_alias(fleet))
         self._file_changed = self._find_change()
         self._problems: Sequence[Finding] = ()  # of the fleet file as it is now
-        # Here: who asks for the page is told what it met.
+        # Here, so that a request for the page gets the error.
         self._reader = ReceiptsReader(workspace)
         self._folder: Folder | None = None
         with contextlib.suppress(FleetError):  # there are no tasks outside of a repository
@@ -28293,10 +28293,10 @@ class Lookout:
                     self._follow()
             if self._is_followed:
                 self._is_followed = False
-                self._dashboard.begin_anew()
+                self._dashboard.start_over()
 
     def _follow(self) -> None:
-        """Hand on what the gateway tells, until it ends."""
+        """Pass on the gateway's events until it ends."""
         fleet = self._fleet
         key = known_key(self._workspace, fleet)
         for told in follow_events(self._world, fleet, key, self._wait):
@@ -28308,7 +28308,7 @@ class Lookout:
                 self._dashboard.log.put(told)
 
     def _wait(self) -> None:
-        """Let a tick pass, ask all in time while somebody looks, show what all have said."""
+        """Wait a tick, ask every machine in time while a page is open, show their answers."""
         now = self._world.clock()
         if not self._looks:
             if now < self._look_at or not self._dashboard.is_watched:
@@ -28353,7 +28353,7 @@ class Lookout:
         self._examine_at = 0.0
 
     def _show(self) -> None:
-        """Show what is so now."""
+        """Show the present state."""
         world = self._world
         tasks = self._find_tasks()
         sight = plan_sight(self._fleet, self._seen["states"], self._seen["view"], world.now())
@@ -28365,7 +28365,7 @@ class Lookout:
                               "log": parse_log(self._read_log())})
 
     def _name_askers(self, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return who asked and in which sessions: only their ids are on the wire."""
+        """Return the names of agents and sessions: only their ids are on the wire."""
         names = {}
         begun = [task for task in tasks if task["session"]]
         titles = {task["session"]: task["name"] for task in begun}
@@ -28400,14 +28400,14 @@ class Lookout:
         return list(Tail(self._world, path, last_bytes=LOG_PART_BYTES).lines())
 
     def _examine(self) -> list[Finding]:
-        """Return what doctor finds."""
+        """Return doctor's findings."""
         facts = observe(self._workspace, self._fleet, problems=(), seconds=PICTURE_SECONDS)
         return [finding for topic, finding in plan_doctor(self._fleet, facts)
                 if topic != "Config"]
 
 
 def report_task(row: TaskRow, state: TaskState) -> dict[str, Any]:
-    """Return what the page says of a task; `answers` is what to type to one that asks."""
+    """Return a task for the page; `answers` are the commands that answer its question."""
     level = TASK_ROLES.get(row.state, "wait")
     fix = f"`{row.fix}`" if row.fix else ""
     answers = ""
@@ -28467,9 +28467,9 @@ def listen_for_page(world: World, gateway: Gateway, typed: int | None = None) ->
 #
 # `up`: everything in one step.
 
-@command("up", "do everything: find models, load and serve them, run Claude Code", CONFIG_FILE,
+@command("up", "do everything: find, load and serve models, run Claude Code", CONFIG_FILE,
          OUT, TRUST,
-         Flag("--ui", "show the dashboard, too"),
+         Flag("--ui", "also open the dashboard"),
          group=START, examples=("up", "up --ui", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Namespace, world: World) -> int:
     """Do the whole job. Messages go to standard error: standard output is Claude Code's."""
@@ -28677,7 +28677,7 @@ def format_after_init(starter: Starter, states: Sequence[NodeState],
     if all(state.reason == "not asked" for state in states):
         return ("Fill in your machines' addresses, then run:\n"
                 "  subagent-fleet discover\n  subagent-fleet generate\n")
-    text = "".join(format_words([f"{clean_line(state.name)} did not answer: {state.mend}."],
+    text = "".join(format_words([f"{clean_line(state.name)} did not answer: {state.fix}."],
                                 look, indent="  ") for state in silent)
     return f"{text}When a model is there, run:\n  subagent-fleet init --force\n"
 
@@ -28685,7 +28685,7 @@ def format_after_init(starter: Starter, states: Sequence[NodeState],
 @command("init", "write fleet.yaml with the models your machines have",
          Flag("--output", "where to write; default: fleet.yaml (a .json name writes JSON)",
               "FILE"),
-         Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
+         Flag("--node", "also ask this machine", "NAME=URL", REPEAT),
          Flag("--offline", "contact no machine, write placeholders"),
          Flag("--hybrid", "your own Claude login for the main session, subagents at home"),
          Flag("--example", "write this example instead; `list`, or no name, names them",
@@ -28955,7 +28955,7 @@ EXAMPLE_ALIASES = {"ollama-laptop-only": "laptop", "claude-agents": "laptop",
 @command("add", "add a machine and its models to fleet.yaml",
          Flag("machine", "the machine: a name, and where its Ollama answers", "NAME=URL"),
          CONFIG_FILE,
-         Flag("--model", "only this model of the machine; may be repeated",
+         Flag("--model", "only this model of the machine",
               "MODEL", REPEAT),
          Flag("--dry-run", "write nothing; show what would change"),
          group=SET_UP, examples=("add mini=192.168.1.50",
@@ -29313,7 +29313,7 @@ def find_objection(path: str, advised: Recommendation) -> FleetError | None:
                           "in one", status=EXIT_USAGE,
                           fix="subagent-fleet recommend --write --config fleet.yaml")
     for state in advised.silent:
-        fix = state.mend_from_afar
+        fix = state.fix_from_afar
         if advised.fleet.nodes[state.name].mac:
             fix = "subagent-fleet warmup"
         return FleetError("node-silent", f"{state.name} does not answer ({state.reason}), so "
@@ -29381,7 +29381,7 @@ def report_recommendation(advised: Recommendation, written: Sequence[str]) -> di
 #
 # `generate`: write the files.
 
-@command("generate", "write the files for Claude Code, LiteLLM, your shell and others",
+@command("generate", "write the files for Claude Code, LiteLLM and your shell",
          CONFIG, OUT,
          Flag("--target", f"only these: {', '.join(TARGET_NAMES)}", "LIST", REPEAT,
               offers=TARGET_NAMES),
@@ -29483,7 +29483,7 @@ def parse_targets(options: Namespace) -> tuple[str, ...]:
 # `env`: variables for a shell.
 
 @command("env", "print Claude Code's environment for your shell", CONFIG, OUT,
-         Flag("--show-key", "show the key on a terminal, too"), TRUST,
+         Flag("--show-key", "print the key even on a terminal"), TRUST,
          group=SET_UP, examples=("env", 'eval "$(subagent-fleet env)"'))
 def cmd_env(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
@@ -29501,8 +29501,8 @@ def cmd_env(options: Namespace, world: World) -> int:
 #
 # `trust`: accept what a fleet file may do.
 
-@command("trust", "agree to what a fleet file would send beyond your own networks", CONFIG,
-         YES, Flag("--show", "only show what that is, and what was accepted"),
+@command("trust", "allow a fleet file to send data outside your networks", CONFIG,
+         YES, Flag("--show", "only show what it would send and what you accepted"),
          Flag("--forget", "forget what you have agreed to"),
          group=SET_UP, examples=("trust --show", "trust"),
          excludes=("forget show", "forget yes", "show yes"))
@@ -29589,7 +29589,7 @@ def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
         text += "\n" + format_words([heading, Cell(says)], look, indent="  ")
 
         if not state.online:
-            text += format_fix(state.mend, look)
+            text += format_fix(state.fix, look)
         for model in state.models:
             parts = [Cell(f"{model.name}:"), Cell(_describe_model(model))]
             text += format_words(parts, look, margin="  ", indent="  ")
@@ -29717,7 +29717,7 @@ def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str
         route = plan_route_state(fleet, states, model)
         fix = ""
         if route.state == "model missing":
-            fix = mend_missing(fleet, model, states[model.node])
+            fix = fix_for_missing(fleet, model, states[model.node])
         models.append({"name": name, "node": model.node, "ollama_model": model.ollama_model,
                        "state": words.get(route.state, "present"), "fix": fix})
     return models
@@ -29748,7 +29748,7 @@ def format_away(sight: Sight) -> str:
              for model in fleet.models.values() if is_cloud(fleet, model)]
     if not names:
         return ""
-    text = f"Leaves the house: what is asked of {some_of(names, 5)}."
+    text = f"Sent outside your network: requests to {some_of(names, 5)}."
     if sight.said.left_house:
         requests, tokens_in, tokens_out = (
             sight.said.left_house.get(name, 0) for name in TOTALS[:3])
@@ -29924,7 +29924,7 @@ def cmd_ui(options: Namespace, world: World) -> int:
 
 # == commands/doctor.py, from line 32 =========================================
 #
-# `doctor`: what is wrong, and what mends it.
+# `doctor`: what is wrong, and how to fix it.
 
 def format_topic(topic: str, findings: Sequence[Finding], look: Look, *,
                  verbose: bool = False) -> str:
@@ -29944,11 +29944,11 @@ def format_topic(topic: str, findings: Sequence[Finding], look: Look, *,
 
 
 def format_doctor(findings: Sequence[tuple[str, Finding]], verdict: str, look: Look, *,
-                  mended: Sequence[str], verbose: bool) -> str:
-    """Return doctor's report: what was mended, a block for each topic, the verdict last."""
+                  fixed: Sequence[str], verbose: bool) -> str:
+    """Return doctor's report: what was fixed, a block for each topic, the verdict last."""
     blocks = []
-    if mended:
-        blocks.append("".join(f"fixed: {clean_line(text)}\n" for text in mended))
+    if fixed:
+        blocks.append("".join(f"fixed: {clean_line(text)}\n" for text in fixed))
     topics: dict[str, list[Finding]] = {}
     for topic, finding in findings:
         topics.setdefault(topic, []).append(finding)
@@ -29972,9 +29972,9 @@ def cmd_doctor(options: Namespace, world: World) -> int:
 
     workspace = open_workspace(options, world)
     facts = observe(workspace, fleet, problems=problems, seconds=options.timeout)
-    mended = []
+    fixed = []
     if options.fix and fleet:
-        mended = mend_files(workspace, facts)
+        fixed = fix_files(workspace, facts)
         facts = observe_files(workspace, fleet, facts)
 
     findings = plan_doctor(fleet, facts)
@@ -29989,24 +29989,24 @@ def cmd_doctor(options: Namespace, world: World) -> int:
         listed = [{"topic": topic, **show_record(finding)}
                   for topic, finding in findings]
         print_report(world, "doctor", {
-            "verdict": verdict, "mended": mended, "findings": listed})
+            "verdict": verdict, "mended": fixed, "findings": listed})
     else:
-        world.out(format_doctor(findings, verdict, look_of(world), mended=mended,
+        world.out(format_doctor(findings, verdict, look_of(world), fixed=fixed,
                                 verbose=options.verbose))
     return exit_status(finding for _, finding in findings)
 
 
-def mend_files(workspace: Workspace, facts: Facts) -> list[str]:
+def fix_files(workspace: Workspace, facts: Facts) -> list[str]:
     """Fix what nobody wrote by hand: old generated files, the key file's mode; say each."""
-    mended = []
+    fixed = []
     if "env-readable" in facts.leaks:
-        mended.append(f"{facts.env_path}: only you may read it now")
+        fixed.append(f"{facts.env_path}: only you may read it now")
     stale = [change for change in facts.changes
              if change.action in ("created", "updated", "removed")]
-    mended += [f"{change.path}: {change.action}" for change in stale]
-    if mended:
+    fixed += [f"{change.path}: {change.action}" for change in stale]
+    if fixed:
         workspace.write(stale)
-    return mended
+    return fixed
 
 
 # == commands/logs.py, from line 40 ===========================================
@@ -30016,8 +30016,8 @@ def mend_files(workspace: Workspace, facts: Facts) -> list[str]:
 @command("logs", "show the latest requests, and why some failed", CONFIG, OUT,
          Flag("--follow", "keep showing requests as they end, until Ctrl-C", short="-f"),
          Flag("--lines", "how many", "N", {"type": parse_count, "default": 20}, short="-n"),
-         Flag("--failed", "only requests that failed, or failed on a first machine"),
-         Flag("--session", "only those of the session whose id begins so", "ID",
+         Flag("--failed", "only requests that failed or fell back"),
+         Flag("--session", "only requests of the session whose id begins with this", "ID",
               {"default": ""}), JSON,
          group=LOOK, examples=("logs", "logs --follow --failed", "logs --session 5b1c"),
          excludes=("follow json",))
@@ -30152,8 +30152,8 @@ def _tell_rereading(name: str, served: Served, look: Look) -> str:
     said = []
     if served.read_again:
         why = served.read_again_why.replace("pushed out",
-                                            "other prompts had taken their place")
-        said.append(f"{served.read_again:,} tokens that had been read before were read again "
+                                            "other prompts had pushed them out of the cache")
+        said.append(f"{served.read_again:,} tokens were read twice "
                     f"({why})")
     if served.waited_for:
         said.append(f"it waited for {served.waited_for}")
@@ -30377,9 +30377,9 @@ def observe_traces(workspace: Workspace, options: Namespace) -> TraceFacts:
 # `warmup`: load the models.
 
 @command("warmup", "load models before you need them", CONFIG,
-         Flag("--model", "only this model; may be repeated", "MODEL", REPEAT,
+         Flag("--model", "only this model", "MODEL", REPEAT,
               offers=("models",)),
-         Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT,
+         Flag("--agent", "only the model of this agent", "AGENT", REPEAT,
               offers=("agents",)),
          Flag("--pull", "download missing models"),
          Flag("--unload", "take models out of memory"),
@@ -30611,9 +30611,9 @@ def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict
 # `bench`: what a model can.
 
 @command("bench", "measure what each model can do: speed, tool calls, context", CONFIG, OUT,
-         Flag("--model", "only this one, of the file or of a machine; may be repeated", "MODEL",
+         Flag("--model", "only this one, of the file or of a machine", "MODEL",
               REPEAT, offers=("models",)),
-         Flag("--quick", "ask fewer questions, none longer than a model reads in 5 seconds"),
+         Flag("--quick", "ask fewer and shorter questions"),
          Flag("--exam", "let each model redo fixes from this repository's history"),
          *EXAM_WORDS, TRUST, JSON,
          group=LOOK, examples=("bench", "bench --quick --model heavy-coder",
@@ -30796,12 +30796,11 @@ def refuse_tracked(workspace: Workspace, harness: Harness) -> None:
 #
 # `run`: have tasks done.
 
-@command("run", "run tasks in parallel: each in its own worktree, checked before it counts",
+@command("run", "run tasks in parallel, each in its own worktree",
          Flag("words", "only these tasks, or new ones: NAME:PROMPT, or a quoted prompt",
               "TASK", {"nargs": "*", "default": []}, offers=TASK_NAMES), TASK_FILE,
          *TASK_WORDS,
-         Flag("--max", "how many agents work at once, at most; changes a `run` that is "
-              "active, too", "N",
+         Flag("--max", "run at most N agents at once; also changes an active `run`", "N",
               {"type": parse_count, "default": 0, "dest": "most"}),
          Flag("--detach", "work in the background"),
          Flag("--land", "merge what is done, check it as a whole, move your branch"),
@@ -30976,7 +30975,7 @@ def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
 # `tasks`: how tasks stand.
 
 @command("tasks", "show every task: what it does, waits for or asks",
-         replace(MAYBE_TASK, note="everything about one"),
+         replace(MAYBE_TASK, note="show one task in detail"),
          Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
               {**SECONDS, "nargs": "?", "const": 2.0, "default": 0.0}),
          Flag("--all", "in every repository, and those that left the task file", "",
@@ -31077,7 +31076,7 @@ def suggest_forget(tasks: Mapping[str, TaskState]) -> str:
 
 
 def show_task(folder: Folder, name: str, options: Namespace) -> None:
-    """Print everything about one task."""
+    """Print one task in detail."""
     world = folder.world
     sight = see_folder(folder, options)
     if name not in sight.tasks or sight.tasks[name].forgotten:
@@ -31113,7 +31112,7 @@ def list_keys(folder: Folder, state: TaskState,
 
 def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
                         tries: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
-    """Return everything about one task: its state, its keys with their origin, its tries."""
+    """Return one task in detail: its state, its keys with their origin, its tries."""
     lines = [(name, clean_line(str(getattr(row, name)))) for name in (
         "state", "reason", "now", "agent", "alias", "where", "branch", "worktree", "session",
         "confined", "port", "fix") if getattr(row, name)]
@@ -31332,7 +31331,7 @@ def describe_outcome(order: Mapping[str, Any], state: TaskState, now: TaskState
     return now.state, text, now.state == "done"
 
 
-@command("task stop", "end the agents of tasks, and all that they have started",
+@command("task stop", "stop the tasks' agents and their processes",
          TASK_PATTERNS, group=WORK, examples=("task stop parser", "task stop 'jwt-*'"))
 def cmd_task_stop(options: Namespace, world: World) -> int:
     status = order_tasks("stop", options, world)
@@ -31344,7 +31343,7 @@ def cmd_task_stop(options: Namespace, world: World) -> int:
 
 @command("task retry", "try finished tasks again, as the task file describes them now",
          TASK_PATTERNS, Flag("--say", "also tell the agent this", "TEXT", {"default": ""}),
-         Flag("--fresh", "from the start: another worktree, branch and session"), TASK_FILE,
+         Flag("--fresh", "start over with a new worktree, branch and session"), TASK_FILE,
          group=WORK, examples=("task retry parser", "task retry parser --say 'keep it short'",
                                "task retry 'jwt-*' --fresh"))
 def cmd_task_retry(options: Namespace, world: World) -> int:
@@ -31360,7 +31359,7 @@ def cmd_task_retry(options: Namespace, world: World) -> int:
     return order_tasks("retry", options, world, words)
 
 
-@command("task accept", "call tasks done: what they changed is put on their branches",
+@command("task accept", "mark tasks as done and commit their changes",
          TASK_PATTERNS, replace(YES, note="also drop the other twins"), group=WORK,
          examples=("task accept parser", "task accept jwt-b --yes"))
 def cmd_task_accept(options: Namespace, world: World) -> int:
@@ -31384,7 +31383,7 @@ def cmd_task_accept(options: Namespace, world: World) -> int:
     return status
 
 
-@command("task forget", "drop finished tasks from every list; their branches and refs stay",
+@command("task forget", "drop finished tasks from every list; keep their branches",
          TASK_PATTERNS, group=WORK, examples=("task forget 'jwt-*'",))
 def cmd_task_forget(options: Namespace, world: World) -> int:
     return order_tasks("forget", options, world)
@@ -31394,7 +31393,7 @@ def cmd_task_forget(options: Namespace, world: World) -> int:
 #
 # `task attach`: talk to a task's agent.
 
-@command("task attach", "open a task's session in this terminal; it continues when you exit",
+@command("task attach", "open a task's session here; it continues when you exit",
          NAMED_TASK, CONFIG, OUT, TRUST, group=WORK, examples=("task attach parser",))
 def cmd_task_attach(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
@@ -31466,14 +31465,14 @@ LOG_FILES = {"setup": "setup.log", "check": "check-0.log", "stderr": "err",
 
 
 @command(
-    "task log", "show what a task's agent said and did; without a name, the run's own log",
+    "task log", "show what an agent said and did, or the run's own log",
     MAYBE_TASK,
     Flag("kinds", "other kinds of log: setup, check, stderr, landing, raw", "KIND",
          {"nargs": "?", "choices": [*LOG_FILES], "default": None}),
-    Flag("--try", "of an earlier try; default: of the last", "N",
+    Flag("--try", "which try; default: the last", "N",
          {"type": parse_count, "default": 0, "dest": "number"}),
     Flag("--lines", "how many", "N", {"type": parse_count, "default": 40}, short="-n"),
-    Flag("--follow", "go on as it comes, until Ctrl-C", short="-f"),
+    Flag("--follow", "keep showing new output until Ctrl-C", short="-f"),
     group=WORK, examples=("task log", "task log parser", "task log parser check --try 1"))
 def cmd_task_log(options: Namespace, world: World) -> int:
     folder = open_folder(world)
@@ -31681,8 +31680,8 @@ def cmd_task_land(options: Namespace, world: World) -> int:
 
 @command("task tidy", "remove worktrees of finished tasks, where nothing is lost",
          replace(TASK_PATTERNS, more={"nargs": "*", "default": []}),
-         Flag("--dry-run", "only say what would be removed"),
-         Flag("--ignored", "even if ignored files are new or changed, and are lost"), JSON,
+         Flag("--dry-run", "only show what would be removed"),
+         Flag("--ignored", "also delete ignored files that are new or changed"), JSON,
          group=WORK, examples=("task tidy --dry-run", "task tidy 'jwt-*'"))
 def cmd_task_tidy(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
@@ -31760,7 +31759,7 @@ def format_tidying(rows: Sequence[Tidying], look: Look = PLAIN, *, is_dry: bool)
 @command("clean", "remove the generated files that you have not changed", OUT, CONFIG,
          Flag("--dry-run", "only list them"), YES,
          Flag("--force", "don't ask; remove edited files too, after copying them"),
-         group=FILES, examples=("clean --dry-run", "clean", "clean --yes"))
+         group=MORE, examples=("clean --dry-run", "clean", "clean --yes"))
 def cmd_clean(options: Namespace, world: World) -> int:
     workspace = open_workspace(options, world)
     changes = workspace.compare(None, (
@@ -31821,7 +31820,7 @@ def cmd_skills_list(options: Namespace, world: World) -> int:
 @command("skills install", "teach your assistants to set up and use the fleet",
          Flag("--target", f"only for these programs: {', '.join(SKILL_PLACES)}", "LIST",
               REPEAT, offers=tuple(SKILL_PLACES)),
-         Flag("--skill", "only this skill; may be repeated", "SKILL", REPEAT,
+         Flag("--skill", "only this skill", "SKILL", REPEAT,
               offers=("subagent-fleet-setup", "subagent-fleet-operations",
                       "subagent-fleet-runs")),
          Flag("--user", "in your home, for every project"), OUT, CONFIG, FORCE,
@@ -32032,31 +32031,31 @@ def cmd_schema(options: Namespace, world: World) -> int:
 
 # == program/pages.py, from line 24 ===========================================
 #
-# The first screen, the pages of help, usage lines.
+# The first screen, the pages of help, the help of a command.
 
-FIRST_COMMANDS = ("up", "add", "status", "trace", "ui", "doctor", "run", "tasks",
-                  "launch", "help")
+HOME_PAGE = "https://github.com/adityak74/subagent-fleet"
 
 
 def format_overview(look: Look) -> str:
-    """Return the first screen: ten commands, and where the others are told."""
-    summaries = {row.name: row.summary for row in COMMANDS}
-    others: dict[str, dict[str, None]] = {START: {}}
+    """Return the first screen: every command in its group, then flags and topics."""
+    groups: dict[str, list[tuple[str, str]]] = {}
     for row in COMMANDS:
-        if row.name not in FIRST_COMMANDS:
-            others.setdefault(row.group, {})[row.name.split()[0]] = None
-    text = wrap_text(f"subagent-fleet {VERSION}: run Claude Code-style "
-                     "subagents across your local model fleet.\n\nStart:\n"
-                     "  subagent-fleet up\n\nCommands:\n", look)
-    text += format_pairs([(name, summaries[name]) for name in FIRST_COMMANDS], look)
-    text += "\nMore commands and topics:\n"
-    more = [(group, ", ".join(names)) for group, names in others.items()]
-    text += format_pairs([*more, ("help", ", ".join(TOPICS))], look) + "\n"
-    text += format_words(["`subagent-fleet help NAME` explains a command or a topic."], look)
-    text += format_words(["Not installed? Type `python3 subagent_fleet.py` instead of "
-                          "`subagent-fleet`."], look)
-    return text + format_words(["Exit codes: 0 done, 1 a problem was found, 2 usage, 3 "
-                                "refused, 130 interrupted."], look)
+        groups.setdefault(row.group, []).append((row.name, row.summary))
+    groups["Flags"] = [("-h, --help", "show this, or the help of a command"),
+                       ("-V, --version", "show the version")]
+    groups["Topics: subagent-fleet help TOPIC"] = [
+        (name, topic.summary) for name, topic in TOPICS.items()]
+
+    text = wrap_text(f"subagent-fleet {VERSION}: run Claude Code-style subagents across your "
+                     "local model fleet.\n\nUsage: subagent-fleet COMMAND [ARGUMENTS] [FLAGS]\n"
+                     "Start with: subagent-fleet up\n", look)
+    width = max(len(name) for rows in groups.values() for name, _ in rows)
+    for title, rows in groups.items():
+        text += f"\n{paint(title, 'bold', look)}\n"
+        text += format_pairs([(name.ljust(width), words) for name, words in rows], look)
+    return text + "\n" + format_words(
+        ["Not installed? Type `python3 subagent_fleet.py` instead of `subagent-fleet`."],
+        look) + format_words([f"Read more: {HOME_PAGE}"], look)
 
 
 def format_page(page: str, look: Look) -> str:
@@ -32086,7 +32085,7 @@ def format_page(page: str, look: Look) -> str:
     return text.strip("\n") + "\n"
 
 
-CONFIG_PAGE = r"""# fleet.yaml, and what is made of it
+CONFIG_PAGE = r"""# fleet.yaml, and the files that are generated from it
 
 ```yaml
 project:
@@ -32135,24 +32134,22 @@ agents:
 
 @KEYS@
 
-`model` and `alias` are second spellings of `ollama_model` and `litellm_alias`: one of the
-two.
+You can write `model` for `ollama_model` and `alias` for `litellm_alias`, but not both.
 
 `init --example list` lists examples to start from: `laptop`, `three-machines` and `hybrid`.
 
 The file is `--config`, else `$SUBAGENT_FLEET_CONFIG`, else the nearest `fleet.yaml`,
-`fleet.yml` or `fleet.json` from here up to the git root. JSON is read as well as YAML, and
-wrong keys, names and values are all reported at once, with line, column and what to type;
-what cannot be read as YAML stops at the first. Of YAML it reads what people write; anchors,
-tags, several documents, and words that YAML 1.1 and 1.2 read differently (`yes`, `012`,
-`1:30`) are refused by name, never guessed. `subagent-fleet schema > fleet.schema.json` gives
-editors completion.
+`fleet.yml` or `fleet.json` from this directory up to the git root. JSON works as well as YAML.
+Wrong keys, names and values are all reported at once, with line, column and what to type; broken
+YAML stops at the first error. It reads a subset of YAML: anchors, tags, several documents, and
+words that YAML 1.1 and 1.2 read differently (`yes`, `012`, `1:30`) are refused, never guessed.
+`subagent-fleet schema > fleet.schema.json` gives editors completion.
 
 ## Warnings
 
 `validate` and `doctor` warn about what is allowed but won't work well:
 
-- `exposed-gateway`: a gateway that listens beyond this machine
+- `exposed-gateway`: a gateway that other machines can reach
 - `public-endpoint`: a node at a public address over plain http
 - `endpoint-gateway`: an endpoint that is this fleet's own gateway
 - `unused-node`: a node on which no model runs
@@ -32182,51 +32179,53 @@ editors completion.
 - `.subagent-fleet/manifest.json`: this program: what it wrote, to know your edits from its
   own
 
-They go beside the fleet file that was found, or here with `--config`, or where `--out` says
-(Claude Code reads the agents of where it runs and of the git root above). All or nothing: if
-one of them was edited by you, `generate` writes nothing and shows the difference, and
-`--force` overwrites after a copy into `.subagent-fleet/backup/` (so does `init --force`);
-`up` keeps yours and writes the others. Agents that left the fleet are removed under the same
-rule. `clean` removes what was written, keeps what you edited and says so, and leaves the
-copies, `requests.jsonl` and the logs. Your own agents are never touched. Git is told to
-leave out `.env.subagent-fleet` and `.subagent-fleet/` (in `.git/info/exclude`, which counts
-for your clone alone).
+They are written beside the fleet file, or to the current directory if you type `--config`, or to
+`--out`. (Claude Code reads the agents of its directory and of the git root above.) If you have
+edited one of them, `generate` writes nothing and shows the difference; `--force` copies your
+version to `.subagent-fleet/backup/` first and then overwrites it (`init --force` does the same).
+`up` keeps your version and writes the others. Agents that left the fleet are removed by the same
+rule. `clean` removes what was generated and keeps what you edited, the copies, `requests.jsonl`
+and the logs. Your own agents are never touched. `.env.subagent-fleet` and `.subagent-fleet/` are
+added to `.git/info/exclude`, so git ignores them in your clone.
 
-Without `launch` or `up`, in the shell you are in:
+To start Claude Code without `launch` or `up`:
 
 ```sh
 . ./.env.subagent-fleet
 claude
 ```
 
-`launch` asks first whether this
-fleet's gateway answers; it and `up` take the settings from `fleet.yaml`, and only the key
-from `.env.subagent-fleet`. A proxy or a cloud that your shell names (`HTTPS_PROXY`,
-`CLAUDE_CODE_USE_BEDROCK`) does not come between Claude Code and the fleet. A second `up` uses
-the gateway of the first, and serves on when that one ends. Two projects at the same time need
-two `port:`s: `init` and `up` write the next free one into a new file, and `up` takes it where
-the file says none. A line of Claude Code's with `[claude-code:unrecognized_model]` is
-harmless: it has not heard of your alias.
+`launch` first asks whether this fleet's
+gateway answers. `launch` and `up` take the settings from `fleet.yaml`, and only the key from
+`.env.subagent-fleet`. Proxy and cloud variables in your shell (`HTTPS_PROXY`,
+`CLAUDE_CODE_USE_BEDROCK`) are ignored. A second `up` uses the gateway of the first, and keeps
+serving when the first one ends. Two projects at the same time need two ports: `init` and `up`
+write the next free one into a new file, and `up` uses it if the file has no `port:`. If Claude
+Code prints `[claude-code:unrecognized_model]`, that is harmless: it does not know your alias.
 """
 MACHINES_PAGE = r"""# More machines
 
-On each other machine, download `subagent_fleet.py`, too, and ask it what to do:
+On each other machine, download `subagent_fleet.py` and ask it what to do:
 
 ```sh
 python3 subagent_fleet.py worker
 ```
 
-(On Windows, type `setx OLLAMA_HOST 0.0.0.0` in a Command Prompt, quit Ollama in the tray,
-start it again, and go on with `add` below.)
+It says whether Ollama runs and can be reached, and what to type there to open it to your
+network. (On Windows, type `setx OLLAMA_HOST 0.0.0.0` in a Command Prompt, quit Ollama in the tray,
+and start it again.) Then, on your own machine:
 
-It says whether Ollama runs and can be reached, what to type to open it on this system, and
-prints what to put under the `nodes:` and `models:` of the `fleet.yaml` on your own machine;
-`subagent-fleet add mini=192.168.1.50`, typed there, does that (also for a machine that is
-already there without models). A model gets work when an agent names it, a `fallback` does, or
-it has the alias of one that is used: `subagent-fleet recommend --write` sees to that:
-it shows what it would change in the file, and asks. Or there, have a new `fleet.yaml` written by
-asking this machine and all of them at once (of a fleet that works, nothing is replaced if one
-does not answer):
+```sh
+subagent-fleet add mini=192.168.1.50     # adds the machine and its models to fleet.yaml
+subagent-fleet recommend --write         # gives them work: shows the changes, and asks
+subagent-fleet up
+```
+
+A model gets work if an agent or a `fallback` names it, or if it has the alias of a model that
+is used.
+
+You can also let `init` ask this machine and all others at once, and write a new `fleet.yaml`. If
+one of them does not answer, a fleet that works is not replaced:
 
 ```sh
 subagent-fleet init --force --node mini=192.168.1.50 --node studio=studio.local
@@ -32234,18 +32233,18 @@ subagent-fleet discover
 subagent-fleet up
 ```
 
-Or without naming any machine:
+To find machines without naming them:
 
 ```sh
 subagent-fleet discover --scan    # which machines answer, and what to type to add each
 ```
 
 This asks the machines that this one has lately spoken with (`arp -an`) and those that
-`tailscale status` names, on the ports of Ollama, LM Studio, llama.cpp and vLLM: it takes
-three seconds in all. It knocks at no address that nobody named, and says what it skipped and
-why. A machine that is not listed: `ping` it once, or name it.
+`tailscale status` lists, on the ports of Ollama, LM Studio, llama.cpp and vLLM. It takes three
+seconds, scans no other address, and says what it skipped and why. If a machine is not listed,
+`ping` it once, or name it.
 
-Or step by step, to see what each part does:
+Step by step, to see what each part does:
 
 ```sh
 subagent-fleet init              # write fleet.yaml
@@ -32258,97 +32257,90 @@ subagent-fleet launch claude     # Claude Code on the fleet
 subagent-fleet doctor            # what doesn't work, and how to fix it
 ```
 
-`warmup`, and `up` with it, asks each machine first whether it is there (5 s), and says of
-each model when it happens whether it is ready, waits for a machine that others keep busy, or
-is on one that does not answer. `up` says it in one line where up to four models load without
-trouble; it waits 15 s for others and continues without those that don't answer: their
-`fallback` takes over. What failed later, when, for which agent and in which words:
-`subagent-fleet logs`.
+`warmup` and `up` first ask each machine whether it is there (5 s). Then they say of each model
+whether it is ready, waits for a busy machine, or is on a machine that does not answer. `up`
+waits 15 s for such a machine and then continues without it: the `fallback` takes over.
+`subagent-fleet logs` shows what failed later, when, and for which agent.
 
 ## Who does what where
 
-`init`, and `up` at its first start, decide by these rules, print what they decided with a
-reason for each, and write it above each model into `fleet.yaml`:
+`init` (and `up`, when there is no `fleet.yaml`) decides by these rules. It prints the reason for
+each decision and writes it above each model into `fleet.yaml`:
 
-1. A model fits a role when it calls tools (as `bench` measured, else as its node says, less
-   those known to print their calls) and holds the role's context: 32,768 tokens for the main
-   session, implementer and reviewer, 8,192 for the others. Embedding models and cloud stubs
-   fit none.
-2. Models share a machine only within its `memory_gb`, or where as much was seen loaded there
-   together; else a machine gets one. A model takes its weights and its context: layer by
-   layer where its node describes them (windows, hybrids, latent keys), else by a guess. It
-   gets the largest context that fits, up to what its role needs, and the sum is shown.
-3. The strongest has the most parameters; a coder stands before a general model of its size,
-   one that thinks after it.
+1. A model fits a role if it calls tools and holds the role's context: 32,768 tokens for the main
+   session, implementer and reviewer, 8,192 for the others. Whether it calls tools is what `bench`
+   measured, otherwise what its server says. Embedding models and cloud models fit no role.
+2. Models share a machine only if they fit its `memory_gb` together, or if as much was already
+   seen loaded there. Otherwise a machine gets one model. A model takes memory for its weights
+   and for its context, computed from its layers if its server describes them, otherwise
+   estimated. It gets the largest context that fits, up to what its role needs.
+3. The strongest model is the one with the most parameters. Of two with the same size a coder
+   comes first, and a model that thinks comes last.
 4. The main session and the implementer get the strongest; the reviewer the strongest on
    another machine, of another family where there is one; the planner the fastest with
-   7 B parameters or more; the summarizer the fastest off the main session's machine. No
-   machine idles while a role could move to it at less than half its strength lost.
-   Work goes to models by agent, never by what a prompt is about: a kind of work of its own is
-   an agent of its own.
-5. Each model falls back on the strongest of the other machines; one model on two machines has
-   one alias, and they share its work: tables name both (`mini or studio (shared)`).
+   7 B parameters or more; the summarizer the fastest off the main session's machine. A role
+   moves to an idle machine if that costs less than half of the role's strength. Work goes to
+   models by agent, never by what a prompt says. For another kind of work, add an agent.
+5. Each model falls back to the strongest model of another machine. One model on two machines has
+   one alias and shares its work: tables name both (`mini or studio (shared)`).
 
-`subagent-fleet recommend` asks the machines again, takes what `bench` measured, and shows the
-fleet as it is beside the fleet as these rules would have it: what would change, why, on which
-numbers, and what it does not know (`memory_gb`, models never measured, machines that sleep).
+`subagent-fleet recommend` asks the machines again, uses what `bench` measured, and compares your
+fleet with what these rules suggest: what would change, why, on which numbers, and what is not
+known (`memory_gb`, models never measured, machines that sleep).
 `--write` writes it where `fleet.yaml` is still as `init` wrote it, which its last line tells,
 and keeps a copy.
 
 ## How many agents stay warm
 
-A server reads a prompt once and goes on from there, as long as it still holds it: one in each
-slot, and more in main memory (llama-server, and Ollama from 0.30, keep up to 8 GiB a loaded
-model). One agent more, and nearly every prompt is read again from its beginning. `status`,
-`doctor` and `recommend` say how many agents a machine keeps warm and how many there are. To
-keep more: set `LLAMA_ARG_CACHE_RAM` (in MiB) where its server runs, and write `cache_gb:`
-under the machine; or write less `context:`. On a Mac this is the same memory that models use.
+A server reads only the new part of a prompt while the rest is still in its cache: one prompt for
+each slot, and more in main memory (llama-server, and Ollama from 0.30, keep up to 8 GiB for each
+loaded model). With one agent too many, nearly every prompt is read again from the start. `status`,
+`doctor` and `recommend` say how many agents a machine keeps warm and how many there are. To keep
+more, set `LLAMA_ARG_CACHE_RAM` (in MiB) for its server and write `cache_gb:` under the machine,
+or lower `context:`. On a Mac this is the same memory that models use.
 
 ## Machines that sleep
 
 With `mac: "a4:83:e7:01:02:03"` under a node, `up` and `warmup` wake the machine if it does
-not answer: they send the 102 bytes of a magic packet to the broadcast addresses of this
-machine's networks, wait, and say `mini answered after 11 s`. The machine must allow it: on a
-Mac "Wake for network access", on a PC the card's Wake-on-LAN. To find its `mac` while it is
-awake: `arp -n mini` here, or there `ifconfig en0` (a Mac) or `ip link` (Linux).
+not answer. They send a magic packet to the broadcast addresses of this machine's networks, wait,
+and say `mini answered after 11 s`. The machine must allow it: on a Mac "Wake for network access",
+on a PC the network card's Wake-on-LAN. To find its `mac` while it is awake, type `arp -n mini`
+here, or on that machine `ifconfig en0` (a Mac) or `ip link` (Linux).
 
-## The first word
+## A faster first answer
 
 Claude Code's first request is 10,000 to 18,000 tokens, most of it tools that a local model
-does not use; at 300 tokens a second that is a minute before the first word. `up` and `launch`
-start it without them where the main session's `context` is at most 131,072 (`up` says so in a
-line). The tools that an agent of the fleet names stay, and so do those of `--allowedTools`.
-`lean: false` under `project.claude` brings all back. Measured under an alias with `sonnet` in
-it, bytes ÷ 4: 5,600 tokens instead of 11,700 with Claude Code 2.1.327, 4,200 instead of
-19,100 with 2.1.197.
+does not use. At 300 tokens a second that is a minute before the first word. So `up` and `launch`
+turn them off if the main session's `context` is at most 131,072 tokens (`up` says so). Tools that
+an agent of the fleet names stay, and so do those of `--allowedTools`. `lean: false` under
+`project.claude` turns all of them on again. Measured as bytes ÷ 4: 5,600 tokens instead of 11,700
+with Claude Code 2.1.327, and 4,200 instead of 19,100 with 2.1.197.
 """
-MODELS_PAGE = r"""# What your models can
+MODELS_PAGE = r"""# What your models can do
 
 ```sh
-subagent-fleet bench --quick     # a minute; without --quick, prompts that fill the context, too
+subagent-fleet bench --quick     # a minute; without --quick it also fills the context
 ```
 
-`bench` asks each model on its machine what a session will ask of it, as its route does, one
-after the other on a machine and the machines at once; each answer is judged by a value that
-can be checked:
+`bench` asks each model what a session will ask of it, over the same route. Machines are measured
+at the same time, the models of one machine one after the other. Each answer is checked:
 
 - Load s: how long it takes to load; it is unloaded first
 - Prompt tok/s: reading a new prompt of 1,000 tokens, and one of half the context
 - Answer tok/s: writing
-- First s: to the first word, warm, with the prompt's beginning cached
+- First s: until the first word, with the beginning of the prompt in the cache
 - Tools: one of five given tools called with the right arguments (an enum, a nested object, an
-  array, a name with `-`), two calls, none where none fits, an answer after the result; each
-  goes on for up to three turns, as an agent would. Or what it did instead: "printed the call
-  as text"
-- Context: with the context full a word at its very beginning is still known and the node's
-  own count fits; one token more is refused, not cut
+  array, a name with `-`), two calls, no call if no tool fits, an answer after the result. Each
+  lasts up to three turns. Or what it did instead: "printed the call as text"
+- Context: with a full context the model still knows a word from the beginning, and the server
+  counts the tokens right; a prompt with one token more is refused, not cut
 
-Speeds are the node's own counters, where it has some. A model that says it can think, or see,
-has to. Results are kept in `.subagent-fleet/bench.json` as they come, with the date and the
-versions and the answers that failed; a run that is interrupted, or loses a machine, keeps
-what it has. `status` shows what was measured; `recommend` and `init` decide by it. Measure
-while nothing else works: a busy machine is slower, and each model is loaded again. Models
-that leave the house are measured only when `--model` names them.
+Speeds come from the server's own counters, if it has any. A model that claims to think or to read
+images is asked to. Results go to `.subagent-fleet/bench.json` as they come, with the date, the
+versions and the answers that failed. If you stop `bench`, or a machine fails, it keeps what it
+has. `status` shows the results; `recommend` and `init` decide by them. Run `bench` while nothing
+else works: a busy machine is slower, and each model is loaded again. Cloud models are measured
+only if `--model` names them.
 
 ## The exam
 
@@ -32357,33 +32349,33 @@ subagent-fleet bench --exam                  # in a git repository with tests: 1
 subagent-fleet bench --exam --questions 30 --since 365d --check 'make test'
 ```
 
-The questions come from your own history: small commits that change code and tests. Each is
-proven first, twice: its tests fail on the commit before it and pass on it. What is left out
-is listed with the reason. The check is `--check`, else the default of tasks.yaml, else the
-project's usual one; you see it before anything runs.
+The questions come from your own history: small commits that change code and tests. Each is tested
+twice first: its tests must fail on the commit before it and pass on it. Commits that are left out
+are listed with the reason. The check is `--check`, else the default of tasks.yaml, else the
+project's usual one. You see it before anything runs.
 
 Each model gets each question as a task of `run`, in Claude Code: the commit's message and the
 names of the failing tests, in a repository that holds the files before the fix and nothing
 later. Then the tests of the fix replace the model's, and the check decides. A question ends
 when the model ends, at the deadline (30 minutes, or the default of tasks.yaml), or when the
-model gets stuck. A model that asks a person has failed; what another model answered does not
-count.
+model gets stuck. A model that asks a person has failed. An answer from another model does
+not count.
 
-- Likely: the share that it would pass of many such questions, with 95 % confidence (Wilson).
+- Likely: the share of many such questions that it would pass, with 95 % confidence (Wilson).
   Ten questions tell a model that does 9 of 10 from one that does half of them in 15 of 100
   exams, sixty in 99
 - Each time (with `--times`): the questions that it passed every time
-- Not told apart: their ranges overlap. `recommend` and `init` prefer a model for its exam
-  only where the exam tells it from another, and then say so
+- No clear winner: their ranges overlap. `recommend` and `init` prefer a model for its exam only if
+  the difference is clear, and then say so
 
-What was asked once is not asked again: after Ctrl-C the same command continues. Commits,
+A question is asked only once: after Ctrl-C the same command continues. Commits,
 reasons and results are kept in `.subagent-fleet/exam.json`, without any text of yours. A
 result belongs to the model's digest: a new version of a tag starts at zero.
 """
-BACKENDS_PAGE = r"""# Other servers than Ollama
+BACKENDS_PAGE = r"""# Servers other than Ollama
 
-`provider:` says what a node runs. `init`, `add` and `--node` see it by themselves and write
-it.
+`provider:` under a node says which server runs there. `init`, `add` and `--node` find out and
+write it.
 
 - `ollama`: Ollama. Models are loaded: by `warmup`, with the route's `context`. Asked with:
   `/api/chat`
@@ -32393,7 +32385,7 @@ it.
   `context`. Asked with: `/v1/chat/completions`
 - `vllm`: vLLM, 0.11.1 or newer, with `--enable-auto-tool-choice` and a `--tool-call-parser`.
   Models are loaded: always. Asked with: `/v1/chat/completions`
-- `openai`: what else speaks Chat Completions: MLX's servers, LocalAI, TabbyAPI, OpenRouter.
+- `openai`: any other server for Chat Completions: MLX's servers, LocalAI, TabbyAPI, OpenRouter.
   Models are loaded: always. Asked with: `/v1/chat/completions`
 - `anthropic`: api.anthropic.com, or another Messages endpoint; its models need `cloud: true`.
   Models are loaded: always. Asked with: `/v1/messages`
@@ -32412,15 +32404,15 @@ models:
     context: 65536                 # at most what the server was started with
 ```
 
-All of them have the same queue, slots, rests and failover. A key is sent only to the endpoint
-it was accepted for (`trust`), and is in no file, log or receipt. The request goes to servers
-that speak Messages as it came, but with plain blocks, the system first, and without what they
-once refused.
+All of them have the same queue, slots and failover. A key is sent only to the endpoint that you
+accepted it for (`trust`); it is in no file, log or record. A server that speaks Messages gets the
+request as it came, except that the system prompt comes first and that fields are left out which
+it refused before.
 
 ## Your own Claude login, subagents at home
 
-The main session may stay on your Claude subscription while the agents of the fleet run on
-your machines. `init --hybrid` writes it, with the models that your machines have:
+The main session can use your Claude subscription while the agents of the fleet run on your
+machines. `init --hybrid` writes it, with the models that your machines have:
 
 ```yaml
 project:
@@ -32431,7 +32423,7 @@ nodes:
   claude:
     endpoint: https://api.anthropic.com
     provider: anthropic
-    auth: client                   # the login that Claude Code sends goes on, byte for byte
+    auth: client                   # Claude Code's own login is passed on
   laptop:
     endpoint: http://localhost:11434
 models:
@@ -32442,7 +32434,7 @@ models:
     context: 200000
     max_output: 64000
     max_parallel: 8
-    cloud: true                    # it leaves your house, and says so
+    cloud: true                    # it runs outside your network
   small-coder:
     node: laptop
     model: qwen3:8b
@@ -32454,65 +32446,74 @@ agents:
     description: Use for planning, file discovery and task decomposition.
 ```
 
-`launch` and `up` then leave Claude Code's login alone and show the gateway's key in a header
-of its own, which goes no further; a login is stored, logged and shown nowhere. (With a login
-Claude Code also asks api.anthropic.com about the account by itself, past any gateway.) What
-the cloud refuses (401, 429, 529 with its `retry-after`) comes back as it came, unless the
-model has a `fallback`; a login that has run out always does. `status` says what left the
-house, each receipt whether it did (`cloud`). With `api_key_env` in place of `auth` it is a
-key of your own that goes there.
+`launch` and `up` then leave Claude Code's login alone and send the gateway's key in a separate
+header, which the gateway removes. Your login is never stored, logged or shown. (With a login
+Claude Code also asks api.anthropic.com about your account directly, not through any gateway.)
+
+If the cloud refuses a request (401, 429, 529 with its `retry-after`), Claude Code gets that
+answer, unless the model has a `fallback`. An expired login always comes back. `status` says what
+left your network, and so does each record of a request (`cloud`). To use an API key of your own,
+write `api_key_env` in place of `auth`.
 """
 GATEWAY_PAGE = r"""# The gateway
 
-`serve` (and `up`) speak Anthropic's Messages API to Claude Code and to Ollama `/api/chat`:
-streams, tools, images, thinking where the model's `thinking` says so, `count_tokens`. It
-sends each request with the model's own `context`, so that nothing reloads, and refuses a
-prompt that is too long in the words on which Claude Code compacts, instead of cutting it in
-silence. Connecting to a machine gets three seconds; a machine that fails rests and is tried
-again; one that takes a request and then answers nothing at all is left after fifteen, while a
-model that is only slow is waited for. Who leaves in mid answer takes the request off its
-machine at once, and so that Ollama survives it: a client that only closes the connection may
-cost the model until Ollama is restarted (0.32.15, its issue 17131; 7 of 450 did with fast
-test models). A model that takes no images is told from its first refusal on that one was left
-out, so that a picture does not end a conversation. What a request needs chooses among the
-models of its alias and their fallbacks before load does: one that sees images, one whose
-context holds the prompt, one that calls tools; the receipt says who was passed over for what.
-Machines with the same alias share its requests. A `fallback` answers only when the model that
-was asked for can't (its machine is down or skipped, the model is missing, the prompt is too
-long), never because it is busy.
-Each request leaves one line in `.subagent-fleet/requests.jsonl`: when, which agent session,
-alias, model, machine, waited, tokens, outcome; never a prompt, an answer or the key. `logs`
-shows them, with the agents' names; `serve --verbose` says the same as it happens, and who was
-refused and why; `GET /fleet`, with the key, shows as JSON each node's totals, each model's
-slots and rest, and how many wait; `warm` is what a model is believed to keep:
-`conversations`, their `tokens`, how many it `keeps` at most and how many seats are `held`.
+`up` and `serve` run the gateway. It speaks Anthropic's Messages API to Claude Code and
+`/api/chat` to Ollama: streams, tools, images, thinking if the model's `thinking` says so, and
+`count_tokens`.
+
+- Each request carries the model's own `context`, so Ollama does not reload the model. A prompt
+  that is too long is refused in the words on which Claude Code compacts. It is never cut.
+- A machine gets three seconds to accept a connection. One that accepts a request and then
+  answers nothing is left after fifteen seconds; a model that is only slow is waited for. A
+  machine that fails is skipped for a while and then tried again.
+- If a client disconnects, its request is cancelled at once, in a way that Ollama survives.
+  (Closing the connection alone can make Ollama lose the model until it is restarted: 7 of 450
+  times with Ollama 0.32.15, its issue 17131.)
+- If a model turns out to accept no images, it is told that an image was left out. So a picture
+  does not end a conversation.
+- First come the models that can serve the request: one that reads images, has a context that
+  holds the prompt, calls tools. Among those the least busy one gets it. The record of the request
+  says which models were passed over and why.
+- Machines with the same alias share its requests. A `fallback` answers only if the model that
+  was asked for can't (its machine is down or skipped, the model is missing, the prompt is too
+  long). It never answers because the model is busy.
+
+Each request leaves one line in `.subagent-fleet/requests.jsonl`: when, which agent and session,
+alias, model, machine, seconds waited, tokens, outcome. It never holds a prompt, an answer or the
+key. `logs` shows these lines with the agents' names. `serve --verbose` prints them as they
+happen, and each refusal.
+
+`GET /fleet` with the key prints JSON: each machine's totals, each model's slots, how long it is
+skipped, and how many requests wait. `warm` is an estimate of what a model keeps in its cache:
+`conversations`, their `tokens`, how many it `keeps` at most, and how many seats are `held`.
 
 ## Prompts stay warm
 
-A machine reads only what is new of a prompt while it still has the beginning. It has room for
-as many conversations as it has slots, and for as many more as fit in its prompt cache. If
-more agents than that take turns, each turn pushes out the prompt that comes next, and every
-turn reads tens of thousands of tokens again. So the gateway keeps seats: a conversation keeps
-its seat while it is answered and while its tool runs (15 s at most, and never longer than
-reading it again takes), and an agent without a seat waits until one is free. It recognizes a
-prompt by its content, so this works with every program, and a forked agent goes to the
-machine that knows its parent's prompt. While everything in use fits, requests are answered
-first come, first served. How many fit is measured: it starts with one conversation more than
-slots; `cache_gb:` under a node in `fleet.yaml` tells it right away.
+A machine reads only the new part of a prompt while it still has the beginning in its cache. The
+cache holds one conversation for each slot, and more if its size allows. If more agents than that
+take turns, each turn pushes out the prompt that comes next, and every turn reads tens of
+thousands of tokens again. So the gateway gives out seats:
 
-No request waits without end. A request that has waited eight times as long as its prompt takes
-to read, 250 s at most (60 s if the client does not stream), and all that came before it, take
-the next seat that has lasted 1.2 times the reading time of its prompt. So the longest wait is
-about 600 s, or 1.25 times the wait of first come, first served if that is longer. `trace` and
-`logs --failed` say how many tokens were read again and why (pushed out, or moved from another
-machine), and which agents waited for which.
+- A conversation keeps its seat while it is answered and while its tool runs (15 s at most, and
+  never longer than reading the prompt again takes). An agent without a seat waits for one.
+- Prompts are recognized by their content, so this works with every program. A forked agent goes
+  to the machine that knows its parent's prompt.
+- While everything in use fits, requests are answered first come, first served.
+- How many fit is measured. The estimate starts with one conversation more than there are slots;
+  `cache_gb:` under a machine in `fleet.yaml` sets it from the start.
+
+No request waits forever. After eight times the reading time of its prompt, at most 250 s (60 s
+if the client does not stream), a request and every one before it take the next seat that has
+lasted 1.2 times the reading time of its prompt. So the longest wait is about 600 s, or 1.25
+times the wait of first come, first served if that is longer. `trace` and `logs --failed` say
+how many tokens were read twice, why (pushed out, or moved from another machine), and which
+agents waited for which.
 
 ## LiteLLM instead
 
-Where the file names no `provider`, this program serves: `up` does, and what `generate`,
-`status` and `doctor` tell you to type is `serve`. When more people, keys or other providers
-come, LiteLLM is the engine to grow into (it needs Python 3.10). With `provider: litellm` in
-`fleet.yaml`, `up` starts LiteLLM itself; step by step:
+Without `provider:` in `fleet.yaml` the built-in gateway runs. LiteLLM (it needs Python 3.10) is
+for more people, keys or other providers. With `provider: litellm`, `up` starts LiteLLM itself. To
+start it by hand:
 
 ```sh
 uv tool install 'litellm[proxy]==1.106.2'
@@ -32521,8 +32522,8 @@ subagent-fleet generate
 litellm --config ./litellm_config.yaml --host 127.0.0.1 --port 4000
 ```
 
-and in another terminal `subagent-fleet launch claude`. Always with `--host`: LiteLLM's own
-default is every network the machine is in.
+and in another terminal `subagent-fleet launch claude`. Always type `--host`: without it LiteLLM
+listens on every network of this machine.
 """
 HARNESSES_PAGE = r"""# Other programs
 
@@ -32536,7 +32537,7 @@ curl -s http://127.0.0.1:4000/v1/chat/completions -H "Authorization: Bearer $LIT
   -d '{"model": "claude-sonnet-local", "messages": [{"role": "user", "content": "say hi"}]}'
 ```
 
-Four more coding programs run on the fleet as Claude Code does, beside `serve` or `up`:
+Four more coding programs can use the fleet while `serve` or `up` runs:
 
 ```sh
 subagent-fleet launch opencode
@@ -32552,22 +32553,21 @@ subagent-fleet launch qwen -- -y "say hi"
 | aider | Chat Completions | none; main, editor (the implementer's) and weak model | 8,192 |
 | qwen (qwen-code, Node 22) | Messages | with their tools and models | 32,768 |
 
-`launch` writes what the program reads into a directory of its own, `.subagent-fleet/NAME`,
-with each alias's context and longest answer, telemetry off, and starts it with the key in its
-environment; your own settings of it are neither read for the fleet nor touched. `generate
---target codex,qwen` only writes the files; with `targets:` in `fleet.yaml` every `generate`
-does. `clean` removes them.
+`launch` writes the program's settings into `.subagent-fleet/NAME` (each alias with its context and
+longest answer, telemetry off) and starts the program with the key in its environment. Your own
+settings of that program are neither read nor changed. `generate --target codex,qwen` only writes
+the files; with `targets:` in `fleet.yaml` every `generate` does. `clean` removes them.
 
-A tool of an agent that a program doesn't have is left out, and so are agents named as
-opencode's own (`build`, `plan`, `general`, …). codex takes an alias that begins with `gpt-` or
-`codex-` for one of OpenAI's. opencode asks the npm registry for a package of its own at each
-start (`npm_config_offline=true` stops that, for its shell, too). aider also reads a project's
-`.aider.model.settings.yml`, which can send prompts elsewhere: look at it first.
+If a program doesn't have one of an agent's tools, that tool is left out. Agents with the name of
+one of opencode's own (`build`, `plan`, `general`, …) are left out, too. codex treats an alias that
+begins with `gpt-` or `codex-` as a model of OpenAI. opencode asks the npm registry for one of its
+packages at each start (`npm_config_offline=true` stops that, also in its shell). aider also reads
+a project's `.aider.model.settings.yml`, which can send prompts elsewhere: look at it first.
 """
 TRACES_PAGE = r"""# Which machine served which agent
 
-`trace` joins what the gateway wrote down with what Claude Code keeps of its sessions, by
-session, agent and request id:
+`trace` combines the gateway's records with Claude Code's own session files, by session, agent and
+request id:
 
 ```text
 $ subagent-fleet trace last
@@ -32584,33 +32584,35 @@ main           qwen3-coder:30b  mini           23       -     75  413k  9.1k  �
 ```
 
 Without a session it lists those of this directory, each with the first line of its prompt.
-`logs --session ID` shows the requests of one, as `logs` shows all.
+`logs --session ID` shows the requests of one session.
 `trace --audit` checks every subagent of the last session, or with `--since 1d` of all since
-then. Each answer that is not yes has its evidence, a line of a transcript or the id of a
-request, and where one is no the exit code is 1:
+then. Each answer that is not yes comes with its evidence: a line of a transcript or the id of a
+request. If one answer is no, the exit code is 1:
 
-| Question | No, where |
+| Question | The answer is no if |
 |---|---|
-| Model | it asked another model than its file names, or than the session's where that inherits |
-| Machine | neither a machine of that alias nor a declared fallback answered |
-| House | something was answered beyond your machines and networks, allowed or not |
-| Context | a prompt was refused as too long, or a node counted far less of it than was sent |
+| Model | it asked for another model than its file names (or than the session's, if it inherits) |
+| Machine | the machine that answered has neither that alias nor a configured fallback |
+| House | a machine outside your networks answered, allowed or not |
+| Context | a prompt was refused as too long, or a server counted far fewer tokens than were sent |
 
-"Not known" does not count as a failure: a file that was edited since proves nothing, and
-receipts are kept for some 60,000 requests. LiteLLM does not say which machine answered: where
-an alias has one machine and no fallback, the file says it. That an agent finished without
-using any tool, or did not finish, is told beside: an agent that only answers a question is
-right.
+"Not known" does not count as a failure: `fleet.yaml` may have been edited since, and records are
+kept for about 60,000 requests. LiteLLM does not say which machine answered; if an alias has one
+machine and no fallback, `fleet.yaml` says it. A note says if an agent used no tool or did not
+finish. That is no failure: an agent may only answer a question.
 
 ## The dashboard
 
-`ui`, or `up --ui`, shows the fleet on a page in your browser. First what needs you: questions
-and parked tasks with the line to type, machines that are down, errors. Then each machine with
-what it holds in memory, how many of its slots are busy, its queue and its tokens a second;
-the routes, and on them what works now; a time line with a lane for each agent, where waiting,
-reading the prompt and writing are told apart; the tasks; the last 200 requests, with a
-filter; the warm-up, `doctor`'s warnings and LiteLLM's log while there are any. The tab's
-title and icon show the state.
+`ui` (or `up --ui`) shows the fleet on a page in your browser:
+
+- what needs you: questions and parked tasks with the command to type, machines that are down
+- each machine: what is in its memory, how many slots are busy, its queue, its tokens a second
+- the routes from agents to models to machines, and which of them work now
+- a time line with a lane for each agent: waiting, reading the prompt, writing
+- the tasks, and the last 200 requests with a filter
+- the warm-up, `doctor`'s warnings and LiteLLM's log, if there are any
+
+The tab's title and icon show the state.
 
 ```text
 $ subagent-fleet ui
@@ -32618,25 +32620,23 @@ Dashboard: http://127.0.0.1:8080/?code=6f1c09be42
 This address opens it once. Ctrl-C stops.
 ```
 
-The page changes nothing and is for this machine alone: it listens on loopback and loads
-nothing from anywhere else. The code works once; your browser then keeps a cookie until `ui`
-ends, so `http://127.0.0.1:8080/` is enough. From elsewhere: `ssh -L 8080:127.0.0.1:8080 HOST`
-where you sit, and `ui --port 8080 --no-open` there. Of prompts and answers it knows only the
-length.
+The page changes nothing, listens only on this machine, and loads nothing from anywhere else. The
+code works once; then your browser keeps a cookie until `ui` ends, and `http://127.0.0.1:8080/` is
+enough. To see it from another machine, type `ui --port 8080 --no-open` here and
+`ssh -L 8080:127.0.0.1:8080 HOST` there. Of prompts and answers the page knows only the length.
 
-What it shows comes from the machines, asked every two seconds while the page is open, and
-from `GET /events` of the gateway: server-sent events with the gateway's key, up to 64
-listeners. The first says `hello`, then comes what is so now, then what changes, each as a row
-that is told again whole when it changes:
+Its data comes from the machines, asked every two seconds while the page is open, and from the
+gateway's `GET /events`: server-sent events with the gateway's key, up to 64 listeners. The first
+event is `hello`, then comes the present state, then each change as a whole row:
 
 - `request`: `id`, `session`, `agent`, `alias`, `steps` (`at`, `what`: it waits, its prompt is
   read, its answer written; `node` and `model` that do it; `why` a machine failed), `tokens`
   so far, once a second; at its end `receipt`, as in `.subagent-fleet/requests.jsonl`, which
   holds the `steps`
-- `rest`: a machine, or one model on it, failed and is left alone: `node`, `model`, `time`,
+- `rest`: a machine, or one model on it, failed and is skipped: `node`, `model`, `time`,
   `seconds` (0: it answers again), `why`
 
-A listener that comes late, or reads too slowly, gets only the latest state of each row.
+A listener that connects late or reads too slowly gets only the latest state of each row.
 """
 TASKS_PAGE = r"""# Tasks in parallel
 
@@ -32775,73 +32775,238 @@ then it stays out, and the others land. `subagent-fleet task log NAME landing` s
 """
 SECURITY_PAGE = r"""# Security
 
-- Ollama has no login. Whoever reaches it can use, change and delete its models: LAN,
-  firewall, Tailscale or WireGuard, never the public internet.
-- The gateway asks for a key, always, and listens on this machine only unless you say
-  otherwise; then it wants a strong key. It answers no web page.
-- A directory that was cloned, unpacked or shared is never trusted automatically. What its
-  `fleet.yaml` would send beyond your machines, private networks and Tailscale, or to a model
-  in a cloud (`cloud: true`), is shown and asked for, once (`trust`; off a terminal the answer
-  is no, unless you type `trust --yes` or add `--trust`); a fleet at home never asks. A name
-  that may be public counts as beyond, wherever it leads today; one such as `ai.lan` is only
-  used where it leads to a private address. Nothing of it is run, and nothing outside of it is
-  written; only `run` runs the commands of a `tasks.yaml`, as `make` does, so read one that is
-  not yours.
-- The key is shown to a gateway only when that has proved to know it already (an HMAC over a
-  nonce and its own address). LiteLLM can prove nothing: with `provider: litellm` Claude Code
-  sends the key and your prompts to what answers as LiteLLM at that port. On a machine that
-  you share, use `builtin`. A key that git tracks, that others may read or that is
-  in another user's file is not used.
-- `up` and `launch` hand the fleet's settings to Claude Code in a private file (`--settings`),
-  which beats a project's `.claude/settings.json`; they refuse a second `--settings`, and
-  where an administrator's settings lead elsewhere. LiteLLM gets a private config, too.
-- Model names ending in `:cloud` or `-cloud` leave your house through Ollama; they are an
-  error unless the model says `cloud: true`.
-- The file has no dependencies; everything it does to disk, network and processes is in its
-  part `world/`. `doctor` looks for weak keys, public addresses and files others can read.
-- What is promised, what is not, and how to report a hole: .github/SECURITY.md in the
-  repository.
+- Ollama has no login. Anyone who can reach it can use, change and delete its models. Use your LAN,
+  a firewall, Tailscale or WireGuard, never the public internet.
+- The gateway always asks for a key. It listens only on this machine unless you change that, and
+  then it needs a strong key. It refuses requests from web pages.
+- A directory that was cloned, unpacked or shared is never trusted automatically. If its
+  `fleet.yaml` would send something outside your machines, private networks and Tailscale, or to a
+  cloud model (`cloud: true`), you are asked once. Without a terminal the answer is no, unless you
+  type `trust --yes` or add `--trust`. A fleet at home never asks. A host name that may be public
+  counts as outside, whatever its address is today. A name such as `ai.lan` is used only if it
+  leads to a private address. Nothing in such a directory is run, and nothing outside it is
+  written. Only `run` runs the commands of a `tasks.yaml`, as `make` does: read one that is not
+  yours.
+- A gateway gets the key only after it has proved that it knows the key (an HMAC over a nonce and
+  its own address). LiteLLM can't prove that: with `provider: litellm` Claude Code sends the key
+  and your prompts to the program that answers as LiteLLM at that port. On a shared machine, use
+  `builtin`. A key is not used if git tracks its file, if others may read it, or if the file
+  belongs to another user.
+- `up` and `launch` pass the fleet's settings to Claude Code in a private file (`--settings`), which
+  overrides a project's `.claude/settings.json`. They refuse a second `--settings`, and an
+  administrator's settings that lead elsewhere. LiteLLM gets a private config, too.
+- Ollama sends requests for models whose names end in `:cloud` or `-cloud` to ollama.com. Such a
+  model is an error unless it has `cloud: true`.
+- The program has no dependencies. Everything it does to disk, network and processes is in its
+  part `world/`. `doctor` looks for weak keys, public addresses and files that others can read.
+- .github/SECURITY.md in the repository says what is promised, what is not, and how to report a
+  vulnerability.
 """
 JSON_PAGE = r"""# JSON output
 
-One object on stdout, nothing else; `schema` is `subagent-fleet/COMMAND/1` and changes when a
-field changes its meaning. A command that cannot do its work says why as `error`, a finding,
-and of an invalid config shows every problem under `findings`; `doctor`, and `validate` of an
-invalid config, do so in their own fields. stderr and the exit code are as without `--json`.
+With `--json` a command prints one object and nothing else. `schema` is
+`subagent-fleet/COMMAND/1`; the number changes when a field changes its meaning. stderr and the
+exit code are the same as without `--json`. A command that cannot do its work adds `error`, a
+finding; if the config is invalid, `findings` holds every problem.
 
-- `validate`: `file`, `valid`, `findings`; `file` is null where none was found
-- `generate`: `out`, `written`, `files` (`path`, `action`: created, updated, unchanged,
-  removed, or edited: yours, kept), `findings`, `diff` (with `--diff`: the text, keys hidden),
-  `routes`
-- `discover`: `fleet`, `nodes`, `models` (`name`, `node`, `ollama_model`, `state`: present,
-  missing, unknown, `fix`), `written`; with `--scan` these are empty, and `scan` has
-  `addresses` (that were asked), `peers`, `found`
-  (`node`, `provider`, `known`: its name in the fleet, or null), `others` (`address`, `why`),
-  `notes`
-- `status`: `fleet`, `ready`, `next` (what to type), `gateway` (a finding: who answers at its
-  port), `work` (what that says of each model: `running`, `slots`, `rests_seconds`, `warm`:
-  the `conversations` and their `tokens` that it is believed to keep), `waiting` (requests,
-  for a slot), `left_house` (of the running gateway: `requests`, `input_tokens`,
-  `output_tokens`), `tasks` (at work or waiting: `name`, `state`), `loads` (what a model
-  takes: `node`, `model`, `context`, `gigabytes`, `agents`: who uses it, `warm`: how many of
-  them stay warm, or null), `nodes`, `models` (`name`, `node`, `ollama_model`, `alias`,
-  `context`, `cloud`: whether it leaves the house, `state`: ready, cold, model missing, node
-  offline, `loaded`: as in a node or null, `fallback`: the model that answers instead, or
-  null, `measured`: as in `bench` or null), `routes` (one for each agent: `agent`, `model`,
-  and the same of its model)
-- `recommend`: `fleet`, `roles` (`role`: null of a model without one, `changes`, `why`, `now`
-  (`name`, `node`, `model`), `planned` (the same, `context`, `fallback`), each null where
-  there is none), `measured` (as in `bench`), `unknown` and `counted` (sentences), `block` (to
-  paste), `written`
-- `warmup`: `results` (`model`, `node`, `ollama_model`, `ok`, `stage`, `state`: ok, not
-  answering, busy or failed, `seconds`, `loaded`, `pulled_bytes`, `size_bytes`, `detail`,
-  `fix`)
-- `bench`: `fleet`, `measurements` (`node`, `endpoint`, `model`, `date`, `tokens`: the context
-  asked with, `load_seconds`, `prompt_rate`, `long_prompt_rate`, `answer_rate` in tokens a
-  second, `first_token_seconds`, null where not measured, `is_counted`: by the node's own
-  counters, `tools`, `context` (`passed`, `asked`, `instead`),
-  `exam`: its last score or null, `digest`, `failed` (`trial`, `why`, `answer`), `versions`,
-  `failure`)
+The examples below are real output. Each list is cut to one entry, and long texts end in `…`.
+Times (`time`, `began`, `ended`, `at`) are seconds since 1970. `null` means not known or none.
+
+- A **finding** has `id`, `level` (error, warning, info, ok), `what`, `where`
+  (file:line:column) and `fix` (what to type).
+- The `reason` of a **node** is empty, `refused`, `timeout`, `dns`, `unreachable`, `tls`,
+  `http 401`, `no key`, `not trusted`, `not ollama` or `bad answer`. `loaded` lists what is in
+  its memory; `tells_loaded` is false if its server cannot say that.
+- Of a **model** on a node, `token_bytes` is the memory for one token of context and
+  `window_bytes` the memory for each slot. `remote` names whose model it is if it does not run
+  on that node.
+
+```json
+$ subagent-fleet validate --json
+{"schema": "subagent-fleet/validate/1", "file": "fleet.yaml", "valid": false,
+ "findings": [{"id": "bad-value", "level": "error",
+   "what": "nodes.gpu.endpoint is `192.168.1.51`; accepted:…", "where": "fleet.yaml:6:18",
+   "fix": "write `endpoint: http://192.168.1.51:11434`"}]}
+```
+
+```json
+$ subagent-fleet generate --json
+{"schema": "subagent-fleet/generate/1", "out": ".", "written": true, "findings": [],
+ "files": [{"path": ".claude/agents/implementer.md", "action": "created"}], "diff": null,
+ "routes": [{"agent": "implementer", "node": "mini", "model": "heavy-coder",
+   "ollama_model": "qwen3-coder:30b", "alias": "claude-sonnet-local"}]}
+```
+
+`action` is created, updated, unchanged, removed or edited (yours, so it was kept).
+
+```json
+$ subagent-fleet discover --json
+{"schema": "subagent-fleet/discover/1", "fleet": "local-dev",
+ "nodes": [{"name": "mini", "endpoint": "http://192.168.1.50:11434", "reason": "",
+   "detail": "", "version": "0.32.15", "latency_ms": 0.0,
+   "models": [{"name": "qwen3-coder:30b", "size": 18600000000, "parameters": "30.5B",
+     "quantization": "Q4_K_M", "capabilities": ["completion"], "trained_context": 262144,
+     "remote": "", "token_bytes": null, "window_bytes": 0,
+     "digest": "00000000000000000000000000000000000000000000000…"}], "loaded": [],
+   "provider": "ollama", "tells_loaded": true, "online": true}],
+ "models": [{"name": "heavy-coder", "node": "mini", "ollama_model": "qwen3-coder:30b",
+   "state": "present", "fix": ""}], "written": null}
+```
+
+`state` is present, missing or unknown.
+
+```json
+$ subagent-fleet status --json
+{"schema": "subagent-fleet/status/1", "fleet": "local-dev", "ready": true,
+ "next": "Ready: all models are loaded.", "gateway": {"id": "gateway-up", "level": "ok",
+  "what": "this fleet's gateway answers at http://127.0.0.…", "where": "", "fix": ""},
+ "work": {"heavy-coder": {"name": "heavy-coder", "running": 2, "slots": 2, "rests_seconds": 0,
+   "warm": {"conversations": 0, "tokens": 0}},
+  "small-coder": {"name": "small-coder", "running": 0, "slots": 1, "rests_seconds": 0,
+   "warm": {"conversations": 0, "tokens": 0}},
+  "reviewer-model": {"name": "reviewer-model", "running": 0, "slots": 1,
+   "rests_seconds": 12.0, "warm": {"conversations": 0, "tokens": 0}}}, "waiting": 1,
+ "left_house": {}, "tasks": [],
+ "nodes": [{"name": "mini", "endpoint": "http://192.168.1.50:11434", "reason": "",
+   "detail": "", "version": "0.32.15", "latency_ms": 0.0,
+   "models": [{"name": "qwen3-coder:30b", "size": 18600000000, "parameters": "30.5B",
+     "quantization": "Q4_K_M", "capabilities": ["completion"], "trained_context": 262144,
+     "remote": "", "token_bytes": null, "window_bytes": 0,
+     "digest": "00000000000000000000000000000000000000000000000…"}],
+   "loaded": [{"name": "qwen3-coder:30b", "context": 65536, "gpu_percent": 100,
+     "size": 18600000000, "expires": "2318-12-01T10:00:00.123456789+01:00"}],
+   "provider": "ollama", "tells_loaded": true, "online": true}],
+ "loads": [{"node": "mini", "model": "qwen3-coder:30b", "context": 65536,
+   "gigabytes": 44.45, "agents": ["main session"], "warm": null}],
+ "models": [{"name": "heavy-coder", "node": "mini", "ollama_model": "qwen3-coder:30b",
+   "alias": "claude-sonnet-local", "context": 65536, "cloud": false, "state": "ready",
+   "loaded": {"name": "qwen3-coder:30b", "context": 65536, "gpu_percent": 100,
+    "size": 18600000000, "expires": "2318-12-01T10:00:00.123456789+01:00"},
+   "fallback": null, "measured": null}],
+ "routes": [{"agent": "implementer", "model": "heavy-coder", "name": "heavy-coder",
+   "node": "mini", "ollama_model": "qwen3-coder:30b", "alias": "claude-sonnet-local",
+   "context": 65536, "cloud": false, "state": "ready",
+   "loaded": {"name": "qwen3-coder:30b", "context": 65536, "gpu_percent": 100,
+    "size": 18600000000, "expires": "2318-12-01T10:00:00.123456789+01:00"},
+   "fallback": null, "measured": null}]}
+```
+
+`state` of a model is ready, cold, model missing or node offline; `fallback` is the model that
+would answer instead. `rests_seconds` is how long a model is still skipped after a failure.
+`left_house` counts what the running gateway sent outside your networks.
+
+```json
+$ subagent-fleet recommend --json
+{"schema": "subagent-fleet/recommend/1", "fleet": "local-dev",
+ "roles": [{"role": "main session", "changes": true,
+   "why": "the strongest: 30.5 B, a coder", "settings": "a fallback on laptop",
+   "now": {"name": "heavy-coder", "node": "mini", "model": "qwen3-coder:30b",
+    "context": 65536, "fallback": ["reviewer-model"]},
+   "planned": {"name": "heavy-coder", "node": "mini", "model": "qwen3-coder:30b",
+    "context": 65536, "fallback": ["small-coder"]}}], "measured": [],
+ "unknown": ["Never measured: qwen3:8b on laptop, qwen3-coder…"],
+ "counted": ["mini: qwen3-coder:30b takes 20.5 GB, and 24.0 G…"],
+ "block": "models:\n  heavy-coder:\n    node: mini\n    ollam…", "written": false}
+```
+
+`block` is YAML to paste; `now` or `planned` is null if there is none.
+
+```json
+$ subagent-fleet warmup --json
+{"schema": "subagent-fleet/warmup/1",
+ "results": [{"model": "heavy-coder", "node": "mini", "ollama_model": "qwen3-coder:30b",
+   "ok": true, "stage": "done", "state": "ok", "seconds": 0.0,
+   "loaded": {"name": "qwen3-coder:30b", "context": 65536, "gpu_percent": 100,
+    "size": 18600000000, "expires": "2318-12-01T10:00:00.123456789+01:00"},
+   "pulled_bytes": 0, "size_bytes": 0, "detail": "", "fix": ""}]}
+```
+
+`state` is ok, not answering, busy or failed.
+
+```json
+$ subagent-fleet logs --json
+{"schema": "subagent-fleet/logs/1",
+ "requests": [{"time": 1795003161.0, "id": "req_1", "session": "5b3c", "agent": "",
+   "alias": "claude-sonnet-local", "model": "", "node": "mini", "context": 65536,
+   "tries": [{"node": "mini", "why": "api_error"}], "waited": 0.0, "first_byte": 1.25,
+   "total": 0.3, "input_tokens": 18200, "output_tokens": 412, "outcome": "api_error",
+   "sent": 0, "cloud": false, "passed_over": [],
+   "said": "mini: model requires more system memory (19.3 G…", "cached_tokens": 0,
+   "read_again": 0, "read_again_why": "", "waited_for": "", "broken_calls": 0, "asked": 0.0,
+   "digest": "", "steps": [], "route": "heavy-coder", "name": "main",
+   "failures": [{"node": "mini", "why": "api_error"}], "task": ""}]}
+```
+
+`node` answered; `failures` lists the machines that failed before, and `said` their words.
+`waited` and `asked` are seconds in the queue and until the machine was asked. `passed_over` lists
+models that could not serve the request. `read_again` counts tokens that
+were read twice; `waited_for` is the agent whose prompt was kept warm meanwhile.
+
+```json
+$ subagent-fleet doctor --json
+{"schema": "subagent-fleet/doctor/1",
+ "verdict": "1 of 3 models ready, with 3 warnings. No gatewa…", "mended": [],
+ "findings": [{"topic": "Gateway", "id": "port-free", "level": "info",
+   "what": "no gateway runs at http://127.0.0.1:4000", "where": "fleet.yaml:1:1",
+   "fix": "`subagent-fleet serve` in another terminal, or …"}]}
+```
+
+```json
+$ subagent-fleet trace last --audit --json
+{"schema": "subagent-fleet/trace/1",
+ "sessions": [{"session": "3f1c2d4e-0000-4000-8000-123456789abc", "task": "",
+   "prompt": "Fix the login bug", "ended": 1795010992.0, "subagents": 4, "requests": 42,
+   "began": 1795010702.0, "torn": [],
+   "agents": [{"agent": "i1", "name": "implementer", "parent": "", "state": "done",
+     "began": 1795010743.0, "ended": 1795010992.0,
+     "transcript": "~/.claude/projects/-home-me-shop/3f1c2d4e-0000-…",
+     "served": [{"model": "qwen3-coder:30b", "route": "heavy", "node": "mini",
+       "planned": "yes", "why": "", "at": 1795010747.0, "requests": 7, "waited": 22.4,
+       "first_token": 0.9, "rate": 96.61, "input_tokens": 65800, "output_tokens": 3990,
+       "read_again": 0, "read_again_why": "", "waited_for": ""}],
+     "audit": [{"question": "Machine", "answer": "yes",
+       "what": "2 requests served by a configured fallback, `de…",
+       "evidence": ["req_00000000000000000000000e"]}], "notes": []}]}]}
+```
+
+`planned` is yes, fallback, no, failed, left or unknown; `answer` is yes, no or unknown.
+Without `--audit` there is no `audit`, without a session no `agents`. `torn` lists
+lines of a transcript that cannot be read.
+
+```json
+$ subagent-fleet tasks --json
+{"schema": "subagent-fleet/tasks/1", "repository": "/home/me/repo", "supervisor": 2311,
+ "unreadable_files": 0,
+ "tasks": [{"name": "storage", "group": "storage", "state": "asking", "attempt": "1/2",
+   "seconds": 3.178, "total": 3.637, "idle": 3.27, "now": "Which database?",
+   "context": null, "files": 0, "plus": 0, "minus": 0, "where": "big-local",
+   "rung": "big-local", "climbed": [], "memory_mb": 11, "cpu_percent": 0.3, "processes": 1,
+   "fix": "subagent-fleet task answer storage",
+   "session": "3a9349bd-b458-4493-8ffb-505c46eef4da", "branch": "run/storage",
+   "worktree": "/home/me/home/state/subagent-fleet/worktrees/re…", "agent": "implementer",
+   "alias": "big-local", "reason": "", "cause": "", "confined": "no", "port": 20010}]}
+```
+
+`state` is waiting, running, asking, checking, done, review, failed, stopped or parked. `tasks NAME` adds `keys` and `tries`; `tasks --all` prints a list of
+such objects as `repositories`.
+
+```json
+$ subagent-fleet bench --json
+{"schema": "subagent-fleet/bench/1", "fleet": "benched",
+ "measurements": [{"node": "studio", "endpoint": "http://127.0.0.1:40743",
+   "model": "small:8b", "date": "2026-11-20T06:53:11Z", "tokens": 8192, "load_seconds": 2.0,
+   "prompt_rate": 1000.0, "long_prompt_rate": 1000.0, "answer_rate": 50.0,
+   "first_token_seconds": 1.139, "is_counted": true,
+   "tools": {"passed": 6, "asked": 6, "instead": ""},
+   "context": {"passed": 3, "asked": 3, "instead": ""}, "exam": null,
+   "digest": "00000000000000000000000000000000000000000000000…", "failed": [],
+   "versions": {"subagent-fleet": "1.0.0", "ollama": "0.32.15"}, "failure": ""}]}
+```
+
+Rates are tokens a second. `is_counted` is true if the machine's own counters gave them.
+
+Other commands print these keys:
+
 - `bench --exam`: `fleet`, `check`, `questions` (commits), `left` (reasons, by commit),
   `models` (`model`, `digest`, `score` (`passed`, `asked`, `questions`, `repository`: a
   digest), `interval`, `each_time`: questions, `seconds`, `input`, `output` in all,
@@ -32849,99 +33014,77 @@ invalid config, do so in their own fields. stderr and the exit code are as witho
   (`commit`, `check`: a digest, `repository`, `model`, `outcome`: passed, check, diff, asked,
   deadline, stalled or context, `number`, `digest`, `code`, `seconds`, `turns`, `input`,
   `output`, `date`), `not_counted`
-- `trace`: `sessions` (`session`, `task`: whose it is, or empty, `prompt`: its first line,
-  `ended`, `subagents` and `requests`: how many); of one that is named, or with `--audit`,
-  also `began`, `torn`: FILE:LINE of what cannot be read, `agents`
-  (`agent`: its id, of the main one empty, `name`, `parent`, `state`: done, at work, failed,
-  cut off or empty, `began`, `ended`, `transcript`, `served` (`model`: as its machine called it
-  when it answered, empty where no record says it, `route`: its name in the fleet file then,
-  else the alias, `node`, `planned`: yes, fallback, no, failed, left or unknown, `why`, `at`,
-  `requests`, `waited`, `first_token`: the median, `rate`: tokens a second, `input_tokens`,
-  `output_tokens`, `read_again`: input tokens that had been read before, `read_again_why`:
-  pushed out, or moved from which machine, `waited_for`: agents or sessions), `audit`
-  (`question`, `answer`: yes, no or unknown, `what`, `evidence`: FILE:LINE and request ids),
-  `notes`: how it ended, where that is worth a look);
-  `began`, `ended` and `at` in seconds since 1970
-- `tasks`: `repository`, `supervisor` (its process, 0: none), `unreadable_files` (of state),
-  `tasks` (`name`, `group`, `state`: waiting, running, asking, checking, done, review, failed,
-  stopped or parked, `attempt`, `seconds` in that state, `total` seconds of all tries, `idle`,
-  `now`, `context` in percent, `files`, `plus`, `minus`, `where`, `rung`: the model's alias, or
-  `login`, `climbed`: the rungs it has failed on, `memory_mb`, `cpu_percent`, `processes`, `fix`,
-  `session`, `branch`, `worktree`, `agent`, `alias`, `reason`, `cause`: check, diff, scope,
-  deadline, stalled, lost, api, too-large, landing, coder or the id of an error); with `--all` a
-  list of such objects under `repositories`; with a name that task's fields (of twins `group`,
-  `best`, `tasks`, each with its `tokens`), `keys` (`key`, `value`, `origin`), `tries`: its
-  receipts
 - `task answer`: `questions` (`task`, `questions`: `question`, `choices`)
 - `task diff`: `task`, `base`, `after` (a ref or a tree), `files` (lines added, lines removed,
   path)
 - `task tidy`: `worktrees` (`name`, `removes`, `why` not, `saved`: a ref, `files` in no
   commit, `ignored`, `ignored_bytes`, `branch` that is deleted as well, `is_empty`: it had no
   commit, `worktree`)
-- `logs`: `requests` (`time` in seconds since 1970, `name`: of the agent, `NAME?` where only
-  its alias tells it, `id`, `session`, `agent`, `alias`, `model` and `route`: as in `trace`,
-  `digest`: of the model, as its machine said when the gateway started, `node`, `outcome`,
-  `failures` (`node`, `why`: a class), `said` (who failed in which words; nothing of a prompt
-  or an answer), `waited`, `first_byte`, `total` in seconds, `input_tokens`, `output_tokens`,
-  `cached_tokens`: of the input, that the machine still had, `read_again`: that had been read
-  before and was read again, `read_again_why`: pushed out, or moved from which machine,
-  `waited_for`: the agent or session whose prompt was kept warm meanwhile, `broken_calls`: tool
-  calls that were dropped, because their arguments were no JSON object or were cut, `asked`:
-  seconds until the machine that answered was asked, `task`: whose session it is; and the rest of
-  the receipt)
-- `doctor`: `verdict`, `mended`, `findings` (with `topic`)
+"""
+ENVIRONMENT_PAGE = r"""# Variables
 
-A finding has `id`, `level` (error, warning, info, ok), `what`, `where` (file:line:column) and
-`fix` (what to type). A node has `name`, `endpoint`, `provider`, `online`, `reason` (empty,
-`refused`, `timeout`, `dns`, `unreachable`, `tls`, `http 401`, `no key`, `not trusted`, `not
-ollama`, `bad answer`), `detail`, `version`, `latency_ms`, `models` (`name`, `size` in bytes,
-`parameters`, `quantization`, `capabilities`, `trained_context` and `token_bytes` (of memory
-for one token of context): null when not known, `window_bytes` (of memory once a slot: layers
-that see only the last tokens or keep a state), `remote`: whose model it is when it does not
-run there, `digest`), `loaded` (`name`, `context`, `gpu_percent`, `size`, `expires`: Ollama's
-own time) and `tells_loaded` (false: it has no page that says what is loaded).
+| Variable | Effect |
+|---|---|
+| `SUBAGENT_FLEET_CONFIG` | the fleet file, if `--config` is not typed |
+| `LITELLM_MASTER_KEY` | the gateway's key (`master_key_env` in fleet.yaml names another) |
+| `..._API_KEY` | the key of a machine whose `api_key_env` in fleet.yaml names it |
+| `OLLAMA_HOST` | where Ollama answers on this machine, for `init`, `up` and `worker` |
+| `CLAUDE_CONFIG_DIR` | where Claude Code keeps its sessions and settings; default: ~/.claude |
+| `NO_COLOR` | if set: no color |
+| `FORCE_COLOR` | if set: color, also in a pipe |
+| `COLUMNS` | the width of the terminal |
+| `XDG_STATE_HOME` | where trust, run state and worktrees are kept; default: ~/.local/state |
+| `XDG_CACHE_HOME` | where the compiled program is kept; default: ~/.cache |
+| `XDG_DATA_HOME` | where `install` puts the program; default: ~/.local/share |
 
-## Exit codes
+Variables that would send Claude Code elsewhere, such as `ANTHROPIC_BASE_URL`, are replaced by
+`up` and `launch`.
+"""
+EXIT_CODES_PAGE = r"""# Exit codes
 
-Every command says with its exit code how it went:
-
-| Exit code | Meaning |
+| Code | Meaning |
 |---|---|
 | 0 | done |
 | 1 | a problem was found: an invalid file, a failed warm-up, task or check, a difference |
-| 2 | usage |
+| 2 | the command line was wrong |
 | 3 | refused, because it would overwrite something or be unsafe; the message says what to do |
 | 130 | interrupted |
+
+Warnings do not change the exit code, unless you type `--strict`.
 """
 HELP_COLUMNS = 100
 
 
 class Topic(Record):
-    """A page that `help` shows: what there is to know beyond a command's flags."""
+    """A page that `help` shows: what no command's own help can say."""
 
     summary: str
     page: Callable[[], str]
+    commands: tuple[str, ...] = ()  # their help says to read this page, too
 
 
 TOPICS = {
     "config": Topic("every key of fleet.yaml, and every warning",
-                    lambda: CONFIG_PAGE.replace("@KEYS@", render_keys_table())),
-    "machines": Topic("more machines: worker, add, scan; who does what where",
-                      lambda: MACHINES_PAGE),
-    "models": Topic("what bench measures, and how it is kept", lambda: MODELS_PAGE),
-    "backends": Topic("other servers than Ollama; your own Claude login",
+                    lambda: CONFIG_PAGE.replace("@KEYS@", render_keys_table()),
+                    ("init", "validate", "generate", "schema")),
+    "machines": Topic("more machines, and who does what on which one",
+                      lambda: MACHINES_PAGE, ("add", "worker", "recommend", "warmup")),
+    "models": Topic("what bench measures, and how to use it", lambda: MODELS_PAGE, ("bench",)),
+    "backends": Topic("servers other than Ollama; your own Claude login",
                       lambda: BACKENDS_PAGE),
-    "gateway": Topic("the queue, failover, receipts, and LiteLLM instead",
-                     lambda: GATEWAY_PAGE),
+    "gateway": Topic("the queue, failover, the record of requests, LiteLLM",
+                     lambda: GATEWAY_PAGE, ("up", "serve", "logs", "status")),
     "harnesses": Topic("opencode, codex, aider and qwen-code",
-                       lambda: HARNESSES_PAGE),
-    "traces": Topic("which machine served which agent; the dashboard and its events",
-                    lambda: TRACES_PAGE),
-    "runs": Topic("coding agents in parallel: every key, state and promise",
-                  lambda: render_tasks_page()),
-    "security": Topic("what this program trusts, and what leaves the house",
-                      lambda: SECURITY_PAGE),
-    "json": Topic("what --json prints, key by key", lambda: JSON_PAGE)}
+                       lambda: HARNESSES_PAGE, ("launch",)),
+    "traces": Topic("which machine served which agent; the dashboard",
+                    lambda: TRACES_PAGE, ("trace", "ui")),
+    "runs": Topic("tasks in parallel: every key, state and promise",
+                  lambda: render_tasks_page(), ("run", "tasks", "task")),
+    "security": Topic("what this program trusts, and what leaves your network",
+                      lambda: SECURITY_PAGE, ("trust", "env")),
+    "json": Topic("what --json prints, by example", lambda: JSON_PAGE),
+    "environment": Topic("variables that this program reads", lambda: ENVIRONMENT_PAGE),
+    "exit-codes": Topic("what a command's exit code means", lambda: EXIT_CODES_PAGE)}
 
 
 def render_keys_table() -> str:
@@ -32975,7 +33118,7 @@ def render_tasks_page() -> str:
 
 
 def show_default(each: FileKey) -> str:
-    """Return what the absence of a key means, as a file would say it."""
+    """Return a key's default, as a file would have it."""
     if each.default is REQUIRED:
         return "required"
     if each.default in (None, {}):
@@ -32985,19 +33128,58 @@ def show_default(each: FileKey) -> str:
     return f"`{each.default}`"
 
 
-def show_usage(row: Command, look: Look) -> str:
-    """Return the help of one command: examples first, then what each word does."""
-    text = wrap_text(f"subagent-fleet {row.name}: {row.summary}.\n\nExamples:\n", look)
+def format_command_help(row: Command, look: Look) -> str:
+    """Return the help of one command: how it is typed, its words, its flags, examples."""
+    text = wrap_text(f"{row.summary[0].upper()}{row.summary[1:]}.\n\n"
+                     f"Usage: {show_usage(row)}\n", look)
+    arguments = [(show_flag(flag), describe_flag(flag)) for flag in row.flags
+                 if not flag.name.startswith("-")]
+    if row.passes:
+        arguments.append((f"-- {row.passes}", row.passes_note))
+    flags = [(show_flag(flag), describe_flag(flag)) for flag in row.flags
+             if flag.name.startswith("-")]
+    width = max((len(name) for name, _ in arguments + flags), default=0)
+    for title, rows in (("Arguments", arguments), ("Flags", flags)):
+        if rows:
+            text += f"\n{title}:\n"
+            text += format_pairs([(name.ljust(width), note) for name, note in rows], look)
+
+    text += "\nExamples:\n"
     for example in row.examples:
         name = "subagent-fleet " if example.startswith(row.name) else ""
         text += f"  {name}{example}\n"
-    rows = [(show_flag(flag), flag.note) for flag in row.flags]
+    topics = [name for name, topic in TOPICS.items()
+              if row.name in topic.commands or row.name.split()[0] in topic.commands]
+    return text + "".join(f"\nSee also: subagent-fleet help {name}\n" for name in topics)
+
+
+def show_usage(row: Command) -> str:
+    """Return one line: the command's name and the words that it takes."""
+    words = ["subagent-fleet", row.name]
+    for flag in row.flags:
+        if not flag.name.startswith("-"):
+            count = flag.more.get("nargs", "")
+            word = show_flag(flag).strip("[]") + ("..." if count in ("*", "+") else "")
+            words.append(f"[{word}]" if count in ("*", "?") else word)
+    if any(flag.name.startswith("-") for flag in row.flags):
+        words.append("[FLAGS]")
     if row.passes:
-        rows.append((f"-- {row.passes}", row.passes_note))
-    return f"{text}\nOptions:\n{format_pairs(rows, look)}" if rows else text
+        words.append(f"[-- {row.passes}]")
+    return " ".join(words)
 
 
-# == program/help.py, from line 31 ============================================
+def describe_flag(flag: Flag) -> str:
+    """Return what a flag is for, what it is without being typed, whether it may be repeated."""
+    note = flag.note
+    default = flag.more.get("const") if flag.name == "--watch" else flag.more.get("default")
+    if isinstance(default, (int, float)) and default:
+        note += f"; default: {default:g}"
+    if flag.more.get("action") == "append":
+        note += " (several)"
+    return note
+
+
+# == program/help.py, from line 37 ============================================
 #
 # `help`, which the command line itself calls, too.
 
@@ -33028,7 +33210,7 @@ def cmd_help(options: Namespace, world: World) -> int:
             raise FleetError("usage", f"help: `{called.words[0]}` is more than "
                              "a command's name", status=EXIT_USAGE,
                              fix=f"subagent-fleet help {called.command.name}")
-        text = show_usage(called.command, look)
+        text = format_command_help(called.command, look)
     world.out(text)
     return EXIT_OK
 
@@ -33287,7 +33469,7 @@ def name_command(words: Sequence[str]) -> Sequence[str]:
 
 
 def run_words(words: list[str], world: World) -> int:
-    """Do what was typed, or say why not; return the exit status."""
+    """Run a command line, or say why not; return the exit status."""
     own = words[:words.index("--")] if "--" in words else words
     try:
         if not words or "-h" in own or "--help" in own:
@@ -33315,7 +33497,7 @@ def tell_error(error: FleetError, world: World) -> None:
 
 
 def tell_error_as_json(error: FleetError, name: str, world: World) -> None:
-    """Print the same for programs, with what the command knew before it was refused."""
+    """Print an error as JSON, with what the command knew before it."""
     print_report(world, name, {
         "error": error.finding, "findings": error.findings, **error.report})
 
@@ -33338,7 +33520,7 @@ class Tour:
         self._serving: threading.Thread | None = None
 
     def tell(self, text: str) -> None:
-        """Say what comes next; on a terminal, leave time to read what stands there."""
+        """Announce the next step; on a terminal, leave time to read."""
         self.world.sleep(self._pause)
         self.world.out("\n" + format_words([Cell(text, "bold")], look_of(self.world)))
 
@@ -33356,7 +33538,7 @@ class Tour:
             raise demo_broken(what)
 
     def serve(self) -> None:
-        """Type `serve`, which goes on beside what comes then."""
+        """Start `serve`, which keeps running."""
         def run() -> None:
             with contextlib.suppress(BrokenPipeError):
                 run_words(["serve", "--verbose"], self.world)
@@ -33371,14 +33553,14 @@ class Tour:
             self.world.sleep(0.01)
 
     def stop(self) -> None:
-        """End the command that serves, as Ctrl-C does; it says what was served where."""
+        """Stop the gateway, as Ctrl-C does; it prints its totals."""
         if self._serving:
             self.world.stop("SIGINT")
             self._serving.join(GRACE_SECONDS)
             self._serving = None
 
 
-@command("demo", "see it all on simulated machines: takes 30 seconds, installs nothing",
+@command("demo", "see it all on simulated machines, in 30 seconds",
          Flag("--seconds", f"about how long; else {WATCHED_SECONDS:.0f} on a "
               "terminal, a few off it", "S", {**SECONDS, "default": 0.0}),
          Flag("--ui", "with the dashboard, one session after the other, until Ctrl-C"),
@@ -33443,7 +33625,7 @@ def show_demo_fleet(tour: Tour, nodes: Mapping[str, SimulatedNode]) -> Fleet:
 
 
 def show_demo_sessions(tour: Tour, fleet: Fleet, mini: SimulatedNode, until: float) -> None:
-    """Show sessions at work and who served whom in the last one; see that nothing is left."""
+    """Show running sessions and which machine served which agent; check that nothing is left."""
     world = tour.world
     key = Workspace(world, ".").read_key(fleet)
     place = world.path(claude_directory(world), "projects", project_name(world, "."))
@@ -33534,7 +33716,7 @@ STARTER = ("import marshal, sys; _, __cached__, __file__, *sys.argv = sys.argv\n
 
 
 def start_from_bytecode(words: Sequence[str], world: World) -> None:
-    """Start what lives long again, without what compiling it took: 25 MB instead of 99."""
+    """Restart a long-running command from bytecode: 25 MB instead of 99."""
     is_script = __name__ == "__main__" and not globals().get("__cached__")
     name = words[0] if words else ""
     if not is_script or OTHER_NAMES.get(name, name) not in LONG_LIVED:
@@ -33588,7 +33770,7 @@ def find_part(error: Exception, world: World) -> str:
 
 
 def main_and_end() -> NoReturn:
-    """Do what was typed, as a program."""
+    """Run the command line, as a program."""
     World.end(main())
 
 

@@ -34,7 +34,7 @@ def test_doctor_text_groups_and_ends_with_the_verdict(told_by_doctor):
     blocks = text.split("\n\n")
     assert [block.split("\n")[0] for block in blocks[:3]] == [
         "This machine: 3 ok", "Config: 1 ok", "Nodes: 1 error"]
-    fix = sf.mend_reason("refused", "ollama", "on mini")
+    fix = sf.fix_for_reason("refused", "ollama", "on mini")
     assert fix.startswith("start Ollama on mini; ") and f"\n  fix: {fix}" in blocks[2]
     assert blocks[-1] == f"Not ready: 1 error. First: {fix}\n"
 
@@ -343,12 +343,12 @@ def test_doctor_fix_does_what_is_safe_and_says_each(doctor):
     assert done.stdout.startswith("fixed: ") and done.returncode == 0
     assert (agent / "planner.md").read_text() == "mine"
     assert "planner.md: changed by hand" in done.stdout
-    assert "mended" not in doctor.run("--fix").stdout
+    assert "fixed" not in doctor.run("--fix").stdout
     assert len(key) > 40 and key not in done.stdout + json.dumps(doctor.answer)
 
 
 @pytest.mark.parametrize("name", ["fleet.json", "fleet.yaml"])
-def test_doctor_mends_one_agent_edited_and_one_missing_as_it_says(doctor, run_here, name):
+def test_doctor_fixes_one_agent_edited_and_one_missing_as_it_says(doctor, run_here, name):
     (doctor.path / "fleet.json").unlink()
     write = json.dumps if name == "fleet.json" else sf.dump_yaml
     (doctor.path / name).write_text(write(doctor.fleet), encoding="utf-8")

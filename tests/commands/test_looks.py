@@ -10,6 +10,7 @@ import pytest
 
 import subagent_fleet as sf
 from fake_ollama import FakeNode
+from json_examples import compare_example
 
 WIDTHS = (60, 100, 160)
 NOW = 1795003200.0  # 2026-11-18T12:00:00Z
@@ -359,15 +360,17 @@ def is_copied(line):
                 or re.fullmatch(r"\S+", bare) or re.match(r"Environment=", bare))
 
 
-def test_the_first_screen_is_ten_commands_and_names_all_others(machines):
-    world = StagedWorld(80, machines, colour=False)
-    assert sf.main(["help"], world) == 0
-    text = "".join(world.shown)
-    assert text.count("\n") <= 45 and max(map(shown_width, text.splitlines())) <= 80
-    first = re.findall(r"^  (\w+) +\S", text.partition("\nMore ")[0], re.M)
-    assert first == ["up", "add", "status", "trace", "ui", "doctor", "run", "tasks", "launch", "help"]
-    for row in sf.COMMANDS:
-        assert re.search(rf"\b{row.name.split()[0]}\b", text), row.name
+JSON_ROWS = {"validate": wrong, "generate": write, "discover": write, "status": served_now,
+             "recommend": write, "warmup": write, "logs": served, "doctor": edited}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="paths")
+@pytest.mark.parametrize("name", JSON_ROWS)
+def test_help_shows_the_json_that_a_command_prints(name, machines, tmp_path, monkeypatch):
+    words = f"{name} --json"
+    printed = look_at((JSON_ROWS[name], words), 80, machines, colour=False, place=tmp_path,
+                      monkeypatch=monkeypatch, is_terminal=False)
+    compare_example(words, printed)
 
 
 def test_rows_show_every_command_that_speaks_to_people():

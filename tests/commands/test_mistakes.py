@@ -1,4 +1,4 @@
-"""What people get wrong in a fleet file: each mistake is said once, and typing its fix mends it."""
+"""What people get wrong in a fleet file: each mistake is said once, and typing its fix helps."""
 import re
 import subprocess
 import sys
@@ -347,7 +347,7 @@ TYPED = [
 
 
 @pytest.mark.parametrize("right, written, slugs, fix", TYPED)
-def test_a_mistake_is_mended_by_typing_its_fix(right, written, slugs, fix):
+def test_a_mistake_is_fixed_by_typing_its_fix(right, written, slugs, fix):
     text = edited(right, written)
     findings = check(text)
     assert [finding.slug for finding in findings] == slugs
@@ -557,7 +557,7 @@ LOOKS_RIGHT = [
 
 
 @pytest.mark.parametrize("text, slug, fix, typed", LOOKS_RIGHT)
-def test_what_looks_right_is_said_once_with_what_mends_it(text, slug, fix, typed):
+def test_what_looks_right_is_said_once_with_what_fixes_it(text, slug, fix, typed):
     findings = check(text)
     assert [finding.slug for finding in findings] == [slug] * bool(slug)
     assert not slug or fix in findings[0].fix

@@ -11,6 +11,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
+from json_examples import compare_example
 from tools import ROOT
 
 
@@ -123,6 +124,7 @@ def test_three_tasks_one_asks_one_mends_one_waits_then_merge_and_tidy(typist):
     wait_for(lambda: typist.rig.states().get("storage") == "asking"
              and typist.rig.states().get("docs") == "done")
     assert re.search(r"\nTasks: storage \(asking\)\. `\S+ tasks`\n", typist.run("status"))
+    compare_example("tasks --json", typist.run("tasks", "--json"))
     assert typist.json("status")["tasks"] == [{"name": "storage", "state": "asking"}]
     assert "Which database?" in typist.run("task", "answer")
     refused = typist.run("task", "answer", "storage", "3", "--json", status=2)
@@ -285,7 +287,7 @@ def test_stop_needs_no_supervisor_and_says_what_happened(typist):
     said = typist.run("task", "stop", "*")
     assert re.search(r"a +stopped +\d processes ended in \d\.\d s, work saved in "
                      "refs/subagent-fleet/a/1", said), said
-    assert re.search("b +stopped +no agent was running", said)
+    assert re.search("b +stopped +stopped while no agent was running", said)
     assert typist.rig.processes() == []
     assert re.search("a +waits +for its next try", typist.run("task", "retry", "a"))
     assert typist.rig.states()["a"] == "waiting"
@@ -604,7 +606,7 @@ def test_a_task_file_that_changes_is_read_again_and_a_broken_one_is_told_once(ty
                  "  b: {prompt: '@write new z', check: test -s new, after: [a]}\n")
     out, _ = running.communicate(timeout=30)
     assert running.returncode == 0, out.decode()
-    assert out.decode().count("not read") == 1 and "keeping what it said before" in out.decode()
+    assert out.decode().count("not read") == 1 and "keeping the previous version" in out.decode()
     assert typist.rig.states() == {"a": "done", "b": "done"}
 
 

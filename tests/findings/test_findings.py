@@ -132,7 +132,7 @@ LINTS = [
 
 
 @pytest.mark.parametrize("slug,wrong,right", LINTS)
-def test_what_does_not_fit_is_said_and_mended_as_typed(slug, wrong, right):
+def test_what_does_not_fit_is_said_and_fixed_as_typed(slug, wrong, right):
     tree = changed_tree(wrong)
     found = warnings(tree)
     assert list(found) == [slug]
@@ -513,16 +513,16 @@ def test_versions_compare(version, than, older):
 @pytest.mark.parametrize("levels,verdict", [
     ("ok info", "Ready: everything is in order."),
     ("ok warning", "Ready, with 1 warning."),
-    ("error warning warning", "Not ready: 1 error, 2 warnings. First: mend error"),
-    ("error error", "Not ready: 2 errors. First: mend error")])
+    ("error warning warning", "Not ready: 1 error, 2 warnings. First: fix error"),
+    ("error error", "Not ready: 2 errors. First: fix error")])
 def test_verdict(levels, verdict):
-    findings = [sf.Finding("x", level, "what", fix=f"mend {level}") for level in levels.split()]
+    findings = [sf.Finding("x", level, "what", fix=f"fix {level}") for level in levels.split()]
     assert sf.plan_verdict(findings) == verdict
 
 
 def test_verdict_says_where():
-    findings = [sf.Finding("x", "error", "no fix"), sf.Finding("x", "error", "y", "f:1:2", fix="mend")]
-    assert sf.plan_verdict(findings) == "Not ready: 2 errors. First: f:1:2: mend"
+    findings = [sf.Finding("x", "error", "no fix"), sf.Finding("x", "error", "y", "f:1:2", fix="fix")]
+    assert sf.plan_verdict(findings) == "Not ready: 2 errors. First: f:1:2: fix"
     assert sf.plan_verdict(findings[:1]) == "Not ready: 1 error."
 
 

@@ -222,7 +222,7 @@ def test_what_left_the_house_is_in_receipts_and_status(hybrid):
     fleet = served.server.fleet
     view = sf.GatewayView(sf.OUR_GATEWAY, sf.FleetPage(fleet.name, left_house=shown["left_house"]))
     states = {name: sf.NodeState(name, node.endpoint, "refused") for name, node in fleet.nodes.items()}
-    assert sf.format_away(sf.plan_sight(fleet, states, view, 0)) == ("Leaves the house: what is asked of big (127.0.0.1). So far "
+    assert sf.format_away(sf.plan_sight(fleet, states, view, 0)) == ("Sent outside your network: requests to big (127.0.0.1). So far "
                                     "1 request, 8,512 tokens in, 30 out.")
 
 
@@ -380,8 +380,8 @@ def test_where_a_login_may_not_go_is_an_error(old, new, slug, words):
 def test_a_login_is_asked_for_even_at_home():
     fleet = fleet_at("https://192.168.1.9")
     assert [stake.what for stake in sf.plan_stakes(fleet)] == [
-        "the login that Claude Code sends goes to https://192.168.1.9:443 (node cloud)",
-        "prompts, and what agents read, go to the cloud that runs claude-opus-5-5 for "
+        "Claude Code's own login goes to https://192.168.1.9:443 (node cloud)",
+        "prompts and the files agents read go to the cloud that runs claude-opus-5-5 for "
         "https://192.168.1.9:443 (node cloud)"]
 
 
@@ -415,7 +415,7 @@ def test_status_and_doctor_say_what_leaves_the_house(tmp_path, run_cli):
     text = FILE.replace("URL", cloud.endpoint).replace("PORT", str(free_port()))
     (tmp_path / "fleet.yaml").write_text(text)
     status = run_cli("status")
-    assert "Leaves the house: what is asked of big (127.0.0.1)." in status.stdout
+    assert "Sent outside your network: requests to big (127.0.0.1)." in status.stdout
     models = json.loads(run_cli("status", "--json").stdout)["models"]
     assert {model["name"]: (model["state"], model["cloud"]) for model in models} \
         == {"big": ("ready", True), "small": ("node offline", False)}
@@ -424,7 +424,7 @@ def test_status_and_doctor_say_what_leaves_the_house(tmp_path, run_cli):
     assert "cloud: Anthropic at" in run_cli("doctor", "--verbose").stdout
     assert run_cli("generate").returncode == 0
     asked = run_cli("env")
-    assert asked.returncode == 3 and "the login that Claude Code sends goes to" in asked.stderr
+    assert asked.returncode == 3 and "Claude Code's own login goes to" in asked.stderr
     assert all(b"uthorization" not in head for head in cloud.heads)
 
 
@@ -498,8 +498,8 @@ def test_init_hybrid_writes_the_login_beside_the_machines(quick, tmp_path, fake_
     made = quick("init", "--hybrid", "--output", output, env=env)
     assert made.returncode == 0, made
     accepted = made.stdout.partition("With `--hybrid` you accepted:\n")[2]
-    assert accepted.startswith("  prompts, and what agents read, go to https://api.anthropic.com")
-    assert "\n  the login that Claude Code sends goes to https://api.anthropic.com" in accepted
+    assert accepted.startswith("  prompts and the files agents read go to https://api.anthropic.com")
+    assert "\n  Claude Code's own login goes to https://api.anthropic.com" in accepted
     assert "\nTo take it back: subagent-fleet trust " in accepted and " --forget\n" in accepted
     main, = [line for line in made.stdout.splitlines() if line.startswith("main session")]
     assert re.split("  +", main) == [
@@ -524,7 +524,7 @@ def test_init_hybrid_writes_the_login_beside_the_machines(quick, tmp_path, fake_
 def test_a_cloud_that_is_not_reached_is_no_machine_to_name():
     for reason in ("dns", "unreachable", "timeout"):
         state = sf.NodeState("anthropic", sf.CLAUDE_ENDPOINT, reason, provider="anthropic")
-        assert state.mend == "check this machine's connection to the internet"
+        assert state.fix == "check this machine's connection to the internet"
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 429, 500, 529])

@@ -182,7 +182,7 @@ def test_another_kind_of_server_is_known_by_its_row_of_backends(neighbourhood, t
     report = json.loads(out)["scan"]
     assert [(one["node"]["endpoint"], one["provider"]) for one in report["found"]] \
         == [(f"http://{neighbourhood.at(11)}:8000", "openai")]
-    assert report["others"] == [{"address": f"{neighbourhood.at(12)}:8000", "why": "wanting a key"}]
+    assert report["others"] == [{"address": f"{neighbourhood.at(12)}:8000", "why": "asking for a key"}]
 
 
 @pytest.mark.parametrize("program, row, found", [

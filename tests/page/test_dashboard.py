@@ -354,7 +354,7 @@ def test_who_looks_comes_back_when_the_gateway_has_gone(door):
         stream = connection.makefile("rb")
         told = frames(stream)
         assert [next(told)["kind"], next(told)["kind"]] == ["hello", "request"]
-        door.page.begin_anew()
+        door.page.start_over()
         assert list(told) == []  # the stream has ended
     with door.connect() as connection:
         connection.sendall(door.head("GET", "/events", Cookie=door.cookie))
@@ -608,7 +608,7 @@ def test_ui_shows_the_tasks_of_its_repository(place, run_cli):
     shown = Shown(place.path)
     place.ending.callback(shown.process.kill)
     assert shown.picture(lambda each: True)["tasks"] == []
-    assert run_cli("task", "add", "mend it", "--name", "parser").returncode == 0
+    assert run_cli("task", "add", "fix it", "--name", "parser").returncode == 0
     (row,) = shown.picture(lambda each: each["tasks"])["tasks"]
     assert (row["name"], row["state"], row["level"]) == ("parser", "waiting", "wait")
     assert row["over"] is False and row["now"] == "for `run`"

@@ -66,7 +66,7 @@ FLEETS = [
      {"mac": 16}, dict.fromkeys(sf.JOBS, ("qwen3:14b", "mac")), [],
      {"main session": "the strongest: 14 B"}),
     ("a GPU box with 3B models only", (node("gpu", SMALL, model("qwen2.5:3b", 1.9)),), {},
-     dict.fromkeys(sf.JOBS, ("llama3.2:3b", "gpu")), [], {"planner": "nothing else fits"}),
+     dict.fromkeys(sf.JOBS, ("llama3.2:3b", "gpu")), [], {"planner": "no other model fits"}),
     ("a GPU box with 3B models beside a laptop", (node("gpu", SMALL), node("laptop", QWEN)), {},
      {**dict.fromkeys(sf.JOBS, ("qwen3:8b", "laptop")), "summarizer": ("llama3.2:3b", "gpu")}, [],
      {"summarizer": "a small model, the fastest off the main session's machine"}),
@@ -77,7 +77,7 @@ FLEETS = [
      {"main session": ("qwen3-coder:30b", "studio"), "implementer": ("qwen3-coder:30b", "studio"),
       "reviewer": ("devstral:24b", "studio"), "planner": ("qwen3:8b", "studio"),
       "summarizer": ("llama3.2:3b", "studio")}, [],
-     {"reviewer": "of another family than the main session's, beside it",
+     {"reviewer": "of another family, on the main session's machine",
       "summarizer": "the fastest"}),
     ("two with vision", (node("a", SEES), node("b", SEES, GEMMA)), {},
      {"main session": ("qwen3-vl:30b", "a"), "implementer": ("qwen3-vl:30b", "a"),
@@ -152,7 +152,7 @@ def test_a_machine_that_would_idle_gets_a_job_or_stands_in():
     states = (node("a", CODER), node("b", DEVSTRAL), node("c", QWEN), node("d", OSS))
     plan = sf.plan_assignment(states)
     assert plan.model("summarizer").node == "d"
-    assert plan.why["summarizer"] == "d would idle; more than half as strong"
+    assert plan.why["summarizer"] == "d would idle; this is more than half as strong"
     states = (node("a", model("big:70b")), node("b", model("tiny:4b")), node("c", model("odd:5b")))
     plan = sf.plan_assignment(states)
     (spare,) = [one for one in plan.placements if not one.users]
@@ -223,8 +223,8 @@ def test_only_the_fastest_is_said_to_be_the_fastest():
              measured("mac", "qwen3:8b", rate=75.0, tools=sf.Score(5, 5))]
     plan = sf.plan_assignment([node("mac", CODER, QWEN)], rates)  # no memory_gb: one model
     assert {plan.model(job).ollama_model for job in plan.jobs} == {"qwen3-coder:30b"}
-    assert plan.why["planner"] == ("the fastest with 7 B parameters or more that fits, as qwen3:8b does not")
-    assert plan.why["summarizer"] == "the fastest that fits, as qwen3:8b does not"
+    assert plan.why["planner"] == ("the fastest with 7 B parameters or more that fits (qwen3:8b doesn't)")
+    assert plan.why["summarizer"] == "the fastest that fits (qwen3:8b doesn't)"
     notes = sf.plan_starter([node("mac", CODER, QWEN)], rates).notes
     assert "the fastest." not in notes["heavy-coder"]
     both = sf.plan_assignment([node("mac", CODER, QWEN)], rates, {"mac": 64})
@@ -240,7 +240,7 @@ def test_only_the_strongest_is_said_to_be_the_strongest():
     states = [node("mini", model("qwen3:14b", 9)), node("gpu", model("gemma9:14b", 9), QWEN)]
     plan = sf.plan_assignment(states, (), {"gpu": 10})
     assert plan.model("reviewer").ollama_model == "qwen3:8b"
-    assert plan.why["reviewer"] == "the strongest on another machine that fits, as gemma9:14b does not"
+    assert plan.why["reviewer"] == "the strongest on another machine that fits (gemma9:14b doesn't)"
 
 
 def test_what_fits_is_said_of_the_machine_and_not_of_being_small():

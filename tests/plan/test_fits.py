@@ -160,7 +160,7 @@ def test_what_is_said_of_little_memory_is_what_the_plan_then_does(
     monkeypatch.setattr(sf.World, "total_gigabytes", lambda world: (gigabytes + 0.1) / sf.USABLE_SHARE)
     done = run_cli("init", env={"OLLAMA_HOST": f"127.0.0.1:{fake_node({}).port}"})
     without = " ".join(done.stdout.split())
-    needs = "qwen3:4b, the smallest that would do, needs 8 GB"
+    needs = "qwen3:4b, the smallest suitable model, needs 8 GB"
     assert ("`ollama pull qwen3:4b`" in without) == (gigabytes >= 8) != (needs in without), without
 
     node = fake_node({"qwen3:4b": {"size": 2_497_293_931, "capabilities": TOOLS, "context_length": 40960}})
@@ -210,11 +210,11 @@ def test_up_on_a_small_machine_says_what_is_missing(fake_node, run_cli, monkeypa
     done = run_cli("up", env={"OLLAMA_HOST": f"127.0.0.1:{node.port}"})
     said = " ".join(done.stderr.split())
     assert done.returncode == 1
-    assert ("this machine has about 3 GB for models: qwen3:4b, the smallest that would do, needs 8 GB "
+    assert ("this machine has about 3 GB for models: qwen3:4b, the smallest suitable model, needs 8 GB "
             "fix: with a larger machine: `subagent-fleet init --node mini=192.168.1.50`") in said
 
 
 def test_a_stronger_model_that_does_not_fit_is_named(machine, capsys):
     plan_with(machine("qwen3-coder:30b", "gpt-oss:20b"), 20)
     said = " ".join(capsys.readouterr().out.split())
-    assert "the strongest that fits, as qwen3-coder:30b does not: " in said, said
+    assert "the strongest that fits (qwen3-coder:30b doesn't): " in said, said

@@ -454,7 +454,7 @@ def test_one_model_on_two_machines_is_said_to_be_shared(twins, tmp_path, capsys)
         assert "laptop or mini (shared)" in rows[role], rows[role]
     assert rows["reviewer"].endswith("the same model on another machine")
     assert rows["summarizer"].endswith(
-        "the fastest off the main session's machine that fits, as qwen3:8b does not")
+        "the fastest off the main session's machine that fits (qwen3:8b doesn't)")
 
     assert sf.main(["recommend"]) == 0
     said = capsys.readouterr().out

@@ -208,7 +208,7 @@ class Run:
         self.let_go(ticket)
         self.scheduler.leave(ticket)
         self.open.remove(ticket)
-        self.begin_anew(ticket.agent)
+        self.start_over(ticket.agent)
 
     def fail(self, ticket):
         """Let the machine lose all that it knows, while it answers."""
@@ -227,7 +227,7 @@ class Run:
             ticket.machine.busy[ticket.slot] = False
             ticket.slot = None
 
-    def begin_anew(self, agent):
+    def start_over(self, agent):
         agent.turn, agent.tokens, agent.life = 0, agent.first, agent.life + 1
         self.push(self.now + self.dice.uniform(*agent.thinks), "ask", agent)
 
@@ -252,7 +252,7 @@ class Run:
         if not is_over:
             self.push(self.now + self.dice.uniform(*agent.thinks), "ask", agent)
         elif agent.endless_at:
-            self.begin_anew(agent)
+            self.start_over(agent)
         else:
             agent.done_at = self.now
 

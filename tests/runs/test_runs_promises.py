@@ -400,7 +400,7 @@ def test_a_question_survives_everything(shop, whom):
     assert "Which database?" in shop.type("task", "answer").out
     answered = shop.type("task", "answer", "t", "mariadb, please")
     assert answered.code == 0
-    goes_on = "Agents work on, but nothing watches them. Continue: "
+    goes_on = "Agents keep working, but nothing watches them. Continue: "
     assert (goes_on in answered.err) == (whom == "supervisor"), answered
     done = shop.run()
     assert shop.state() == "done", done

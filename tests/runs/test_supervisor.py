@@ -47,10 +47,10 @@ def test_words_of_success_with_nothing_done_are_a_failure(rig):
     rig.work()
     assert rig.states() == {"a": "failed"}
     assert rig.tasks()["a"].reason == \
-        "nothing was changed (if the task is only to answer: `changes: none`)"
+        "nothing was changed (if it should only answer, write `changes: none`)"
     assert rig.said[-1][2].endswith("`changes: none`). It said: All done, tests pass!")
     assert "All done" not in json.dumps(rig.receipt("a"))
-    assert "made no call that changes anything" in rig.receipt("a")["flags"]
+    assert "made no call that could change a file" in rig.receipt("a")["flags"]
 
 
 def test_denied_writes_are_a_failure_and_the_agent_is_told_its_scope(rig):
@@ -423,7 +423,7 @@ def test_a_task_that_was_not_running_is_stopped_and_says_so(rig):
     rig.add("a", "x", after=("nobody",))
     rig.ask("stop", "a")
     rig.work()
-    assert rig.tasks()["a"].reason == "no agent was running"
+    assert rig.tasks()["a"].reason == "stopped while no agent was running"
     rig.ask("retry", "a")
     rig.work(lambda states: states["a"].state == "waiting")
 

@@ -182,7 +182,7 @@ def test_who_works_in_it_or_has_its_lock_keeps_it(tmp_path):
         sleeper.kill()
         sleeper.wait()
     hold = place.world.hold(place.folder.of_task("t", "alive"))
-    assert "its agent is alive" in place.tidy().why
+    assert "its agent is still running" in place.tidy().why
     hold.release()
     assert place.tidy().removes and not place.tree.exists()
 

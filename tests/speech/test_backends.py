@@ -218,11 +218,11 @@ def test_one_kind_is_not_taken_for_another(kind, other):
     if kind == other or other == "openai":  # whose list all of them have
         assert state.reason in ("", "not openai") and (kind != other or not state.reason)
     else:
-        assert state.reason == f"not {other}" and kind_named(state.mend, other)
+        assert state.reason == f"not {other}" and kind_named(state.fix, other)
 
 
-def kind_named(mend, kind):
-    return f"start {sf.NODE_KINDS[kind].title} there" in mend
+def kind_named(fix, kind):
+    return f"start {sf.NODE_KINDS[kind].title} there" in fix
 
 
 @pytest.mark.parametrize("kind", sf.NODE_KINDS)
@@ -230,10 +230,10 @@ def test_where_nothing_listens_only_a_program_is_named_as_one(kind):
     state = probe(f"http://127.0.0.1:{free_port()}", kind)
     title = sf.NODE_KINDS[kind].title
     if kind in ("openai", "anthropic"):
-        assert title not in state.detail + state.mend and "worker" not in state.mend
-        assert "is its server running?" in state.detail and "correct its endpoint" in state.mend
+        assert title not in state.detail + state.fix and "worker" not in state.fix
+        assert "is its server running?" in state.detail and "correct its endpoint" in state.fix
     else:
-        assert f"is {title} running?" in state.detail and "worker" in state.mend
+        assert f"is {title} running?" in state.detail and "worker" in state.fix
 
 
 def test_a_size_that_is_not_told_is_not_said():
@@ -250,13 +250,13 @@ def test_a_server_that_wants_a_key_says_so():
                                   "/api/v1/models"), (401, refused))
     assert recognise(server.endpoint)[0].provider == "llamacpp"
     state = probe(server.endpoint, "llamacpp")
-    assert state.reason == "http 401" and "api_key_env" in state.mend
+    assert state.reason == "http 401" and "api_key_env" in state.fix
 
 
 def test_a_server_that_loads_its_model_is_waited_for():
     loading = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
     state = probe(Server({"/props": (503, loading)}, LLAMA).endpoint, "llamacpp")
-    assert state.why == "http 503: Loading model" and "wait" in state.mend
+    assert state.why == "http 503: Loading model" and "wait" in state.fix
 
 
 @pytest.mark.parametrize("provider", [name for name in sf.BACKENDS if name != "ollama"])

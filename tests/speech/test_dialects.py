@@ -223,7 +223,7 @@ def test_what_no_local_model_has_a_word_for_is_left_out(path):
     ("conversation", "conv_1")])
 def test_what_would_change_the_answer_is_refused(path, field, value):
     told = refused(path, {"model": "x", "messages": [], "input": [], field: value})
-    assert told == f"{field}: this gateway has no such thing; leave it out"
+    assert told == f"{field}: this gateway does not support it; leave it out"
 
 
 @pytest.mark.parametrize("form, wanted", [
@@ -701,7 +701,7 @@ def test_a_node_that_dies_in_mid_answer_ends_the_stream_with_an_error(rig, path)
         connection.sendall(HEAD + line("begun "))
         time.sleep(0.2)  # until then the client has had it
     _, _, body = post(rig(dies), path, stream=True)
-    assert b"in mid answer" in body
+    assert b"in the middle of the answer" in body
     assert b"response.completed" not in body and b'"finish_reason":"' not in body
 
 

@@ -307,7 +307,7 @@ def test_images_travel_beside_the_text():
     ([{"role": "user", "content": [{"type": "image", "source": {
         "type": "base64", "data": "%%%"}}]}], {}, "not valid base64"),
 ])
-def test_what_cannot_be_mended_is_refused(messages, more, words):
+def test_what_cannot_be_fixed_is_refused(messages, more, words):
     assert words in refusal(*messages, **more)
 
 
@@ -488,14 +488,14 @@ def test_one_bad_schema_does_not_fail_the_request(schema, wanted):
     ({"$ref": "other.json"}, ANY), ({"$ref": 5}, ANY), (True, ANY), ("string", ANY), ([TEXT], ANY),
 ])
 @pytest.mark.parametrize("definitions", ["$defs", "definitions"])
-def test_a_schema_is_mended_wherever_it_stands(part, wanted, definitions):
+def test_a_schema_is_fixed_wherever_it_stands(part, wanted, definitions):
     """What Ollama 0.32.15 or its engine answers 400 to; tests/live asks the real one."""
     array = {"type": "array", "items": part}
     shown = tools_of({"name": "a", "input_schema": {
         definitions: {"d": TEXT, "e": part}, "properties": {"x": array, "y": {"anyOf": [array]}}}})
-    mended = {"type": "array", "items": wanted}
+    fixed = {"type": "array", "items": wanted}
     assert shown["a"] == {"type": "object", "$defs": {"d": TEXT, "e": wanted}, "properties": {
-        "x": mended, "y": {"anyOf": [mended]}}}
+        "x": fixed, "y": {"anyOf": [fixed]}}}
 
 
 def test_server_tools_stay_out_and_deferred_ones_until_found_or_called():

@@ -169,7 +169,7 @@ ARROWS = [
     *[(state_of(over, failures=2), order("say", text="a"), "waiting", "",
        {"says": ("a",), "open": False, "failures": 0}) for over in sf.TERMINAL_STATES],
     (state_of(), order("stop"), "stopped", "",
-     {"reason": "no agent was running", "tells": [("stopped", "no agent was running")]}),
+     {"reason": "stopped while no agent was running", "tells": [("stopped", "stopped while no agent was running")]}),
     *[(state_of(live), order("stop"), live, "", {"stopping": True}) for live in AT_WORK],
     (state_of("done"), order("stop"), "done", "", {"stopping": False}),
     (state_of("parked", cause="scope"), order("stop"), "parked", "", {"stopping": False}),

@@ -599,7 +599,7 @@ def test_a_check_is_told_with_its_last_hundred_lines():
 
 
 @pytest.mark.parametrize("turns, worked, written, changes, flag", [
-    (1, 0, [], "required", "made no call that changes"), (1, 0, [], "none", None), (0, 0, [], "required", None),
+    (1, 0, [], "required", "made no call that could change"), (1, 0, [], "none", None), (0, 0, [], "required", None),
     (1, 1, ["/w/src/b.py"], "required", "not in the diff"), (1, 1, ["/w/a.py"], "required", None)])
 def test_flags_are_made_of_deeds(turns, worked, written, changes, flag):
     heard = sf.Heard()

@@ -233,18 +233,18 @@ def test_a_finding_in_a_list_is_indented_and_names_no_level():
 
 
 TOPIC = [sf.Finding("a", "ok", "first"), sf.Finding("b", "ok", "second"),
-         sf.Finding("c", "error", "third", fix="mend it"), sf.Finding("d", "info", "fourth")]
+         sf.Finding("c", "error", "third", fix="fix it"), sf.Finding("d", "info", "fourth")]
 
 
 def test_a_topic_in_a_pipe_is_what_a_terminal_shows():
     assert sf.format_topic("Nodes", TOPIC, sf.PLAIN) == (
-        "Nodes: 1 error, 1 note, 2 ok\nerror: third\n  fix: mend it\ninfo: fourth\n")
+        "Nodes: 1 error, 1 note, 2 ok\nerror: third\n  fix: fix it\ninfo: fourth\n")
 
 
 def test_a_topic_on_a_terminal_counts_what_is_right():
     look = sf.Look(marks=True, columns=60)
     assert sf.format_topic("Nodes", TOPIC, look) == (
-        "\u2717 Nodes: 1 error, 1 note, 2 ok\nerror: third\n  \u2192 mend it\ninfo: fourth\n")
+        "\u2717 Nodes: 1 error, 1 note, 2 ok\nerror: third\n  \u2192 fix it\ninfo: fourth\n")
     assert sf.format_topic("Nodes", TOPIC[:2], look) == "\u2713 Nodes: 2 ok\n"
     assert sf.format_topic("Nodes", TOPIC[:2], look, verbose=True) == (
         "\u2713 Nodes: 2 ok\nok: first\nok: second\n")

@@ -94,7 +94,7 @@ def quote(row, at, match):
 
 
 # What a person types who follows a fix: its words, and how they change the line of the error.
-MENDS = [(re.compile(words), mend) for words, mend in (
+FIXES = [(re.compile(words), fix) for words, fix in (
     (r"begin its line with (?:\d+ or )?(?P<depth>\d+) spaces"
      r"(, or quote the whole text|, or line \d+ with \d+)?",
      lambda row, at, match: " " * int(match["depth"]) + row.lstrip(" ")),
@@ -108,14 +108,14 @@ MENDS = [(re.compile(words), mend) for words, mend in (
 )]
 
 
-def mended(text, error):
+def fixed(text, error):
     """The text of a person who typed the fix of an error, or None where the fix needs thought."""
     lines = text.split("\n")
     line, column = map(int, error.where.split(":")[1:])
-    for words, mend in MENDS:
+    for words, fix in FIXES:
         match = words.fullmatch(error.fix)
         if match:
-            lines[line - 1] = mend(lines[line - 1], column - 1, match)
+            lines[line - 1] = fix(lines[line - 1], column - 1, match)
             return "\n".join(lines)
     return None
 
@@ -133,11 +133,11 @@ def test_fix_of_an_invalid_case_works_when_typed():
     for path in INVALID:
         text = text_of(path).replace("\r\n", "\n")
         error, _ = read(text)
-        mended_text = mended(text, error)
-        if mended_text is None:
+        fixed_text = fixed(text, error)
+        if fixed_text is None:
             continue
         tried += 1
-        value, fine = read(mended_text)
+        value, fine = read(fixed_text)
         if not fine:
             left.add(path.stem)
             has_moved = (value.what, value.where) != (error.what, error.where)

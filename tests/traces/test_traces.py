@@ -8,6 +8,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
+from json_examples import compare_example
 from tools import ROOT
 from trace_cases import AGENT, FLEET, NOW, RECORDED, Recorded, Story
 
@@ -330,7 +331,7 @@ def test_receipts_turned_over_in_the_middle_are_read(recorded):
     first = recorded.requests[0]
     recorded.file([each for each in receipts if each["id"] != first])
     status, verdicts = recorded.audit()
-    assert status == 0 and "its receipt is gone" in verdicts["Machine"]["what"]
+    assert status == 0 and "its record is gone" in verdicts["Machine"]["what"]
     assert answers(verdicts) == {"Model": "yes", "Machine": "unknown", "House": "unknown",
                                  "Context": "unknown"}
 
@@ -428,6 +429,7 @@ def test_machines_have_the_colours_of_the_fleet_file(story):
 
 def test_json_says_the_same_and_no_more_of_a_prompt_than_a_line(story):
     status, out, _ = story.run("last", "--json", "--audit")
+    compare_example("trace last --audit --json", out)
     report, = json.loads(out)["sessions"]
     assert (status, report["prompt"]) == (0, "Fix the login bug")
     assert [(agent["name"], agent["parent"], agent["state"]) for agent in report["agents"]] == [
@@ -539,8 +541,8 @@ def test_receipts_alone_name_agents_by_their_alias(story):
 def test_what_was_read_again_is_said_with_its_reason(newest):
     file_with(newest, lambda index, receipt: receipt.update(
         read_again=900, read_again_why="pushed out", waited_for="planner"))
-    assert ("note: explorer on laptop: 1,800 tokens that had been read before were read again "
-            "(other prompts had taken their place); it waited for planner\n") in newest.run("last")[1]
+    assert ("note: explorer on laptop: 1,800 tokens were read twice "
+            "(other prompts had pushed them out of the cache); it waited for planner\n") in newest.run("last")[1]
 
 
 # -- what anybody may have written there --
@@ -604,7 +606,7 @@ def test_readme_shows_what_is_printed(story):
     assert f"```text\n$ subagent-fleet trace last\n{shown}```" in readme
     page = sf.TOPICS["traces"].page()
     assert f"```text\n$ subagent-fleet trace last\n{shown}```" in page
-    assert re.findall(r"^\| (\w+) \| .*\|$", page.partition("| Question | No, where |")[2],
+    assert re.findall(r"^\| (\w+) \| .*\|$", page.partition("| Question | The answer is no if |")[2],
                       re.M)[:4] == list(sf.QUESTIONS)
 
 

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 import subagent_fleet as sf
+from json_examples import compare_example
 
 MEASURED = sf.Measurement(
     node="mini", endpoint="http://10.0.0.2:11434", model="qwen3-coder:30b",
@@ -445,6 +446,7 @@ def test_bench_measures_by_the_nodes_own_counters(benched, quick, tmp_path):
     benched()
     done = quick("bench", "--json")
     assert done.returncode == 0, done.stderr
+    compare_example("bench --json", done.stdout)
     for known in results(done).values():
         assert (known["load_seconds"], known["prompt_rate"], known["answer_rate"]) == (2, 1000, 50)
         assert known["long_prompt_rate"] == 1000 and known["is_counted"]
@@ -532,7 +534,7 @@ def test_bench_names_a_machine_that_does_not_answer(benched, quick, tmp_path):
     coder.node.close()
     done = quick("bench", "--quick")
     assert done.returncode == 1
-    assert "coder:30b on mini: not measured further: refused" in done.stdout
+    assert "coder:30b on mini: measuring stopped: refused" in done.stdout
     assert kept(tmp_path).keys() == {"small:8b"}
 
 
@@ -581,7 +583,7 @@ models: {{big: {{node: mini, ollama_model: "big:cloud", litellm_alias: a, cloud:
 agents: {{planner: {{model: big, description: d}}}}
 """, encoding="utf-8")
     done = quick("bench", "--quick", "--trust")
-    assert done.returncode == 0 and "name one with --model" in done.stdout
+    assert done.returncode == 0 and "name it with `--model`" in done.stdout
     assert node.asked("/api/chat") == []
     quick("bench", "--quick", "--model", "big", "--trust")
     assert node.asked("/api/chat") != []

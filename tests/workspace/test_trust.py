@@ -363,7 +363,7 @@ def test_off_a_terminal_nothing_goes_beyond_unasked(far, words, monkeypatch):
     done = far(*words)
     assert (done.returncode, done.stdout) == (3, "")  # slug "untrusted"
     assert done.stderr == (
-        "error: with fleet.yaml, prompts, and what agents read, go to https://gpu.example:443 (node "
+        "error: fleet.yaml: prompts and the files agents read go to https://gpu.example:443 (node "
         "mini); you have not agreed to that\n  fix: `subagent-fleet trust`, or add --trust\n")
     assert sorted(path.name for path in far.config.parent.iterdir()) == before
     assert not far.file.exists()
@@ -373,7 +373,7 @@ def test_what_was_accepted_is_kept_for_this_file_and_these_facts(far, tmp_path):
     assert far("generate").returncode == 0  # which sends nothing
     assert far("env").returncode == 3
     done = far("trust", "--show")
-    assert "new  prompts, and what agents read" in done.stdout and far("env").returncode == 3
+    assert "new  prompts and the files agents read" in done.stdout and far("env").returncode == 3
     done = far("trust", "--yes")
     assert done.returncode == 0 and "accepted  prompts" in done.stdout
     assert far.file.stat().st_mode & 0o777 == 0o600
@@ -398,7 +398,7 @@ def test_off_a_terminal_the_answer_is_no(far):
     for given in (None, b"y\n", b"yes\n"):
         done = far("trust", input=given)
         assert done.returncode == 3, done.stdout
-        assert "prompts, and what agents read" in done.stdout and "Accepted" not in done.stdout
+        assert "prompts and the files agents read" in done.stdout and "Accepted" not in done.stdout
         assert not far.file.exists() and far("env").returncode == 3
     assert far("trust").stderr.endswith(
         "  fix: `subagent-fleet trust --yes` accepts it; or change fleet.yaml\n")

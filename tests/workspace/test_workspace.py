@@ -259,7 +259,7 @@ def test_a_hundred_kills_leave_every_file_old_or_new(fleet, quick, generate_and_
         for path, text in found.items():
             assert text in (wanted[FLEET].get(path), wanted[OTHER].get(path)), (seed, path)
         states.add(tuple(sorted(found.items())))
-        last = chance.choice([FLEET, OTHER])  # the fleet may change before the next run mends
+        last = chance.choice([FLEET, OTHER])  # the fleet may change before the next run fixes
         rewrite(fleet, last)
         assert quick("generate").returncode == 0, seed
         assert {path: text for path, text in tree(fleet).items()

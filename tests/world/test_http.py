@@ -355,7 +355,7 @@ WIKI = b"4\r\nWiki\r\n00005;a=b\r\npedia\r\nA \r\n in chunks\r\n1\r\n.\r\n2\r\n\
     (WIKI + b"0\r\n\r\n", b"Wikipedia in chunks.\r\n0123456789end"),
     (WIKI + b"000;x\r\nTrailer: x\r\n\r\n", b"Wikipedia in chunks.\r\n0123456789end"),
     (WIKI.replace(b"3\r\nend", b"3\nend") + b"0\r\n\r\n", "its chunks have no readable size"),
-    (WIKI, "it closed the connection in mid answer"),
+    (WIKI, "it closed the connection in the middle of the answer"),
     (WIKI + b"5\r\nabc", "it closed the connection 2 bytes early"),
     (WIKI + b"2\r\nabc\r\n0\r\n\r\n", "a chunk is longer than it said"),
     (WIKI + b"4\r\nab\r\n0\r\n\r\n", "a chunk is longer than it said"),

@@ -181,7 +181,7 @@ def test_a_private_name_of_a_public_address_is_never_connected(world, monkeypatc
     called = calls(monkeypatch, 4321)
     reason, detail = failure(world, f"http://{host}:4321/")
     assert reason == "not private" and address in detail and not called
-    assert "trust" in sf.mend_reason(reason, "ollama")
+    assert "trust" in sf.fix_for_reason(reason, "ollama")
 
 
 def test_of_a_private_name_only_its_private_addresses_are_tried(world, monkeypatch):

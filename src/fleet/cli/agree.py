@@ -1,4 +1,4 @@
-"""What a person is asked before anything goes out."""
+"""Questions to a person before anything is sent out."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def agree(world: World, text: str, question: str, refusal: FleetError) -> None:
-    """Have a person agree to what is shown; without a person, or a yes, refuse."""
+    """Ask a person; refuse without a person or a yes."""
     if not world.confirm(question, text):
         raise refusal
 
@@ -48,7 +48,7 @@ def ask_trust(fleet: Fleet, options: Namespace, world: World) -> None:
         words = "; ".join(stake.what for stake in stakes)
         text = format_stakes(source, stakes, "new", look_of(world, "stderr"))
         agree(world, text, "Do you want that?", FleetError(
-            "untrusted", f"with {source}, {words}; you have not agreed to that",
+            "untrusted", f"{source}: {words}; you have not agreed to that",
             fix="`subagent-fleet trust`, or add --trust", status=EXIT_REFUSED))
     keep_trusted(world, fleet, accepts=True)
     unlock_keys(world, fleet)
@@ -59,8 +59,8 @@ def refuse_home(options: Namespace, world: World, command: str) -> None:
     if options.out or options.config:
         return
     if world.real_path("") == world.real_path(world.home):
-        raise FleetError("in-home", f"{command}: this is your home directory; agents in its "
-                         ".claude/agents/ are those of every project", status=EXIT_REFUSED,
+        raise FleetError("in-home", f"{command}: this is your home directory; agents here would "
+                                    "apply to every project", status=EXIT_REFUSED,
                          fix="go into a project's directory; or "
                              f"`subagent-fleet {command} --out .`")
 
@@ -80,4 +80,4 @@ def known_fleet(options: Namespace, world: World) -> Fleet | None:
     except FleetError:
         if options.config:
             raise
-        return None  # what was asked can be told without a fleet
+        return None  # the answer needs no fleet

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LiveLine:
-    """A line on a terminal that says what goes on now; elsewhere nothing."""
+    """A line on a terminal that shows progress; elsewhere nothing."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -44,7 +44,7 @@ def check_names(kind: str, names: Iterable[str], known: Iterable[str], owner: st
 
 
 def tell(world: World, text: str) -> None:
-    """Say what goes on: to a person, beside what was asked for."""
+    """Tell a person about progress, on stderr."""
     world.err(wrap_text(text, look_of(world, "stderr"), indent="  "))
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @command("add", "add a machine and its models to fleet.yaml",
          Flag("machine", "the machine: a name, and where its Ollama answers", "NAME=URL"),
          CONFIG_FILE,
-         Flag("--model", "only this model of the machine; may be repeated",
+         Flag("--model", "only this model of the machine",
               "MODEL", REPEAT),
          Flag("--dry-run", "write nothing; show what would change"),
          group=SET_UP, examples=("add mini=192.168.1.50",

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 @command("bench", "measure what each model can do: speed, tool calls, context", CONFIG, OUT,
-         Flag("--model", "only this one, of the file or of a machine; may be repeated", "MODEL",
+         Flag("--model", "only this one, of the file or of a machine", "MODEL",
               REPEAT, offers=("models",)),
-         Flag("--quick", "ask fewer questions, none longer than a model reads in 5 seconds"),
+         Flag("--quick", "ask fewer and shorter questions"),
          Flag("--exam", "let each model redo fixes from this repository's history"),
          *EXAM_WORDS, TRUST, JSON,
          group=LOOK, examples=("bench", "bench --quick --model heavy-coder",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from fleet.cli.agree import has_config
 from fleet.cli.rows import CONFIG, JSON, LOOK, TIMEOUT, Flag, command
 from fleet.cli.say import open_workspace, print_report, render_report
-from fleet.findings.checks import mend_missing
+from fleet.findings.checks import fix_for_missing
 from fleet.nodes.probe import probe_nodes
 from fleet.nodes.scan import scan_machines
 from fleet.plan.routes import plan_route_state
@@ -52,7 +52,7 @@ def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
         text += "\n" + format_words([heading, Cell(says)], look, indent="  ")
 
         if not state.online:
-            text += format_fix(state.mend, look)
+            text += format_fix(state.fix, look)
         for model in state.models:
             parts = [Cell(f"{model.name}:"), Cell(_describe_model(model))]
             text += format_words(parts, look, margin="  ", indent="  ")
@@ -180,7 +180,7 @@ def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str
         route = plan_route_state(fleet, states, model)
         fix = ""
         if route.state == "model missing":
-            fix = mend_missing(fleet, model, states[model.node])
+            fix = fix_for_missing(fleet, model, states[model.node])
         models.append({"name": name, "node": model.node, "ollama_model": model.ollama_model,
                        "state": words.get(route.state, "present"), "fix": fix})
     return models

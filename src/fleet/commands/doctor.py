@@ -1,4 +1,4 @@
-"""`doctor`: what is wrong, and what mends it."""
+"""`doctor`: what is wrong, and how to fix it."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -47,11 +47,11 @@ def format_topic(topic: str, findings: Sequence[Finding], look: Look, *,
 
 
 def format_doctor(findings: Sequence[tuple[str, Finding]], verdict: str, look: Look, *,
-                  mended: Sequence[str], verbose: bool) -> str:
-    """Return doctor's report: what was mended, a block for each topic, the verdict last."""
+                  fixed: Sequence[str], verbose: bool) -> str:
+    """Return doctor's report: what was fixed, a block for each topic, the verdict last."""
     blocks = []
-    if mended:
-        blocks.append("".join(f"fixed: {clean_line(text)}\n" for text in mended))
+    if fixed:
+        blocks.append("".join(f"fixed: {clean_line(text)}\n" for text in fixed))
     topics: dict[str, list[Finding]] = {}
     for topic, finding in findings:
         topics.setdefault(topic, []).append(finding)
@@ -75,9 +75,9 @@ def cmd_doctor(options: Namespace, world: World) -> int:
 
     workspace = open_workspace(options, world)
     facts = observe(workspace, fleet, problems=problems, seconds=options.timeout)
-    mended = []
+    fixed = []
     if options.fix and fleet:
-        mended = mend_files(workspace, facts)
+        fixed = fix_files(workspace, facts)
         facts = observe_files(workspace, fleet, facts)
 
     findings = plan_doctor(fleet, facts)
@@ -92,21 +92,21 @@ def cmd_doctor(options: Namespace, world: World) -> int:
         listed = [{"topic": topic, **show_record(finding)}
                   for topic, finding in findings]
         print_report(world, "doctor", {
-            "verdict": verdict, "mended": mended, "findings": listed})
+            "verdict": verdict, "mended": fixed, "findings": listed})
     else:
-        world.out(format_doctor(findings, verdict, look_of(world), mended=mended,
+        world.out(format_doctor(findings, verdict, look_of(world), fixed=fixed,
                                 verbose=options.verbose))
     return exit_status(finding for _, finding in findings)
 
 
-def mend_files(workspace: Workspace, facts: Facts) -> list[str]:
+def fix_files(workspace: Workspace, facts: Facts) -> list[str]:
     """Fix what nobody wrote by hand: old generated files, the key file's mode; say each."""
-    mended = []
+    fixed = []
     if "env-readable" in facts.leaks:
-        mended.append(f"{facts.env_path}: only you may read it now")
+        fixed.append(f"{facts.env_path}: only you may read it now")
     stale = [change for change in facts.changes
              if change.action in ("created", "updated", "removed")]
-    mended += [f"{change.path}: {change.action}" for change in stale]
-    if mended:
+    fixed += [f"{change.path}: {change.action}" for change in stale]
+    if fixed:
         workspace.write(stale)
-    return mended
+    return fixed

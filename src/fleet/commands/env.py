@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @command("env", "print Claude Code's environment for your shell", CONFIG, OUT,
-         Flag("--show-key", "show the key on a terminal, too"), TRUST,
+         Flag("--show-key", "print the key even on a terminal"), TRUST,
          group=SET_UP, examples=("env", 'eval "$(subagent-fleet env)"'))
 def cmd_env(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-@command("generate", "write the files for Claude Code, LiteLLM, your shell and others",
+@command("generate", "write the files for Claude Code, LiteLLM and your shell",
          CONFIG, OUT,
          Flag("--target", f"only these: {', '.join(TARGET_NAMES)}", "LIST", REPEAT,
               offers=TARGET_NAMES),

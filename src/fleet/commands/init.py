@@ -74,7 +74,7 @@ def format_after_init(starter: Starter, states: Sequence[NodeState],
     if all(state.reason == "not asked" for state in states):
         return ("Fill in your machines' addresses, then run:\n"
                 "  subagent-fleet discover\n  subagent-fleet generate\n")
-    text = "".join(format_words([f"{clean_line(state.name)} did not answer: {state.mend}."],
+    text = "".join(format_words([f"{clean_line(state.name)} did not answer: {state.fix}."],
                                 look, indent="  ") for state in silent)
     return f"{text}When a model is there, run:\n  subagent-fleet init --force\n"
 
@@ -82,7 +82,7 @@ def format_after_init(starter: Starter, states: Sequence[NodeState],
 @command("init", "write fleet.yaml with the models your machines have",
          Flag("--output", "where to write; default: fleet.yaml (a .json name writes JSON)",
               "FILE"),
-         Flag("--node", "also ask this machine; may be repeated", "NAME=URL", REPEAT),
+         Flag("--node", "also ask this machine", "NAME=URL", REPEAT),
          Flag("--offline", "contact no machine, write placeholders"),
          Flag("--hybrid", "your own Claude login for the main session, subagents at home"),
          Flag("--example", "write this example instead; `list`, or no name, names them",

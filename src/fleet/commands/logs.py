@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 @command("logs", "show the latest requests, and why some failed", CONFIG, OUT,
          Flag("--follow", "keep showing requests as they end, until Ctrl-C", short="-f"),
          Flag("--lines", "how many", "N", {"type": parse_count, "default": 20}, short="-n"),
-         Flag("--failed", "only requests that failed, or failed on a first machine"),
-         Flag("--session", "only those of the session whose id begins so", "ID",
+         Flag("--failed", "only requests that failed or fell back"),
+         Flag("--session", "only requests of the session whose id begins with this", "ID",
               {"default": ""}), JSON,
          group=LOOK, examples=("logs", "logs --follow --failed", "logs --session 5b1c"),
          excludes=("follow json",))

@@ -193,7 +193,7 @@ def find_objection(path: str, advised: Recommendation) -> FleetError | None:
                           "in one", status=EXIT_USAGE,
                           fix="subagent-fleet recommend --write --config fleet.yaml")
     for state in advised.silent:
-        fix = state.mend_from_afar
+        fix = state.fix_from_afar
         if advised.fleet.nodes[state.name].mac:
             fix = "subagent-fleet warmup"
         return FleetError("node-silent", f"{state.name} does not answer ({state.reason}), so "

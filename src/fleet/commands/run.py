@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-@command("run", "run tasks in parallel: each in its own worktree, checked before it counts",
+@command("run", "run tasks in parallel, each in its own worktree",
          Flag("words", "only these tasks, or new ones: NAME:PROMPT, or a quoted prompt",
               "TASK", {"nargs": "*", "default": []}, offers=TASK_NAMES), TASK_FILE,
          *TASK_WORDS,
-         Flag("--max", "how many agents work at once, at most; changes a `run` that is "
-              "active, too", "N",
+         Flag("--max", "run at most N agents at once; also changes an active `run`", "N",
               {"type": parse_count, "default": 0, "dest": "most"}),
          Flag("--detach", "work in the background"),
          Flag("--land", "merge what is done, check it as a whole, move your branch"),

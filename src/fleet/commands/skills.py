@@ -44,7 +44,7 @@ def cmd_skills_list(options: Namespace, world: World) -> int:
 @command("skills install", "teach your assistants to set up and use the fleet",
          Flag("--target", f"only for these programs: {', '.join(SKILL_PLACES)}", "LIST",
               REPEAT, offers=tuple(SKILL_PLACES)),
-         Flag("--skill", "only this skill; may be repeated", "SKILL", REPEAT,
+         Flag("--skill", "only this skill", "SKILL", REPEAT,
               offers=("subagent-fleet-setup", "subagent-fleet-operations",
                       "subagent-fleet-runs")),
          Flag("--user", "in your home, for every project"), OUT, CONFIG, FORCE,

@@ -57,7 +57,7 @@ def format_away(sight: Sight) -> str:
              for model in fleet.models.values() if is_cloud(fleet, model)]
     if not names:
         return ""
-    text = f"Leaves the house: what is asked of {some_of(names, 5)}."
+    text = f"Sent outside your network: requests to {some_of(names, 5)}."
     if sight.said.left_house:
         requests, tokens_in, tokens_out = (
             sight.said.left_house.get(name, 0) for name in TOTALS[:3])

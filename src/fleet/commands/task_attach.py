@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-@command("task attach", "open a task's session in this terminal; it continues when you exit",
+@command("task attach", "open a task's session here; it continues when you exit",
          NAMED_TASK, CONFIG, OUT, TRUST, group=WORK, examples=("task attach parser",))
 def cmd_task_attach(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))

@@ -33,14 +33,14 @@ LOG_FILES = {"setup": "setup.log", "check": "check-0.log", "stderr": "err",
 
 
 @command(
-    "task log", "show what a task's agent said and did; without a name, the run's own log",
+    "task log", "show what an agent said and did, or the run's own log",
     MAYBE_TASK,
     Flag("kinds", "other kinds of log: setup, check, stderr, landing, raw", "KIND",
          {"nargs": "?", "choices": [*LOG_FILES], "default": None}),
-    Flag("--try", "of an earlier try; default: of the last", "N",
+    Flag("--try", "which try; default: the last", "N",
          {"type": parse_count, "default": 0, "dest": "number"}),
     Flag("--lines", "how many", "N", {"type": parse_count, "default": 40}, short="-n"),
-    Flag("--follow", "go on as it comes, until Ctrl-C", short="-f"),
+    Flag("--follow", "keep showing new output until Ctrl-C", short="-f"),
     group=WORK, examples=("task log", "task log parser", "task log parser check --try 1"))
 def cmd_task_log(options: Namespace, world: World) -> int:
     folder = open_folder(world)

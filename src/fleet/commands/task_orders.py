@@ -205,7 +205,7 @@ def describe_outcome(order: Mapping[str, Any], state: TaskState, now: TaskState
     return now.state, text, now.state == "done"
 
 
-@command("task stop", "end the agents of tasks, and all that they have started",
+@command("task stop", "stop the tasks' agents and their processes",
          TASK_PATTERNS, group=WORK, examples=("task stop parser", "task stop 'jwt-*'"))
 def cmd_task_stop(options: Namespace, world: World) -> int:
     status = order_tasks("stop", options, world)
@@ -217,7 +217,7 @@ def cmd_task_stop(options: Namespace, world: World) -> int:
 
 @command("task retry", "try finished tasks again, as the task file describes them now",
          TASK_PATTERNS, Flag("--say", "also tell the agent this", "TEXT", {"default": ""}),
-         Flag("--fresh", "from the start: another worktree, branch and session"), TASK_FILE,
+         Flag("--fresh", "start over with a new worktree, branch and session"), TASK_FILE,
          group=WORK, examples=("task retry parser", "task retry parser --say 'keep it short'",
                                "task retry 'jwt-*' --fresh"))
 def cmd_task_retry(options: Namespace, world: World) -> int:
@@ -233,7 +233,7 @@ def cmd_task_retry(options: Namespace, world: World) -> int:
     return order_tasks("retry", options, world, words)
 
 
-@command("task accept", "call tasks done: what they changed is put on their branches",
+@command("task accept", "mark tasks as done and commit their changes",
          TASK_PATTERNS, replace(YES, note="also drop the other twins"), group=WORK,
          examples=("task accept parser", "task accept jwt-b --yes"))
 def cmd_task_accept(options: Namespace, world: World) -> int:
@@ -257,7 +257,7 @@ def cmd_task_accept(options: Namespace, world: World) -> int:
     return status
 
 
-@command("task forget", "drop finished tasks from every list; their branches and refs stay",
+@command("task forget", "drop finished tasks from every list; keep their branches",
          TASK_PATTERNS, group=WORK, examples=("task forget 'jwt-*'",))
 def cmd_task_forget(options: Namespace, world: World) -> int:
     return order_tasks("forget", options, world)

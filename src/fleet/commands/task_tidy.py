@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 @command("task tidy", "remove worktrees of finished tasks, where nothing is lost",
          replace(TASK_PATTERNS, more={"nargs": "*", "default": []}),
-         Flag("--dry-run", "only say what would be removed"),
-         Flag("--ignored", "even if ignored files are new or changed, and are lost"), JSON,
+         Flag("--dry-run", "only show what would be removed"),
+         Flag("--ignored", "also delete ignored files that are new or changed"), JSON,
          group=WORK, examples=("task tidy --dry-run", "task tidy 'jwt-*'"))
 def cmd_task_tidy(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))

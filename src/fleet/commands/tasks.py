@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 @command("tasks", "show every task: what it does, waits for or asks",
-         replace(MAYBE_TASK, note="everything about one"),
+         replace(MAYBE_TASK, note="show one task in detail"),
          Flag("--watch", "again every S seconds, until Ctrl-C", "[S]",
               {**SECONDS, "nargs": "?", "const": 2.0, "default": 0.0}),
          Flag("--all", "in every repository, and those that left the task file", "",
@@ -156,7 +156,7 @@ def suggest_forget(tasks: Mapping[str, TaskState]) -> str:
 
 
 def show_task(folder: Folder, name: str, options: Namespace) -> None:
-    """Print everything about one task."""
+    """Print one task in detail."""
     world = folder.world
     sight = see_folder(folder, options)
     if name not in sight.tasks or sight.tasks[name].forgotten:
@@ -192,7 +192,7 @@ def list_keys(folder: Folder, state: TaskState,
 
 def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
                         tries: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
-    """Return everything about one task: its state, its keys with their origin, its tries."""
+    """Return one task in detail: its state, its keys with their origin, its tries."""
     lines = [(name, clean_line(str(getattr(row, name)))) for name in (
         "state", "reason", "now", "agent", "alias", "where", "branch", "worktree", "session",
         "confined", "port", "fix") if getattr(row, name)]

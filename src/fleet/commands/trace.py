@@ -98,8 +98,8 @@ def _tell_rereading(name: str, served: Served, look: Look) -> str:
     said = []
     if served.read_again:
         why = served.read_again_why.replace("pushed out",
-                                            "other prompts had taken their place")
-        said.append(f"{served.read_again:,} tokens that had been read before were read again "
+                                            "other prompts had pushed them out of the cache")
+        said.append(f"{served.read_again:,} tokens were read twice "
                     f"({why})")
     if served.waited_for:
         said.append(f"it waited for {served.waited_for}")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-@command("trust", "agree to what a fleet file would send beyond your own networks", CONFIG,
-         YES, Flag("--show", "only show what that is, and what was accepted"),
+@command("trust", "allow a fleet file to send data outside your networks", CONFIG,
+         YES, Flag("--show", "only show what it would send and what you accepted"),
          Flag("--forget", "forget what you have agreed to"),
          group=SET_UP, examples=("trust --show", "trust"),
          excludes=("forget show", "forget yes", "show yes"))

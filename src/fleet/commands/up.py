@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-@command("up", "do everything: find models, load and serve them, run Claude Code", CONFIG_FILE,
+@command("up", "do everything: find, load and serve models, run Claude Code", CONFIG_FILE,
          OUT, TRUST,
-         Flag("--ui", "show the dashboard, too"),
+         Flag("--ui", "also open the dashboard"),
          group=START, examples=("up", "up --ui", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Namespace, world: World) -> int:
     """Do the whole job. Messages go to standard error: standard output is Claude Code's."""

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 @command("warmup", "load models before you need them", CONFIG,
-         Flag("--model", "only this model; may be repeated", "MODEL", REPEAT,
+         Flag("--model", "only this model", "MODEL", REPEAT,
               offers=("models",)),
-         Flag("--agent", "only the model of this agent; may be repeated", "AGENT", REPEAT,
+         Flag("--agent", "only the model of this agent", "AGENT", REPEAT,
               offers=("agents",)),
          Flag("--pull", "download missing models"),
          Flag("--unload", "take models out of memory"),

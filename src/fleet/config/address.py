@@ -83,7 +83,7 @@ ADDRESS_KINDS = ("LAN", "Tailscale", "public", "")
 
 
 def address_kind(host: str) -> str:
-    """Return what an address is good for, one of ADDRESS_KINDS."""
+    """Return the kind of an address, one of ADDRESS_KINDS."""
     # Loading ipaddress takes as long as reading a fleet file, so the usual hosts go without.
     if re.fullmatch(r"(?:10\.\d{1,3}|192\.168)(?:\.\d{1,3}){2}", host):
         return "LAN"
@@ -103,7 +103,7 @@ def address_kind(host: str) -> str:
 
 
 def show_host(host: str) -> str:
-    """Return a host as it stands in an address."""
+    """Return a host as it is written in an address."""
     return f"[{host}]" if ":" in host else host
 
 

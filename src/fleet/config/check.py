@@ -1,4 +1,4 @@
-"""From a parsed fleet file to a Fleet, or to what is wrong with it."""
+"""From a parsed fleet file to a Fleet, or to its problems."""
 from __future__ import annotations
 
 import re
@@ -73,7 +73,7 @@ class Checker:
         for key in keys:
             name = spellings.get(key.name, key.name)
             if name in section:
-                # Who asks later where it stands knows its first name alone.
+                # Later lookups of its place know only its first name.
                 places, at = self.document.places, (*path, name)
                 if at in places:
                     places.setdefault((*path, key.name), places[at])
@@ -90,7 +90,7 @@ class Checker:
         return SECTIONS[kind](**values)
 
     def spell(self, kind: str, path: tuple, section: dict) -> dict[str, str]:
-        """Return {key: its name in the section}; report what is no key, or is there twice."""
+        """Return {key: its name in the section}; report unknown and repeated keys."""
         keys = FILE_KEYS[kind]
         words = {}
         for key in keys.values():
@@ -131,7 +131,7 @@ class Checker:
                          for place, each in enumerate(value))
         is_text = isinstance(value, str)
         if key.rule == "reference" and is_text and value:
-            self.references.append((path, value))  # of which more can be said than by a rule
+            self.references.append((path, value))  # checked further than by a rule
             return value
 
         slug, why = "bad-value", f"; accepted: {rule.words}"
@@ -227,7 +227,7 @@ def _suggest_place(kind: str, name: object) -> str:
 
 
 def _suggest_keys(kind: str, path: tuple, value: object) -> str:
-    """Return what to write where something else than keys stands."""
+    """Return what to write in place of something that is not keys."""
     keys = FILE_KEYS[kind]
     if kind in NAME_RULES and path[-1] in keys:
         return f"indent `{path[-1]}:` deeper, under its {kind}"
@@ -294,7 +294,7 @@ def finding_order(finding: Finding) -> list[int]:
 
 def _check_references(check: Checker, nodes: dict[str, Node],
                       models: dict[str, Model]) -> None:
-    """Report names that nothing has, and who falls back on itself."""
+    """Report unknown names, and models that fall back to themselves."""
     # Two models may fall back on each other: of a chain only the first step is taken, and
     # LiteLLM takes no more than five (1.106.2: `a` and `b` both dead answered in 0.06 s).
     for path, name in check.references:
@@ -322,7 +322,7 @@ def _check_agent(check: Checker, agent: Agent) -> None:
 
 
 def _check_node(check: Checker, node: Node, gateway: Gateway) -> None:
-    """Report where a person's login may not go."""
+    """Report endpoints that may not get a person's login."""
     at = split_endpoint(node.endpoint or OLLAMA_ENDPOINT)
     for is_wrong, what, fix in (
             (node.provider != "anthropic", "is only for `provider: anthropic`",

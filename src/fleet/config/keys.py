@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def keys_of(record: Any) -> dict[str, FileKey]:
     keys = {}
     for attribute, field in fields(record).items():
-        if field.note:  # a `name` has none: it stands above the section
+        if field.note:  # a `name` has none: it is above the section
             name = field.note.name or attribute
             keys[name] = replace(field.note, name=name, attribute=attribute)
     return keys

@@ -36,8 +36,8 @@ class NodeKind(Record):
 
     title: str  # as people call it
     port: int  # where it usually answers; 0: nowhere of its own
-    obtain: str  # how a model comes there; {} stands for its name
-    can_pull: bool = False  # it can be told from here to download one
+    obtain: str  # how to get a model there; {} is its name
+    can_pull: bool = False  # it downloads one if asked
 
 
 NODE_KINDS = {  # a row of BACKENDS each
@@ -51,12 +51,12 @@ NODE_KINDS = {  # a row of BACKENDS each
 
 
 def kind_title(provider: str) -> str:
-    """Return what people call what a node runs."""
+    """Return the usual name of a node's server."""
     return NODE_KINDS[provider].title
 
 
 def server_title(provider: str) -> str:
-    """Return what runs on a node, where that is one program, else that something does."""
+    """Return the name of a node's server, or a general word for several programs."""
     kind = NODE_KINDS[provider]
     return kind.title if kind.port else "its server"
 
@@ -66,7 +66,7 @@ def obtain_model(provider: str, model_name: str) -> str:
     return NODE_KINDS[provider].obtain.replace("{}", model_name)
 
 
-# How to fix that a node was of no use, by the class of reasons; {} stands for what it runs,
+# The fix for a node failure, by its class; {} is the kind of its server,
 # {where} for the machine.
 REASON_FIXES = {
     "refused": "start {} {where}; `subagent-fleet worker`, typed there, shows how to open it",
@@ -83,8 +83,8 @@ REASON_FIXES = {
     "bad answer": "check what listens {where}; restart {}"}
 
 
-def mend_reason(reason: str, provider: str, where: str = "there") -> str:
-    """Return how to fix that a node was of no use, or nothing where nobody knows."""
+def fix_for_reason(reason: str, provider: str, where: str = "there") -> str:
+    """Return the fix for a node failure, or an empty string."""
     if reason == f"not {provider}":
         reason = "not it"
     if provider == "anthropic" and reason in ("dns", "unreachable", "timeout"):
@@ -119,11 +119,11 @@ class NodeState(Record):
         return f"{self.reason}: {self.detail}".rstrip(": ")
 
     @property
-    def mend(self) -> str:
+    def fix(self) -> str:
         return self._fix("there")
 
     @property
-    def mend_from_afar(self) -> str:
+    def fix_from_afar(self) -> str:
         return self._fix(f"on {self.name}")
 
     def _fix(self, where: str) -> str:
@@ -131,8 +131,8 @@ class NodeState(Record):
         has_server = NODE_KINDS[self.provider].port
         if self.reason == "refused" and self.name == "local" and is_here and has_server:
             return f"start {kind_title(self.provider)}"  # nothing to open to others
-        fix = mend_reason(self.reason, self.provider, where)
-        return fix or mend_reason("bad answer", self.provider, where)
+        fix = fix_for_reason(self.reason, self.provider, where)
+        return fix or fix_for_reason("bad answer", self.provider, where)
 
     @property
     def runs(self) -> str:

@@ -1,4 +1,4 @@
-"""What one value of a fleet file may be, usual slips and their mends."""
+"""The rule for each value of a fleet file, common mistakes and their fixes."""
 from __future__ import annotations
 
 import contextlib
@@ -33,7 +33,7 @@ _TOOL = "^[A-Za-z_*][A-Za-z0-9_*:.-]*([(][^()\\u000a\\u0009" + CONTROLS + "]*[)]
 _NAME = "^[A-Za-z0-9._-]{1,64}$"
 _AGENT_NAME = "^[a-z0-9][a-z0-9_-]{0,63}$"
 _URL = "^[Hh][Tt][Tt][Pp][Ss]?://[^\\s@?#]+$"  # no credentials, query or fragment
-# LiteLLM reads `os.environ/NAME` as that variable's value, wherever it stands.
+# LiteLLM reads `os.environ/NAME` as that variable's value, everywhere.
 _ALIAS = "^(?!os[.]environ/)[A-Za-z0-9._:/@-]{1,128}$"
 _DURATION = "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
 # The ending keeps a fleet file that somebody else wrote from handing out other secrets of the
@@ -102,7 +102,7 @@ def choice_rule(*choices: str) -> Rule:
 
 
 def list_rule(item: str) -> Rule:
-    """Return the rule of a list whose items obey a rule above."""
+    """Return the rule of a list whose items obey another rule."""
     rule = RULES[item]
     schema = {"type": "array", "items": rule.schema}
     example = None if rule.example is None else [rule.example]
@@ -110,7 +110,7 @@ def list_rule(item: str) -> Rule:
 
 
 def name_slips(text: str) -> list[str]:
-    """Return text without what a name does not have."""
+    """Return text without characters that a name cannot have."""
     return [re.sub("[^a-z0-9_-]+", "-", text.lower()).strip("-")]
 
 
@@ -197,7 +197,7 @@ RULES = {
     "endpoint": text_rule(
         _URL, "an address that begins with http:// or https://", "http://192.168.1.50:11434",
         slips=_address_slips,
-        # As it is: which port it lacks is known when its whole node is.
+        # As it is: the missing port is known only with the whole node.
         normal=lambda text: split_endpoint(text) and text),
     "host": text_rule(
         f"^({HOST_NAME}|{IPV6_ADDRESS})$", "an address or host name", "127.0.0.1",
@@ -310,7 +310,7 @@ def _fits_schema(value: Any, schema: dict[str, Any]) -> bool:
 
 
 def fix_value(value: Any, rule: Rule) -> Any:
-    """Return what obeys a rule and was meant by a value, None where nobody can tell."""
+    """Return the valid value that was probably meant, or None."""
     if isinstance(value, (list, dict)) and len(value) == 1 and not rule.item:
         value = next(iter(value))  # one thing, written as a list or with a colon
     kinds = ((str, int) if "pattern" in rule.schema

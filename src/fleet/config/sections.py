@@ -30,7 +30,7 @@ class FileKey(Record):
 
 def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "",
         also: str = "") -> Any:
-    """Declare a key: its rule or its own section, what it is for, what its absence means.
+    """Declare a key: its rule or its own section, its purpose, its default.
 
     Its `name` in the file is the field's own, unless given; `also` is a second
     spelling of it.
@@ -39,7 +39,7 @@ def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "",
 
 
 class Gateway(Record):
-    """Where Claude Code finds the fleet, and who serves it there."""
+    """Where Claude Code finds the fleet, and which program serves it."""
 
     provider: str = key("provider", "who serves: this program or LiteLLM", "builtin")
     host: str = key("host", "address the gateway listens on", "127.0.0.1")
@@ -77,17 +77,17 @@ class Node(Record):
     """A machine that runs models."""
 
     name: str
-    endpoint: str = key("endpoint", "where it answers")
-    tags: tuple[str, ...] = key("tags", "your own words for it", ())
+    endpoint: str = key("endpoint", "address of its model server")
+    tags: tuple[str, ...] = key("tags", "your own labels for it", ())
     memory_gb: float | None = key(
-        "gigabytes", "GB of memory for models; absent: it gets only one", None)
+        "gigabytes", "GB of memory for models; without it, only one model", None)
     mac: str | None = key("mac", "its hardware address: `up` and `warmup` wake it", None)
-    provider: str = key("node provider", "what it runs", "ollama")
+    provider: str = key("node provider", "which server runs there", "ollama")
     api_key_env: str | None = key(
         "key variable", "variable with its key; ends in _API_KEY or _API_TOKEN", None)
     auth: str | None = key("auth", "`client`: hand on the login that Claude Code sends", None)
     cache_gb: float | None = key(
-        "cache", "main memory its server keeps prompts in; absent: 8.6", None)
+        "cache", "GB of memory for its prompt cache; default: 8.6", None)
 
 
 class Model(Record):
@@ -103,7 +103,7 @@ class Model(Record):
     timeout: int = key("seconds", "seconds to wait for its first token", 300)
     max_parallel: int = key("parallel", "requests at the same time", 1)
     keep_alive: int = key("keep alive", "how long it stays loaded", -1)
-    thinking: bool = key("boolean", "let a model that can think do so", False)
+    thinking: bool = key("boolean", "let the model think, if it can", False)
     max_output: int = key("tokens", "longest answer in tokens", 8192)
     fallback: tuple[str, ...] = key(
         "references", "models that answer when this one cannot", ())
@@ -115,7 +115,7 @@ class Agent(Record):
     """A subagent of Claude Code and the model it uses."""
 
     name: str
-    model: str = key("reference", "the one of `models` that it uses")
+    model: str = key("reference", "which of `models` it uses")
     description: str = key("paragraph", "when Claude Code calls it; one paragraph")
     tools: tuple[str, ...] | None = key(
         "tools", "tools it may use; absent: all, []: none", None)
@@ -125,7 +125,7 @@ class Agent(Record):
 
 
 class FleetFile(Record):
-    """What stands at the left margin of a fleet file."""
+    """The sections of a fleet file."""
 
     project: Project = key("project", "the fleet's name, its gateway, Claude Code's tiers")
     nodes: dict[str, Node] = key("node", "machines that run models")
@@ -145,6 +145,6 @@ class Fleet(Record):
     models: dict[str, Model]
     agents: dict[str, Agent]
     document: Document
-    # For whom `generate` writes; always the key's file.
+    # Programs that `generate` writes for; the key's file is always written.
     targets: tuple[str, ...] = USUAL_TARGETS
     lean: bool | None = None  # None: by the main session's context

@@ -10,17 +10,17 @@ LOGIN = "login"  # in `models:`, the coder's own login instead of a model
 
 
 class TaskSpec(Record):
-    """What a person wants done: by whom, from where, how to check it, what it may change."""
+    """A task: what to do, with which agent, from which commit, its check and its scope."""
 
     name: str
     prompt: str | None = key("text", "what to do", None)
     prompt_file: str | None = key("line",
                                   "a file with the prompt, beside the task file", None)
     agent: str | None = key("agent name", "the agent of fleet.yaml that does it", None)
-    model: str | None = key("alias", "or a model or alias of fleet.yaml", None)
+    model: str | None = key("alias", "model or alias to use instead of an agent", None)
     models: tuple[str, ...] = key(
-        "rungs", "or several: it moves up to the next when its check fails; `login`: the "
-        "coder's own login; default, with a check: every model at home", ())
+        "rungs", "or several: a failed check moves the task to the next one; `login`: the "
+                 "coder's own login; default with a check: every model of your machines", ())
     coder: tuple[str, ...] | str = key(
         "coder", f"who does it: {some_of((CLAUDE, *CODERS))}, or a command as a list that "
         "reads the prompt on stdin", CLAUDE)
@@ -29,24 +29,24 @@ class TaskSpec(Record):
                            "branch of the only task in `after`", None)
     branch: str | None = key("revision", "its branch; default: run/NAME", None)
     check: str | None = key("check", "shell command that must succeed for the task to be "
-                            "done; `none`: not even the one of `defaults`", None)
-    check_in: str = key("check place", "`same`: run the check in the agent's worktree, not "
-                        "in a clean one of its own", "own")
+                            "done; `none`: no check, even if `defaults` has one", None)
+    check_in: str = key("check place", "`same`: run the check in the agent's worktree instead of "
+                                       "a clean one", "own")
     setup: tuple[str, ...] = key("commands", "shell commands that prepare a worktree", ())
     copy: tuple[str, ...] = key("globs",
                                 "ignored files that are copied into each worktree", ())
     touch: tuple[str, ...] = key("globs", "what it may change; default: everything", ())
     deny: tuple[str, ...] = key("globs", "what it may not change", ())
-    changes: str = key("changes", "`none`: it must change nothing", "required")
+    changes: str = key("changes", "`none`: fail if anything changes", "required")
     deadline: int = key("span", "how long one try may work", 3600)
-    stall: int = key("span", "how long it may be silent when nothing shows that it works",
+    stall: int = key("span", "how long it may show no sign of work",
                      300)
     tries: int = key("tries", "how often it is tried", 2)
     rounds: int = key("rounds", "how often a failed check is sent back to the agent", 3)
-    priority: int = key("priority", "higher ones start first", 0)
+    priority: int = key("priority", "tasks with a higher number start first", 0)
     times: tuple[str, ...] | int = key(
-        "times", "run it this many times, to choose from: NAME-a, NAME-b, …; or once on each "
-        "model of a list", 1)
+        "times", "run it this many times, to choose from: NAME-a, NAME-b, …; a list of models: "
+                 "once on each", 1)
     allow: tuple[str, ...] = key("tools", "Claude Code permission rules to grant", ("Bash",))
     permission: str = key("permission", "`bypass`: Claude Code asks for nothing", "default")
     sandbox: str = key("sandbox", "what keeps its commands from writing elsewhere: `auto`, "
@@ -78,9 +78,8 @@ class TaskFile(Record):
     tasks: dict[str, TaskSpec] = key("task", "what to do, by name")
     defaults: TaskSpec = key("defaults", "keys for every task that doesn't set them",
                              TaskSpec(""))
-    max: int | None = key("parallel", "how many agents work at the same time, at most", None)
-    cloud_limit: int = key("cloud limit", "how many tasks a day may move up to a model that "
-                           "leaves your house", 3)
+    max: int | None = key("parallel", "run at most this many agents at once", None)
+    cloud_limit: int = key("cloud limit", "how many tasks a day may move up to a cloud model", 3)
     worktrees: str | None = key("line", "where the worktrees are; default: "
                                 "~/.local/state/subagent-fleet/worktrees", None)
     notify: tuple[str, ...] | str | None = key(

@@ -41,7 +41,7 @@ DEMO_WORDS = ("The session cookie is set before the redirect, so the next page a
 
 
 class DemoNode(SimulatedNode):
-    """A simulated node whose model says some words, and calls each tool that it is given."""
+    """A simulated node whose model says some words and calls each of its tools."""
 
     def __init__(self, world: World, machine: DemoMachine, tokens: int) -> None:
         self.tokens = tokens  # of an answer

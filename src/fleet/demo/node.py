@@ -63,7 +63,7 @@ class SimulatedNode(Reception):
         self._serving.start()
 
     def fall_asleep(self) -> None:
-        """Answer nobody, and end what is being answered; what was loaded is gone."""
+        """Stop answering, end running answers, and forget the loaded models."""
         self.stop("asleep")
         if self._serving:
             self._serving.join()
@@ -84,7 +84,7 @@ class SimulatedNode(Reception):
     # -- what Ollama answers --
 
     def answer(self, path: str, payload: Any) -> NodeAnswer:
-        """Return what it says to a request."""
+        """Return its answer to a request."""
         if path == "/api/version":
             return NodeAnswer(200, {"version": self.version})
         if path == "/api/tags":
@@ -150,7 +150,7 @@ class SimulatedNode(Reception):
             self.world.sleep(self.pace.load_seconds)
         self.loaded[name] = min(context, self.models[name].get("context", 131072))
 
-    # -- how it goes over the wire --
+    # -- the wire --
 
     def _respond(self, visitor: Visitor, method: str, target: str,
                  headers: dict[str, str]) -> None:

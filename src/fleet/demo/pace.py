@@ -1,4 +1,4 @@
-"""How fast a simulated machine is, and what it says."""
+"""The speed and the answers of a simulated machine."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -29,7 +29,7 @@ DEMO_PROMPT = "Fix the login bug"
 
 
 class DemoSession:
-    """A scripted session: it asks the gateway, and keeps what Claude Code would keep."""
+    """A scripted session: it asks the gateway, and writes Claude Code's session files."""
 
     def __init__(self, world: World, fleet: Fleet, key: str, place: str) -> None:
         self.world, self.fleet = world, fleet
@@ -76,7 +76,7 @@ class DemoSession:
         self.world.append_line(path, render_json(value) + b"\n")
 
     def _post(self, agent: str, body: dict[str, Any]) -> Reply:
-        """Ask the gateway; refuse what is no answer."""
+        """Ask the gateway; raise if it does not answer."""
         headers = {"Authorization": f"Bearer {self._key}",
                    "x-claude-code-session-id": self.id}
         if agent:
@@ -94,7 +94,7 @@ class DemoSession:
 
 
 def demo_broken(what: str) -> FleetError:
-    """Return the error of a demo that did not do what it shows."""
+    """Return the error for a demo whose result is wrong."""
     return FleetError("demo-broken", f"the demo did not do what it shows: {what}",
                       fix=f"report it with these lines at {HOME_URL}/issues")
 

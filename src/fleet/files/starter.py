@@ -188,7 +188,7 @@ class Rewrite:
         return line, self.text[line:start]
 
     def note_of(self, path: tuple) -> tuple[int, int]:
-        """Return from where to where our note above an entry is; without one, where it would be."""
+        """Return where our note above an entry begins and ends, or would be."""
         line, margin = self.line_of(path)
         comments = re.compile(rf"(?:{margin}#.*\n)*\Z").search(self.text, 0, line)
         start = comments.start() if comments else line

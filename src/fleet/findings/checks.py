@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 # nodes and disk.
 
 
-def mend_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
-    """Return what mends it that a node lacks a model: what the node has, else a download."""
+def fix_for_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
+    """Return the fix for a missing model: one that the node has, else a download."""
     pull = f"{obtain_model(state.provider, model.ollama_model)} on {state.name}"
     if NODE_KINDS[state.provider].can_pull:
         pull += ", or `subagent-fleet warmup --pull`"
@@ -48,7 +48,7 @@ def mend_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
     return pull
 
 
-def mend_toolless(model: Model, state: NodeState, gigabytes: float | None) -> str:
+def fix_for_toolless(model: Model, state: NodeState, gigabytes: float | None) -> str:
     """Return the fix for a model that calls no tools: one that does and fits its machine."""
     pull = plan_pull(gigabytes)
     if not pull:
@@ -61,7 +61,7 @@ def mend_toolless(model: Model, state: NodeState, gigabytes: float | None) -> st
 
 def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
                    routes: Mapping[str, RouteState], gateway: Finding) -> NextStep:
-    """Return what a person wants to know: ready, or the one next thing to type."""
+    """Return a sentence: ready, or the next thing to type."""
     def urgency(name: str) -> tuple[bool, int]:
         # `warmup` loads no model that is missing, so that comes before a cold one, whoever
         # stands in for it.
@@ -83,12 +83,12 @@ def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
     model = fleet.models[name]
     node = states[model.node]
     step = "Next: `subagent-fleet warmup`"
-    if gateway.level == "error":  # whatever is loaded, it serves nobody
+    if gateway.level == "error":  # nothing can be served, loaded or not
         step = f"Next: {gateway.fix}."
     elif routes[name].state == "node offline":
-        step = f"Next: {node.name} ({node.endpoint}) is offline, {node.reason}: {node.mend}."
+        step = f"Next: {node.name} ({node.endpoint}) is offline, {node.reason}: {node.fix}."
     elif routes[name].state == "model missing":
-        step = f"Next: {mend_missing(fleet, model, node)}"
+        step = f"Next: {fix_for_missing(fleet, model, node)}"
     if not is_served:
         step = f"{gateway.what[0].upper()}{gateway.what[1:]}. {step}"
     return NextStep(False, step)
@@ -106,7 +106,7 @@ FIND_ROOM = "`subagent-fleet recommend` shows what fits; or correct `memory_gb`"
 EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 
 
-# -- what was seen, and who looks at it --
+# -- what was seen, and the checks of it --
 
 
 class Facts(Record):
@@ -138,7 +138,7 @@ class Facts(Record):
 
 
 class Check(Record):
-    """A row of CHECKS: the heading that its findings stand under, and who finds them."""
+    """A row of CHECKS: the heading of its findings, and the function that finds them."""
 
     topic: str
     needs: str  # nothing, the file, the nodes or the disk; file and nodes need a Fleet
@@ -155,7 +155,7 @@ def check(topic: str, needs: str) -> Callable[[_Rule], Check]:
 
 def plan_verdict(findings: Sequence[Finding], step: NextStep = ALL_LOADED,
                  ready: str = "") -> str:
-    """Return the one sentence a person wants, and what to type first.
+    """Return the verdict in one sentence, and what to type first.
 
     `step` is what `status` says, `ready` counts the models.
     """
@@ -176,7 +176,7 @@ def plan_verdict(findings: Sequence[Finding], step: NextStep = ALL_LOADED,
 
 
 def locate_key(fleet: Fleet, *path: str) -> str:
-    """Return where a key of the fleet file stands."""
+    """Return the place of a key in the fleet file."""
     return fleet.document.locate(path)[0]
 
 

@@ -1,4 +1,4 @@
-"""Findings on this machine, and on what the fleet file alone shows."""
+"""Findings on this machine, and on the fleet file alone."""
 from __future__ import annotations
 
 import sys
@@ -14,7 +14,7 @@ from fleet.findings.checks import (
     FIND_WORK,
     LITELLM_INSTALL,
     check,
-    mend_toolless,
+    fix_for_toolless,
     warn,
 )
 from fleet.plan.measured import is_older
@@ -50,15 +50,15 @@ def check_python(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("This machine", "nothing")
 def check_claude(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Find a Claude Code that takes an alias for what the environment says of it."""
+    """Check that Claude Code is new enough for the context variables."""
     version = facts.claude
     if not version:
         yield Finding("claude-missing", "warning", "Claude Code is not on the PATH",
                       fix=CLAUDE_INSTALL)
     elif is_older(version, "2.1.198"):
         yield Finding("claude-old", "warning",
-                      f"Claude Code {version} (npm's choice on Node below 22) takes every "
-                      "`claude-…` alias for a window of 200,000 tokens", fix=CLAUDE_INSTALL)
+                      f"Claude Code {version} (npm's choice on Node below 22) assumes 200,000 "
+                      "tokens of context for every `claude-…` alias", fix=CLAUDE_INSTALL)
     else:
         yield Finding("claude", "ok", f"Claude Code {version}")
 
@@ -78,7 +78,7 @@ def check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("Config", "nothing")
 def check_config(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Hand on what is wrong with the config, and with the key."""
+    """Yield the problems of the config and of the key."""
     if fleet is not None:
         yield Finding("config", "ok", f"{fleet.document.source} is valid")
     yield from facts.problems
@@ -231,7 +231,7 @@ def lint_agents(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             yield warn(fleet, "prints-tool-calls", ("agents", name, "model"),
                        what=f"it may edit, but {model} is known to print tool calls as text "
                             "instead of making them",
-                       fix=mend_toolless(fleet.models[agent.model], NodeState(
+                       fix=fix_for_toolless(fleet.models[agent.model], NodeState(
                            node.name, "", provider=node.provider), node.memory_gb))
 
 

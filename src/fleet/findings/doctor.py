@@ -1,4 +1,4 @@
-"""Every check, in the order of their findings, and who asks them."""
+"""Every check, in the order of their findings."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @check("Files", "disk")
 def check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Say of the generated files whether they are what the config makes of them."""
+    """Tell whether the generated files match the config."""
     yield from facts.file_problems
     groups: dict[str, list[str]] = {}
     for change in facts.changes:
@@ -49,7 +49,7 @@ def check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("Files", "disk")
 def check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Say who else may get the key."""
+    """Warn if others may get the key."""
     path = quote_shell(facts.env_path)
     if "env-readable" in facts.leaks:
         yield Finding("env-readable", "error", f"other users can read the key in {path}",
@@ -68,7 +68,7 @@ def check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 def check_worker(program: str, state: NodeState,
                  reached: Iterable[NodeState]) -> list[Finding]:
-    """Return what keeps this machine from being a node, and what mends it."""
+    """Return what keeps this machine from being a node, with fixes."""
     if not program and not state.online:
         return [Finding("ollama-absent", "error", "Ollama is not installed",
                         fix="install it from ollama.com/download")]
@@ -79,11 +79,12 @@ def check_worker(program: str, state: NodeState,
 
     findings = []
     if not rank_models(state):
-        findings.append(Finding("no-model", "warning", "no model here can answer an agent",
+        findings.append(Finding("no-model", "warning", "no model here can serve an agent",
                                 fix=f"ollama pull {SMALL_PLACEHOLDER}"))
     places = [place.name for place in reached if place.online and address_kind(place.name)]
     if not places:
-        findings.append(Finding("closed-node", "warning", "Ollama answers this machine only",
+        findings.append(Finding("closed-node", "warning",
+                                "Ollama accepts requests from this machine only",
                                 fix="open it as shown below"))
     public = [place for place in places if address_kind(place) == "public"]
     if public:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @check("Gateway", "nodes")
 def check_gateway_port(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say who holds the gateway's port."""
+    """Say which program has the gateway's port."""
     yield check_gateway(fleet, facts.holder)
 
 
 def check_gateway(fleet: Fleet, holder: str) -> Finding:
-    """Return the Finding on who holds the gateway's port: OUR_GATEWAY, a name, or nobody."""
+    """Return the Finding on the program at the gateway's port: OUR_GATEWAY, a name, or ""."""
     url = gateway_url(fleet.gateway)
     is_litellm = fleet.gateway.provider == "litellm"
     taken = "; LiteLLM would take another port" if is_litellm else ""
@@ -86,7 +86,7 @@ def check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("Claude Code", "disk")
 def check_confinement(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Say what agents of tasks can do beyond what their task may touch."""
+    """Warn of what agents of tasks can change outside their task's scope."""
     if facts.task_file and not facts.is_confined:
         yield Finding("tasks-unconfined", "info",
                       f"agents that work on {facts.task_file} can write anywhere by their "

@@ -1,4 +1,4 @@
-"""Findings on machines: do they answer, who can reach them, what fits."""
+"""Findings on machines: whether they answer, are exposed, and have enough memory."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @check("Nodes", "nodes")
 def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say of each node what it answered, or why it did not and who then answers for it."""
+    """Say of each node what it answered, or why it did not and which fallback takes over."""
     for state in facts.states.values():
         if state.online:
             yield Finding("node-online", "ok", f"{state.name}: {state.runs} at "
@@ -38,7 +38,7 @@ def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
         if alone:
             what += f"; no other machine can answer for {join_words(alone)}"
         yield Finding("node-offline", "error" if alone else "warning", what,
-                      fix=state.mend_from_afar)
+                      fix=state.fix_from_afar)
 
 
 @check("Nodes", "nodes")
@@ -60,7 +60,7 @@ def public_address(who: str, address: str, level: str) -> Finding:
 
 @check("Nodes", "nodes")
 def check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say what each model was counted to take, what it takes, and who stays warm there."""
+    """Say how much memory each model is expected to take, takes, and how many agents stay warm."""
     for state in facts.states.values():
         for load in plan_loads(fleet, state):
             if load.held is None or load.warm is None:

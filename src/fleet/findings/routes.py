@@ -1,10 +1,10 @@
-"""Findings on routes: is there what each alias needs."""
+"""Findings on routes: whether each alias has what it needs."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from fleet.config.node import kind_title
-from fleet.findings.checks import check, locate_key, mend_missing, mend_toolless
+from fleet.findings.checks import check, fix_for_missing, fix_for_toolless, locate_key
 from fleet.findings.config import plan_prompt_tokens
 from fleet.plan.measured import find_measurement
 from fleet.plan.routes import find_resident, held_model
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @check("Routes", "nodes")
 def check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say of each model that its node serves it as it is asked, or what is in the way."""
+    """Say of each model that its node serves it as planned, or what is wrong."""
     prompts = plan_prompt_tokens(fleet)
     for model in fleet.models.values():
         users = [agent.name for agent in fleet.agents.values()
@@ -38,7 +38,7 @@ def check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 
 def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
-    """Yield that a model is not there, or only stands there for one at ollama.com."""
+    """Yield that a model is missing, or runs at ollama.com."""
     if model.cloud:
         return
     held = held_model(model, state)
@@ -46,7 +46,7 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
     if not held.name:
         what = f"models.{model.name}: {model.ollama_model} is not on {model.node}"
         yield Finding("model-missing", "error", what, where,
-                      fix=mend_missing(fleet, model, state))
+                      fix=fix_for_missing(fleet, model, state))
     elif held.remote:
         yield Finding("cloud-stub", "error", f"models.{model.name}: {model.ollama_model} is "
                       f"sent by `{model.node}` to {held.remote}", where,
@@ -55,7 +55,7 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
 
 def _ability_flaws(fleet: Fleet, model: Model, facts: Facts, users: Sequence[str]
                    ) -> Iterator[Finding]:
-    """Yield what a model will be asked and cannot do, or did not when `bench` tried."""
+    """Yield tasks of a model that it cannot do, or did not do in `bench`."""
     state = facts.states[model.node]
     held = held_model(model, state)
     capabilities = held.capabilities
@@ -65,7 +65,7 @@ def _ability_flaws(fleet: Fleet, model: Model, facts: Facts, users: Sequence[str
     if users and capabilities is not None and "tools" not in capabilities:
         yield Finding("no-tools", "error",
                       f"{what} cannot call tools, which {', '.join(users)} will ask of it",
-                      where, fix=mend_toolless(model, state, facts.memory.get(model.node)))
+                      where, fix=fix_for_toolless(model, state, facts.memory.get(model.node)))
     elif users and known and known.instead and known.is_of(held):
         yield Finding("bench-no-tools", "warning",
                       f"models.{model.name}: in `bench` {model.ollama_model} "

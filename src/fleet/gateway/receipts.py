@@ -222,7 +222,7 @@ class Log:
                 changed.append(row)
             return self.version, changed[::-1]
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Forget what was under way: who told it has gone."""
         with self._lock:
             self.epoch += 1

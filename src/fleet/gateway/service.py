@@ -192,7 +192,7 @@ class Service:
         self._server.scheduler.move_on(ticket, able)
 
     def _take_refusal(self, ticket: Ticket, model: Model, refusal: Refusal) -> None:
-        """Hand back what is the client's to mend; of other refusals the node rests."""
+        """Hand back a refusal that the client must fix; after others the node is skipped."""
         self._note(model, refusal.reason or refusal.what, f"{refusal.http} {refusal.kind}")
         # A cloud's is for the client where it is final, or nobody else is left.
         is_last = sum(map(len, ticket.candidates)) == 1
@@ -208,7 +208,7 @@ class Service:
         self._note(model, failure.detail or why, why)
         problem = Refusal(529, f"node {model.node}: {why}; no other is left")
         if self._has_content:
-            problem = Refusal(500, f"node {model.node}: {why}, in mid answer")
+            problem = Refusal(500, f"node {model.node}: {why}, in the middle of the answer")
         self._go_on(ticket, model, why, problem)
 
     def _note(self, model: Model, words: str, kind: str) -> None:

@@ -162,7 +162,7 @@ def find_peers(world: World, until: float) -> list[Peer] | str:
     return peers
 
 
-_OTHER_WORDS = {"http 401": "wanting a key", "http 403": "wanting a key"}
+_OTHER_WORDS = {"http 401": "asking for a key", "http 403": "asking for a key"}
 
 
 def _sort_answers(states: Mapping[tuple[str, int], NodeState], peers: Sequence[Peer]

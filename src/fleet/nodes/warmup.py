@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from fleet.config.address import split_endpoint
 from fleet.config.names import find_models
-from fleet.config.node import mend_reason
-from fleet.findings.checks import mend_missing
+from fleet.config.node import fix_for_reason
+from fleet.findings.checks import fix_for_missing
 from fleet.nodes.probe import ask_loaded, ask_node, explain_failure, probe, sign
 from fleet.plan.routes import fits_context
 from fleet.speech.backend import PullStep
@@ -67,10 +67,10 @@ class Warmth:
         return f"{some_of(self.rivals, 3)} seems to be in use there"
 
     def fail(self, failure: NodeFailure) -> None:
-        """Note what went wrong and what mends it."""
+        """Note what went wrong and its fix."""
         self.reason = failure.reason
         self.detail = failure.detail or failure.reason
-        self.fix = failure.fix or mend_reason(failure.reason, self.node.provider)
+        self.fix = failure.fix or fix_for_reason(failure.reason, self.node.provider)
 
 
 class WarmUp(Record):
@@ -155,7 +155,7 @@ def load_model(warmth: Warmth, world: World, how: WarmUp) -> None:
         if not how.pull:
             until = world.clock() + PROBE_TIMEOUT_SECONDS
             state = probe(world, warmth.node, until, [warmth.model.name])
-            fix = mend_missing(how.fleet, warmth.model, state)
+            fix = fix_for_missing(how.fleet, warmth.model, state)
             raise NodeFailure(failure.reason, failure.detail, fix=fix) from None
         _pull(warmth, world)
         _ask_to_load(warmth, world, how)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 # nothing to see.
 
 CODE_BYTES = 5
-CODE_WANTED = ("the page wants the code that `subagent-fleet ui` printed; "
-               "it opens the page once")
+CODE_WANTED = ("this page needs the code that `subagent-fleet ui` printed; each code works once")
 # Nothing but what the page itself brings, and nobody may frame it or learn where it lies.
 PAGE_HEAD = ("Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
              "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"
@@ -89,9 +88,9 @@ class Dashboard(Reception):
             self._picture = row
             self.log.put(row)
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Forget what was under way; who looks comes back and is told what is so."""
-        self.log.begin_anew()
+        self.log.start_over()
         if self._picture:
             self.log.put(self._picture)
 

@@ -39,7 +39,7 @@ def plan_needs(sight: Sight) -> Iterator[tuple[str, str, str]]:
                  and not routes[model.name].fallback]
         if alone:
             yield ("bad", f"{name} does not answer ({state.reason}), and no other machine "
-                   f"runs {some_of(alone, 4)}", state.mend)
+                   f"runs {some_of(alone, 4)}", state.fix)
     if sight.gateway.level == "error":
         yield "bad", sight.gateway.what, sight.gateway.fix
     for finding in sight.findings:

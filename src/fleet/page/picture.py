@@ -68,6 +68,6 @@ def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
             "colour": plan_machine_colours(sight.fleet.nodes)[node.name],
             "runs": state.runs,
             "online": state.online, "why": state.reason,
-            "fix": state.mend if state.reason else "",
+            "fix": state.fix if state.reason else "",
             "latency": state.latency_ms, "loaded": loaded,
             "memory": node.memory_gb * 1e9 if node.memory_gb else None}

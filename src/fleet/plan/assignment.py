@@ -1,4 +1,4 @@
-"""Who does what, and where."""
+"""Assign models and machines to the roles."""
 from __future__ import annotations
 
 import re
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 #    holds the prompt;
 # 2. the reviewer is the strongest on another machine, of another maker if that can be;
 # 3. plans and summaries come from the fastest, no plans from a small one;
-# 4. a machine that idles shares the work of another, takes a job over, or stands in.
+# 4. an idle machine shares another's work, takes over a job, or is a fallback.
 # Ties break by name: the same machines give the same file.
 
 
 class Seating:
-    """An assignment in the making: who could do what, what runs where, and why."""
+    """An assignment in progress: candidates for each job, models on each machine, reasons."""
 
     def __init__(self, states: Iterable[NodeState], measured: Iterable[Measurement],
                  memory: Mapping[str, float]) -> None:
@@ -57,7 +57,7 @@ class Seating:
         self.nodes: dict[str, list[Candidate]] = {state.name: [] for state in online}
         for candidate in self.candidates:
             self.nodes[candidate.node].append(candidate)
-        # By job, the strongest first; where nobody can do it, who comes nearest.
+        # By job, the strongest first; if none can do it, the nearest ones.
         self.able = {}
         for job, least in JOBS.items():
             able = [one for one in self.candidates if one.calls_tools and one.holds(least)]
@@ -78,12 +78,12 @@ class Seating:
         return [one for one in self.candidates if one.place in self.contexts]
 
     def near(self, job: str, other: Candidate) -> list[Candidate]:
-        """Return who else can do a job at less than half another's strength lost."""
+        """Return candidates for a job with over half of another's strength."""
         return [candidate for candidate in self.able[job]
                 if candidate.strength * 2 > other.strength and candidate is not other]
 
     def fastest(self, job: str) -> list[Candidate]:
-        """Return who can do a job, fastest first; of equals, whose machine has less to do."""
+        """Return candidates for a job, fastest first; of equals, the less busy machine."""
         able = self.able[job]
         # Where one was not measured there is no scale for all. Who calls no tool is not
         # chosen for being quick at that.
@@ -96,7 +96,7 @@ class Seating:
         return sorted(able, key=order)
 
     def room_for(self, candidate: Candidate, job: str, wanted: int) -> int:
-        """Return the largest context with which a model fits beside what runs there, or 0."""
+        """Return the largest context with which a model still fits its machine, or 0."""
         context = self.contexts.get(candidate.place, 0)
         if not context:
             context = max(min(candidate.context or wanted, wanted), LEAST_CONTEXT_TOKENS)
@@ -111,7 +111,7 @@ class Seating:
         return context if context >= least else 0
 
     def take(self, job: str, choices: Iterable[tuple[Iterable[Candidate], str]]) -> None:
-        """Let the first who finds room do a job, and note the reason."""
+        """Give a job to the first candidate that fits, and note the reason."""
         size = "heavy" if JOBS[job] == MAIN_CONTEXT_TOKENS else "small"
         for candidates, why in choices:
             for candidate in candidates:
@@ -123,7 +123,7 @@ class Seating:
                     return
 
     def jobs_at(self, node: str) -> list[str]:
-        """Return what is done on a node."""
+        """Return the jobs on a node."""
         return [job for job, candidate in self.doing.items() if candidate.node == node]
 
     def idle_nodes(self) -> list[str]:
@@ -136,7 +136,7 @@ def _rank(candidates: Sequence[Candidate], why: str) -> Iterator[tuple[list[Cand
     for candidate in candidates:
         reason = why
         if candidate is not candidates[0]:
-            reason = f"{why} that fits, as {candidates[0].model.name} does not"
+            reason = f"{why} that fits ({candidates[0].model.name} doesn't)"
         yield [candidate], reason
 
 
@@ -157,7 +157,7 @@ def _assign_reviewer(seating: Seating) -> None:
     nobody = "no other model is strong enough"
     if len(seating.able["reviewer"]) == 1:
         nobody = ("the only model that can do it" if main.calls_tools
-                  else "no other comes nearer")
+                  else "no other model comes closer")
     elif away or others:
         nobody = "no other model fits beside it"
     elif near:
@@ -168,7 +168,7 @@ def _assign_reviewer(seating: Seating) -> None:
                "the strongest on another machine, of another family"),
         (twins, "the same model on another machine"),
         *_rank(away, "the strongest on another machine"),
-        (others, "of another family than the main session's, beside it"),
+        (others, "of another family, on the main session's machine"),
         ([main], nobody)])
 
 
@@ -184,7 +184,7 @@ def _assign_fastest(seating: Seating) -> None:
                f"the fastest with {PLANNING_BILLIONS:g} B parameters or more"),
         *_rank([one for one in seating.able["planner"] if one.node not in busy],
                "the strongest left"),
-        ([main], "nothing else fits")])
+        ([main], "no other model fits")])
 
     # On another machine than the main session's where there is one; a small model only where
     # no other is free.
@@ -193,12 +193,12 @@ def _assign_fastest(seating: Seating) -> None:
     seating.take("summarizer", [
         *_rank(grown(away), "the fastest off the main session's machine"),
         *_rank(away, "a small model, the fastest off the main session's machine"),
-        *_rank(fastest, "the fastest"), ([main], "nothing else fits")])
+        *_rank(fastest, "the fastest"), ([main], "no other model fits")])
 
 
 def _employ_idle(seating: Seating) -> None:
-    """A machine that idles shares the work of another, takes a job over, or stands in."""
-    # First who has a model that works elsewhere: a twin keeps its work as strong as it was.
+    """An idle machine shares another's work, takes over a job, or is a fallback."""
+    # First machines with a model that works elsewhere: a twin is as strong.
     # Not with less context: one alias promises the same on each of its machines.
     contexts = {candidate.place[1]: seating.contexts[candidate.place]
                 for candidate in reversed(seating.running)}
@@ -211,7 +211,7 @@ def _employ_idle(seating: Seating) -> None:
             near = [candidate for candidate in seating.near(job, now)
                     if candidate.node == node]
             if len(seating.jobs_at(now.node)) > 1:  # else that machine would idle
-                seating.take(job, [(near, f"{node} would idle; more than half as strong")])
+                seating.take(job, [(near, f"{node} would idle; this is more than half as strong")])
             if seating.doing[job] is not now:
                 if now not in seating.doing.values():
                     del seating.contexts[now.place]
@@ -238,13 +238,13 @@ FALLBACKS = 2  # of a model other than the main session's, which all can stand i
 
 
 class Assignment(Record):
-    """Who does what where, and why."""
+    """The models and machines for each job, with reasons."""
 
     placements: tuple[Load, ...] = ()
     jobs: dict[str, str] = {}  # job -> the name of its model
     why: dict[str, str] = {}  # by job
     idle: dict[str, str] = {}  # node -> why nothing runs there
-    flaw: str = ""  # what the main session's model lacks, or why none will do
+    flaw: str = ""  # the flaw of the main session's model, or why there is none
     flaws: dict[tuple[str, str], str] = {}  # of all models, by place
     counted: tuple[str, ...] = ()  # what each model takes, and how many agents it keeps warm
 
@@ -257,7 +257,7 @@ class Assignment(Record):
 def plan_assignment(states: Sequence[NodeState], measured: Iterable[Measurement] = (),
                     memory: Mapping[str, float] | None = None,
                     known: Collection[Model] = ()) -> Assignment:
-    """Return who does what where: of what the nodes have, what was measured, their GB.
+    """Return an assignment, from the nodes' models, measurements and memory.
 
     A model that is known already keeps its name.
     """
@@ -327,7 +327,7 @@ def _plan_placement(seating: Seating, candidate: Candidate, others: Collection[M
 
 
 def unique_alias(model: NodeModel, node: str, others: Iterable[Model]) -> str:
-    """Return an alias for a model that nobody takes for a tier's."""
+    """Return an alias for a model that cannot be confused with a tier's."""
     alias = make_name(re.sub(":latest$", "", model.name), "model")
     if set(re.split("[^a-z]+", alias)) & set(CLAUDE_WORDS):
         alias = "local"
@@ -335,7 +335,7 @@ def unique_alias(model: NodeModel, node: str, others: Iterable[Model]) -> str:
 
 
 def _plan_heirs(load: Load, strongest: Sequence[Model]) -> tuple[str, ...]:
-    """Return who stands in for a model: the strongest on other machines, no alias twice."""
+    """Return a model's fallbacks: the strongest on other machines, no alias twice."""
     model = load.model
     heirs: dict[str, str] = {}  # by alias
     for other in strongest:
@@ -361,7 +361,7 @@ def _show_strength(candidate: Candidate) -> str:
 
 
 def _explain_idle(seating: Seating, node: str) -> str:
-    """Return why nothing runs on a node: what all of its models lack."""
+    """Return why nothing runs on a node: the flaw that its models share."""
     candidates = seating.nodes[node]
     if not candidates:
         return "it has no model"
@@ -376,7 +376,7 @@ def _explain_idle(seating: Seating, node: str) -> str:
 
 
 def _plan_flaw(seating: Seating) -> str:
-    """Return what the main session's model lacks, or why none will do."""
+    """Return the flaw of the main session's model, or why there is none."""
     main = seating.doing.get(MAIN_JOB)
     candidates = [main] if main else seating.candidates
     flaws = [f"{one.model.name} {one.rating.flaw}" for one in candidates if one.rating.flaw]

@@ -63,13 +63,13 @@ class Candidate(Record):
         return float(match[1]) if match else self.size
 
     def holds(self, tokens: int) -> bool:
-        """Tell whether it was trained for so much context; what is not told counts as yes."""
+        """Tell whether it was trained for so much context; unknown counts as yes."""
         return not self.context or self.context >= tokens
 
 
 def plan_candidate(node: str, model: NodeModel, measurement: Measurement | None = None
                    ) -> Candidate:
-    """Return a model with what is known and what was measured of it."""
+    """Return a model with its facts and measurements."""
     context = model.trained_context or 0
     calls_tools = None
     rate = 0.0
@@ -94,7 +94,7 @@ def plan_size(model: NodeModel) -> float:
 
 
 def plan_strength(model: NodeModel, size: float) -> float:
-    """Return what a model of this size is worth before it was measured."""
+    """Return the assumed score of a model of this size before it is measured."""
     if CODER_NAME.search(model.name.lower()):
         size *= CODER_FACTOR
     if "thinking" in (model.capabilities or ()):
@@ -118,7 +118,7 @@ def rank_by_exam(candidates: Sequence[Candidate]) -> list[Candidate]:
         return candidate.exam.interval[0] if candidate.exam else 0.0
 
     ranked: list[Candidate] = []
-    for candidate in sorted(candidates, key=least_share):  # who is beaten comes first
+    for candidate in sorted(candidates, key=least_share):  # beaten ones come first
         beaten = [other for other in ranked
                   if candidate.exam and candidate.exam.beats(other.exam)]
         best = max((other.strength for other in beaten), default=0.0)
@@ -139,7 +139,7 @@ def rank_models(state: NodeState) -> list[Candidate]:
 
 
 def maker_of(model: NodeModel) -> str:
-    """Return who made a model, as far as its name tells: two of one maker err alike."""
+    """Return the maker of a model, from its name: two of one maker make similar mistakes."""
     match = _MAKER.match(model.name.lower())
     word = match[1] if match else model.name
     return _MAKERS.get(word, word)

@@ -23,7 +23,7 @@ CLOUDS = ("BEDROCK", "VERTEX", "FOUNDRY", "MANTLE", "ANTHROPIC_AWS", "ANTHROPIC_
 
 
 class Variable(Record):
-    """One variable of the environment: what becomes of it, and why.
+    """One variable of the environment, its value and the reason.
 
     The gateway's key is in no plan, so that every plan can be shown: `holds_key` says where
     it goes: behind the value.
@@ -39,7 +39,7 @@ class Variable(Record):
 
 
 def plan_environment(fleet: Fleet) -> list[Variable]:
-    """Return what Claude Code and LiteLLM are started with, in the order it is written."""
+    """Return the variables for Claude Code and LiteLLM, in the order of the file."""
     gateway = fleet.gateway
     tiers = plan_tiers(fleet)
     session = fleet.models[tiers["main"]]
@@ -119,7 +119,7 @@ USUAL_VARIABLES = (
 
 
 def is_cloud(fleet: Fleet, model: Model) -> bool:
-    """Tell whether what is asked of a model leaves the house."""
+    """Tell whether requests to a model leave the network."""
     node = fleet.nodes[model.node]
     return model.cloud or not is_private(host_of(node.endpoint))
 
@@ -149,14 +149,14 @@ def merge_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dic
 
 
 def harness_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
-    """Return what any other program is started with: the key, and no proxy to the gateway."""
+    """Return the environment of any other program: the key, and no proxy to the gateway."""
     wanted = merge_environment(environ, fleet, key)
     names = (fleet.gateway.master_key_env, "NO_PROXY", "no_proxy")
     return {**environ, **{name: wanted[name] for name in names}}
 
 
 def litellm_environment(environ: Mapping[str, str], fleet: Fleet, key: str) -> dict[str, str]:
-    """Return what LiteLLM starts with: nothing in it names code or settings of a project."""
+    """Return LiteLLM's environment, without names of a project's code or settings."""
     kept = {}
     for name, value in environ.items():
         if not re.match("PYTHON|LITELLM_|(CONFIG_FILE_PATH|WORKER_CONFIG)$", name):

@@ -1,4 +1,4 @@
-"""Which models a machine will hold, and how that is told."""
+"""Which models a machine will hold, and how to say that."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Load(Record):
-    """A model as it will be in memory on its node, and who shares it there."""
+    """A model as it will be in memory on its node, and the agents that share it."""
 
     model: Model  # of those that use it, the one that takes the most
     held: NodeModel | None  # as the node has it; None: the node did not say
@@ -47,7 +47,7 @@ class Load(Record):
 
 
 def plan_loads(fleet: Fleet, state: NodeState) -> list[Load]:
-    """Return what a node will hold, each model once; what is not there takes nothing."""
+    """Return what a node will hold, each model once, without missing models."""
     jobs = plan_jobs(fleet)
     cache_gb = plan_prompt_cache(state, fleet.nodes[state.name].cache_gb)
     loads: dict[str, Load] = {}
@@ -79,7 +79,7 @@ def report_load(load: Load) -> dict[str, Any]:
 
 
 def describe_load(load: Load, memory: float | None = None) -> str:
-    """Return what was counted for a model, and how many agents it keeps warm."""
+    """Return the memory counted for a model, and how many agents it keeps warm."""
     model = load.model
     held = load.held or NodeModel(model.ollama_model)
     weights = plan_gigabytes(held, 0, 0)

@@ -26,7 +26,7 @@ MEASURED_TEXT_LIMIT = 4_000  # characters of an answer that is kept for reading
 
 
 class Score(Record):
-    """How many of so many trials a model passed, and what it did instead where it failed."""
+    """How many trials a model passed, and what it did instead in the others."""
 
     passed: int
     asked: int
@@ -71,7 +71,7 @@ class ExamScore(Record):
         return max(0.0, (center - reach) / whole), min(1.0, (center + reach) / whole)
 
     def beats(self, other: ExamScore | None) -> bool:
-        """Tell whether it beats another by the same exam, beyond what luck can do."""
+        """Tell whether it beats another in the same exam by more than luck."""
         return bool(other and self.repository == other.repository
                     and self.interval[0] > other.interval[1])
 
@@ -85,7 +85,7 @@ class FailedAnswer(Record):
 
 
 class Measurement(Record):
-    """What `bench` measured of a model on a machine; None: not measured, or not told."""
+    """Measurements of a model on a machine; None: not measured or not known."""
 
     node: str
     endpoint: str
@@ -154,7 +154,7 @@ def find_measurement(measured: Iterable[Measurement], endpoint: str,
 
 def merge_measurements(kept: Iterable[Measurement],
                        new: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    """Return what is known now: a new measurement of a model replaces the old one."""
+    """Return measurements in which a new one replaces the old one of its model."""
     merged: dict[tuple[str, str, int], Measurement] = {}
     for known in (*kept, *filter(lambda known: known.is_worth_keeping, new)):
         place = known.endpoint, full_model_name(known.model), known.tokens

@@ -85,14 +85,14 @@ class Metadata:
         return widths
 
     def state_bytes(self) -> int:
-        """Return what a layer without keys keeps: of 32 bits, as Mamba and its kin do."""
+        """Return the bytes of a layer without keys, such as Mamba's: 32 bits each."""
         inner, size = self.number("ssm.inner_size"), self.number("ssm.state_size")
         rows = max(self.number("ssm.conv_kernel") - 1, 0)
         return 4 * (rows * (inner + 2 * self.number("ssm.group_count") * size) + inner * size)
 
 
 def plan_cache(known: Mapping[str, Any]) -> dict[str, int]:
-    """Return what a model's context takes, by `model_info` of `/api/show`.
+    """Return the memory of a model's context, from `model_info` of `/api/show`.
 
     `token_bytes` for each token and `window_bytes` once a slot; nothing where it is not told.
     """
@@ -146,7 +146,7 @@ def plan_warm(model: NodeModel, context: int, slots: int, cache_gb: float) -> in
 
 
 def plan_kept_gigabytes(model: NodeModel, context: int) -> float:
-    """Return what a server keeps of a conversation in main memory."""
+    """Return the bytes of a conversation in a server's main memory."""
     checkpoints = context // CHECKPOINT_TOKENS * model.window_bytes
     return (_prompt_bytes(model, context) + checkpoints) / 1e9
 
@@ -182,16 +182,16 @@ def plan_pull(gigabytes: float | None) -> str:
 
 
 def tell_pull(gigabytes: float | None) -> str:
-    """Return what to pull for so much memory; where nothing fits, what the smallest needs."""
+    """Return what to pull for this memory; if nothing fits, the need of the smallest."""
     pull = plan_pull(gigabytes)
     if pull:
         return f"`ollama pull {pull}`"
     needed = int(plan_gigabytes(PULLS[-1], MAIN_CONTEXT_TOKENS)) + 1
-    return f"{PULLS[-1].name}, the smallest that would do, needs {needed} GB"
+    return f"{PULLS[-1].name}, the smallest suitable model, needs {needed} GB"
 
 
 def _weight_bytes(model: NodeModel) -> float:
-    """Return what a model's weights take, and room to work: by its size, else by its name."""
+    """Return the memory of a model's weights and buffers, from its size or its name."""
     size = model.size or parameters_of(model) * BYTES_A_BILLION
     return min(size, LARGEST_MODEL_BYTES) * WORKING_SHARE
 
@@ -204,7 +204,7 @@ def parameters_of(model: NodeModel) -> float:
 
 
 def _prompt_bytes(model: NodeModel, tokens: int) -> float:
-    """Return what a conversation takes as the node told, else by the number of parameters."""
+    """Return the memory of a conversation, from the node's facts or the model's size."""
     each = model.token_bytes or ROUGH_TOKEN_BYTES * parameters_of(model)
     return model.window_bytes + each * tokens
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Rating(Record):
-    """How well a model serves Claude Code, and what it lacks."""
+    """How well a model serves Claude Code, and its flaw."""
 
     score: int  # 0: not at all
     flaw: str = ""
@@ -24,7 +24,7 @@ ABLE = 4  # the score of a model that calls tools and holds Claude Code's own pr
 
 
 def rate_model(model: NodeModel, calls_tools: bool | None = None) -> Rating:
-    """Return how well a model serves Claude Code, and what it lacks.
+    """Return how well a model serves Claude Code, and its flaw.
 
     Whether it `calls_tools` is believed where it was measured; None: as the node says.
     """

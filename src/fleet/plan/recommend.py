@@ -1,4 +1,4 @@
-"""What `recommend` proposes: what `init` would write now, beside the file."""
+"""What `recommend` proposes: the file beside what `init` would write now."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -49,7 +49,7 @@ class Recommendation(Record):
     """The configured assignment beside the planned one."""
 
     fleet: Fleet
-    silent: tuple[NodeState, ...]  # who did not answer: planned without them
+    silent: tuple[NodeState, ...]  # did not answer: planned without them
     advices: tuple[Advice, ...]
     starter: Starter  # the fleet as it would be
     measured: tuple[Measurement, ...]  # of the models in question
@@ -62,7 +62,7 @@ class Recommendation(Record):
 
 def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
                         measured: Sequence[Measurement]) -> Recommendation:
-    """Return what `init` would write now beside the file, with what it is decided on."""
+    """Return the file beside what `init` would write now, with the evidence."""
     memory = {name: node.memory_gb for name, node in fleet.nodes.items() if node.memory_gb}
     homes = [_keep_home(fleet, state) for state in states.values()]
     starter = plan_starter(homes, measured, memory, fleet.models.values())
@@ -86,7 +86,7 @@ def plan_recommendation(fleet: Fleet, states: Mapping[str, NodeState],
 
 
 def _keep_home(fleet: Fleet, state: NodeState) -> NodeState:
-    """Return what a node has without what would leave home, unless the file has it so."""
+    """Return a node's models, without cloud models that the file does not name."""
     node = fleet.nodes[state.name]
     is_far = node.provider == "anthropic" or not is_private(host_of(node.endpoint))
     clouds = {model_slot(model): model.cloud for model in fleet.models.values()}
@@ -96,7 +96,7 @@ def _keep_home(fleet: Fleet, state: NodeState) -> NodeState:
 
 
 def plan_unlisted(fleet: Fleet, state: NodeState) -> list[Model]:
-    """Return what a machine has at home that can chat and that the file does not name."""
+    """Return a machine's own chat models that the file does not name."""
     own = set(map(model_slot, fleet.models.values()))
     models = [Model(held.name, state.name, held.name, held.name,
                     min(held.trained_context or MAIN_CONTEXT_TOKENS, MAIN_CONTEXT_TOKENS))
@@ -105,7 +105,7 @@ def plan_unlisted(fleet: Fleet, state: NodeState) -> list[Model]:
 
 
 def _advise_jobs(fleet: Fleet, plan: Assignment) -> Iterator[Advice]:
-    """Yield who does each job and who would."""
+    """Yield the present and the planned model of each job."""
     jobs = plan_jobs(fleet)
     for job in plan.jobs:
         now = jobs.get(job)
@@ -141,7 +141,7 @@ def _advise_others(fleet: Fleet, plan: Assignment, silent: Collection[NodeState]
 
 
 def _list_settings(fleet: Fleet, plan: Assignment, now: Model, planned: Model) -> str:
-    """Return what would change of a model that stays: its context, who stands in for it."""
+    """Return the changes to a model that stays: its context, its fallbacks."""
     nodes = {load.model.name: load.model.node for load in plan.placements}
     heirs = sorted({nodes[name] for name in planned.fallback})
     old = {fleet.models[name].node for name in now.fallback if not fleet.models[name].cloud}
@@ -155,7 +155,7 @@ def _list_settings(fleet: Fleet, plan: Assignment, now: Model, planned: Model) -
 
 def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState],
                   unmeasured: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield what a recommendation does not know, and what would tell it."""
+    """Yield what a recommendation does not know, and how to find out."""
     narrow = []
     for name, state in states.items():
         if not state.online:

@@ -38,7 +38,7 @@ def show_machines(model: Model, models: Iterable[Model]) -> str:
 
 
 def plan_jobs(fleet: Fleet) -> dict[str, Model]:
-    """Return {what is done: its Model}: the main session, then all agents."""
+    """Return {job: its Model}: the main session, then all agents."""
     return {MAIN_JOB: fleet.models[plan_tiers(fleet)["main"]], **plan_routes(fleet)}
 
 
@@ -108,7 +108,7 @@ ROUTE_STATES = ("node offline", "model missing", "cold", "ready")  # the worst f
 
 
 class RouteState(Record):
-    """What is true of a model's route now, and who answers instead while it is not ready."""
+    """The state of a model's route now, and its fallback while it is not ready."""
 
     state: str  # one of ROUTE_STATES
     loaded: LoadedModel | None = None
@@ -138,7 +138,7 @@ def plan_route_states(fleet: Fleet, states: Mapping[str, NodeState]) -> dict[str
 
 
 def find_resident(node: NodeState, model: Model) -> LoadedModel | None:
-    """Return a model as it is loaded: as its route wants it, else in another way, or None."""
+    """Return a loaded model: with its route's context, else with another, or None."""
     loaded = find_models(node.loaded, model.ollama_model)
     for resident in loaded:
         if fits_context(node.provider, resident.context, model.context):
@@ -147,7 +147,7 @@ def find_resident(node: NodeState, model: Model) -> LoadedModel | None:
 
 
 def fits_context(provider: str, loaded: int, wanted: int) -> bool:
-    """Tell whether a model loaded with one context serves a route that wants another."""
+    """Tell whether a model loaded with one context serves a route with another."""
     if provider == "ollama":  # which loads it again for any other
         return loaded in (0, wanted)  # 0: before Ollama 0.10
     return loaded == 0 or loaded >= wanted

@@ -71,7 +71,7 @@ class Starter(Record):
 def plan_starter(states: Sequence[NodeState], measured: Iterable[Measurement] = (),
                  memory: Mapping[str, float] | None = None,
                  known: Collection[Model] = ()) -> Starter:
-    """Return the fleet of what was found, as it is assigned."""
+    """Return the fleet for an assignment."""
     assignment = plan_assignment(states, measured, memory, known)
     nodes = _starter_nodes(states, memory or {})
     models = [load.model for load in assignment.placements]
@@ -94,7 +94,7 @@ CLAUDE_MODELS = {"claude-opus": "claude-opus-5-5", "claude-sonnet": "claude-sonn
 
 
 def plan_hybrid(starter: Starter) -> Starter:
-    """Return a fleet with a person's own Claude beside the machines, and who answers what."""
+    """Return a fleet with a person's own Claude for the main session."""
     node = free_name_of("anthropic", "cloud", taken=set(starter.tree["nodes"]))
     nodes = {**starter.tree["nodes"], node: file_keys(
         "node", Node(node, CLAUDE_ENDPOINT, provider="anthropic", auth="client"))}
@@ -179,7 +179,7 @@ def plan_addition(known: Collection[Model], state: NodeState,
 
 
 def plan_added_models(fleet: Fleet, state: NodeState) -> list[NodeModel]:
-    """Return what `add` takes of a machine unasked: what the fleet has, and its strongest."""
+    """Return the models that `add` takes unasked: those of the fleet, and the strongest."""
     known = {full_model_name(model.ollama_model) for model in fleet.models.values()}
     ranked = [candidate.model for candidate in rank_models(state)]
     chosen = [model for model in ranked if full_model_name(model.name) in known]

@@ -20,7 +20,7 @@ class Stake(Record):
 
 
 def plan_stakes(fleet: Fleet, own_hosts: Collection[str] = ()) -> list[Stake]:
-    """Return what is at stake when a fleet is used.
+    """Return the stakes of using a fleet: what it would send where.
 
     `own_hosts` are those of its hosts that turned out to be this machine's, or to be at home.
     """
@@ -35,24 +35,24 @@ def plan_stakes(fleet: Fleet, own_hosts: Collection[str] = ()) -> list[Stake]:
     for model in fleet.models.values():
         endpoint = fleet.nodes[model.node].endpoint
         if model.cloud and f"node {endpoint}" not in far:
-            stakes.append(Stake(f"cloud {model.ollama_model} {endpoint}", "prompts, and what "
-                                f"agents read, go to the cloud that runs {model.ollama_model} "
-                                f"for {endpoint} (node {model.node})"))
+            stakes.append(Stake(f"cloud {model.ollama_model} {endpoint}",
+                                "prompts and the files agents read go to the cloud that runs "
+                                f"{model.ollama_model} for {endpoint} (node {model.node})"))
     return stakes
 
 
 def plan_node_stakes(nodes: Iterable[Node], own_hosts: Collection[str] = ()) -> list[Stake]:
-    """Return what is at stake when these nodes are asked."""
+    """Return the stakes of asking these nodes."""
     stakes = []
     for node in nodes:
         host = host_of(node.endpoint)
         if host not in own_hosts and not is_private(host):
-            stakes.append(Stake(f"node {node.endpoint}", "prompts, and what agents read, go "
+            stakes.append(Stake(f"node {node.endpoint}", "prompts and the files agents read go "
                                 f"to {node.endpoint} (node {node.name})"))
         if node.api_key_env:
             stakes.append(Stake(f"key {node.api_key_env} {node.endpoint}", f"the key in "
                                 f"{node.api_key_env} goes to {node.endpoint} (node {node.name})"))
         if node.auth:
-            stakes.append(Stake(f"login {node.endpoint}", "the login that Claude Code sends "
-                                f"goes to {node.endpoint} (node {node.name})"))
+            stakes.append(Stake(f"login {node.endpoint}", "Claude Code's own login goes to "
+                                f"{node.endpoint} (node {node.name})"))
     return stakes

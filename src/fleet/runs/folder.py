@@ -114,7 +114,7 @@ def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
 
 
 def write_ignored(path: str) -> str:
-    """Return the command that adds to a `.gitignore` what others shall not get."""
+    """Return the command that adds private files to a `.gitignore`."""
     # The bare names: `./` or `../` before them would ignore nothing. An editor may have left
     # out the end of the last line.
     return f"printf '\\n{ENVIRONMENT_FILE}\\n{STATE_DIRECTORY}/\\n' >> {path}"

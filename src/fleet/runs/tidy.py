@@ -57,7 +57,7 @@ def tidy_task(folder: Folder, state: TaskState, *, is_dry: bool = False,
     hold = folder.world.hold(folder.of_task(state.name, "alive"))
     try:
         if hold is None:
-            raise Keeps("its agent is alive")
+            raise Keeps("its agent is still running")
         return _tidy(folder, state, is_dry=is_dry, takes_ignored=takes_ignored)
     except (Keeps, FleetError) as error:
         why = error.what if isinstance(error, FleetError) else str(error)

@@ -139,7 +139,7 @@ class OpenDialect(Dialect):
     def _read(self, request: dict[str, Any]) -> Talk:
         for name, harmless in _UNKEPT_FIELDS.items():
             if request.get(name) not in harmless:
-                raise Refusal(400, f"{name}: this gateway has no such thing; leave it out")
+                raise Refusal(400, f"{name}: this gateway does not support it; leave it out")
         tools = OpenTools(request.get("tools") or ())
         choice, chosen_tool = _read_choice(request.get("tool_choice"), tools)
         history = History()

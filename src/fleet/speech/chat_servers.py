@@ -50,7 +50,7 @@ _CONTEXTS = ("meta.n_ctx", "max_model_len", "context_length", "context_window",
 class ChatServer(Backend):
     """Whatever speaks Chat Completions; all it lists is loaded, unless its kind says more."""
 
-    mends_schemas = False  # it takes only such schemas as llama.cpp does
+    fixes_schemas = False  # it takes only such schemas as llama.cpp does
     # It tells the chat template whether to think, and shows it old thoughts.
     has_template = False
 
@@ -100,7 +100,7 @@ class ChatServer(Backend):
         if talk.tools:
             choices = {"any": "required", "tool": "required", "none": "none"}
             payload["tool_choice"] = choices.get(talk.choice, "auto")
-            payload["tools"] = render_tools(talk, mends=self.mends_schemas)
+            payload["tools"] = render_tools(talk, fixes=self.fixes_schemas)
             if talk.one_call:
                 payload["parallel_tool_calls"] = False
         if self.has_template:
@@ -270,7 +270,7 @@ class LlamaCpp(ChatServer):
     """
 
     name = "llamacpp"
-    mends_schemas = has_template = True
+    fixes_schemas = has_template = True
 
     def identify(self) -> Ask:
         def extract(reply: Reply) -> str:

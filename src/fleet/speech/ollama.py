@@ -77,7 +77,7 @@ class Ollama(Backend):
                    "think": model.thinking, "keep_alive": model.keep_alive,
                    "options": options, "messages": messages}
         if talk.tools and talk.choice != "none":
-            payload["tools"] = render_tools(talk, mends=True)
+            payload["tools"] = render_tools(talk, fixes=True)
         if talk.answer_format:
             payload["format"] = talk.answer_format
         return Ask("/api/chat", error_words, payload)

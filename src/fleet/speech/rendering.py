@@ -120,19 +120,19 @@ def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, 
 
 
 # Tools that were rendered: a client sends the same ones every time, and to compare them takes
-# a tenth of mending them. A list that is replaced, never changed: any thread may read it.
-_RENDERED_TOOLS: dict[bool, list[tuple[tuple[Tool, ...], list[dict[str, Any]]]]] = {}  # by `mends`
+# a tenth of fixing them. A list that is replaced, never changed: any thread may read it.
+_RENDERED_TOOLS: dict[bool, list[tuple[tuple[Tool, ...], list[dict[str, Any]]]]] = {}  # by `fixes`
 
 
-def render_tools(talk: Talk, *, mends: bool) -> list[dict[str, Any]]:
-    """Return tools as chat servers have them; `mends`: with schemas as llama.cpp takes them.
+def render_tools(talk: Talk, *, fixes: bool) -> list[dict[str, Any]]:
+    """Return tools as chat servers have them; `fixes`: with schemas as llama.cpp takes them.
 
     Where one must be called it is shown alone: not every server takes its name.
     """
     tools = talk.tools
     if talk.choice == "tool":
         tools = tuple(tool for tool in tools if tool.name == talk.chosen_tool)
-    kept = _RENDERED_TOOLS.get(mends, [])
+    kept = _RENDERED_TOOLS.get(fixes, [])
     for known, rendered in kept:
         if known == tools:
             return rendered
@@ -141,20 +141,20 @@ def render_tools(talk: Talk, *, mends: bool) -> list[dict[str, Any]]:
     for tool in tools:
         schema: dict[str, Any] = tool.schema if isinstance(tool.schema, dict) else {}
         parameters = {"properties": {}, **schema, "type": "object"}
-        if mends:
+        if fixes:
             # One tool whose schema is not called an object and Ollama refuses the
             # whole request.
             root = {SCHEMA_SYNONYMS.get(word, word): value for word, value in schema.items()}
             root["type"] = "object"
-            parameters = {"properties": {}, **_mend_schema(root, root)}
+            parameters = {"properties": {}, **_fix_schema(root, root)}
         rendered.append({"type": "function", "function": {
             "name": tool.name, "description": tool.description, "parameters": parameters}})
     if len(render_json(rendered)) <= TOOLS_KEPT_BYTES:
-        _RENDERED_TOOLS[mends] = [(tools, rendered), *kept[:TOOLS_KEPT - 1]]
+        _RENDERED_TOOLS[fixes] = [(tools, rendered), *kept[:TOOLS_KEPT - 1]]
     return rendered
 
 
-def _mend_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
+def _fix_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
     """Return what is left of a schema when nothing in it can fail the request."""
     words = {}
     # All in this function: with another between, half as many levels could be followed.
@@ -171,12 +171,12 @@ def _mend_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
         elif word == "$ref":
             value = _known_reference(value, root)
         elif word == "items":
-            value = _mend_schema(value, root)
+            value = _fix_schema(value, root)
         elif word in ("anyOf", "allOf"):
-            value = [_mend_schema(part, root) for part in value]
+            value = [_fix_schema(part, root) for part in value]
         elif word in ("properties", "$defs"):
             # `$ref` as a name there the engine would follow.
-            value = {key: _mend_schema(part, root) for key, part in value.items()
+            value = {key: _fix_schema(part, root) for key, part in value.items()
                      if key != "$ref"}
         words[word] = value
 

@@ -1,7 +1,7 @@
 """Exit codes, names of files, deadlines and limits that several rooms agree on."""
 from __future__ import annotations
 
-# A constant with one user stands beside that user.
+# A constant with one user is beside that user.
 
 EXIT_OK = 0
 EXIT_PROBLEM = 1
@@ -26,7 +26,7 @@ INIT_TIMEOUT_SECONDS = 2.0
 CONNECT_SECONDS = 3.0  # a sleeping laptop costs this, not the whole deadline
 SEND_SECONDS = 60.0
 LEAVE_SECONDS = 0.02  # for a byte to arrive before the connection closes
-PROBE_GRACE_SECONDS = 0.2  # for what a node said in time to reach the main thread
+PROBE_GRACE_SECONDS = 0.2  # so that an answer in time reaches the main thread
 PULL_STALL_SECONDS = 120.0
 TICK_SECONDS = 0.2
 
@@ -43,7 +43,7 @@ OTHER_PORT = "write another `port:` under project.gateway, or stop it"
 
 
 def name_taken(port: int) -> str:
-    """Return what is said of a port that another program has."""
+    """Return the finding for a port that another program uses."""
     return f"port {port} is in use by something else (`lsof -i :{port}` shows what)"
 
 

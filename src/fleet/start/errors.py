@@ -40,7 +40,7 @@ class NodeFailure(FleetError):
 
 
 class Finding(Record):
-    """One thing that is true of a config, a node or a file, and what mends it."""
+    """A fact about a config, a node or a file, and its fix."""
 
     slug: str
     level: str  # error, warning, info or ok

@@ -29,7 +29,7 @@ class Field:
 
 
 def noted(note: object, default: Any = REQUIRED) -> Any:
-    """Declare a field of a record with what some reader wants to know of it."""
+    """Declare a field of a record, with metadata for its readers."""
     return Field(default, note)
 
 
@@ -40,7 +40,7 @@ def _compile_start(usual: Mapping[str, Any]) -> Callable[..., None]:
     for name, default in usual.items():
         if default is not REQUIRED:
             words.append(f"{name}=_usual['{name}']")
-        elif words and "=" in words[-1]:  # it stands behind one that has a default
+        elif words and "=" in words[-1]:  # it follows one that has a default
             words.append(f"{name}=_absent")
             lines.append(f"    if {name} is _absent: raise TypeError('it needs {name}')")
         else:
@@ -102,7 +102,7 @@ class Record:
         return f"{type(self).__name__}({', '.join(words)})"
 
     def __setattr__(self, name: str, value: object = None) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__}.{name} stays as it is")
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be changed")
 
     __delattr__ = __setattr__
 
@@ -141,13 +141,13 @@ def read(record: type[_Record], value: object) -> _Record | None:
     try:
         made = record(**words)
         made._check()
-    except (TypeError, ValueError):  # it lacks a field
+    except (TypeError, ValueError):  # a field is missing
         return None
     return made
 
 
 def _read_value(kind: str, value: Any) -> Any:
-    """Return a value as an annotation has it; ValueError where it is of another type.
+    """Return a value of an annotated type; ValueError if it has another type.
 
     Items that do not fit are left out. A number is never negative.
     """

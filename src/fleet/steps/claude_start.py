@@ -64,8 +64,8 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
     words = options.passed
     own = words[:words.index("--")] if "--" in words else words
     if any(word.split("=")[0] == "--settings" for word in own):
-        raise FleetError("own-settings", "a `--settings` of your own would take the place of "
-                         "the fleet's", fix="put yours into .claude/settings.local.json",
+        raise FleetError("own-settings", "a `--settings` of your own would replace the fleet's",
+                         fix="put yours into .claude/settings.local.json",
                          status=EXIT_REFUSED)
     facts = observe_files(workspace, fleet, Facts(settings=managed))
     findings = list(lint_key(fleet, world.environ))

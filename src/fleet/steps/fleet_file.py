@@ -91,7 +91,7 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
                         are_known=False)[node.name]
     if not state.online:
         raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
-                         "nothing was written", fix=find_usual_port(world, state) or state.mend)
+                         "nothing was written", fix=find_usual_port(world, state) or state.fix)
     models = choose_models(fleet, state, names)
     tell_findings([Finding("no-tools", "warning", f"{model.name} {rate_model(model).flaw}",
                            fix=f"{obtain_model(state.provider, SMALL_PLACEHOLDER)} on "

@@ -145,7 +145,7 @@ def follow_events(world: World, fleet: Fleet, key: str, wait: Callable[[], objec
 def _read_frame(reply: Reply) -> dict[str, Any] | None:
     """Return the object that a line of `/events` holds, None for a line that holds none."""
     if reply.status != 200:
-        raise NodeFailure("bad answer", f"it answers {reply.status} to a follower")
+        raise NodeFailure("bad answer", f"it answers {reply.status} instead of its events")
     if not reply.body.startswith(b"data: "):
         return None
     return parse_object(reply.body[len(b"data: "):])

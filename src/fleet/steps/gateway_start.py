@@ -112,7 +112,7 @@ def open_door(world: World, fleet: Fleet, key: str) -> Listener:
     what = f"port {gateway.port} is in use by {server}" if is_known else taken.what
     if server == OUR_GATEWAY:
         raise FleetError("port-taken", what,
-                         fix="it serves already: `subagent-fleet launch claude`")
+                         fix="it is already serving; type `subagent-fleet launch claude`")
     raise FleetError("port-taken", what, fix=name_free_port(world, fleet, taken.fix))
 
 

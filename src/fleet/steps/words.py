@@ -60,13 +60,13 @@ def format_flaw(flaw: str, states: Collection[NodeState], following: str, look: 
         return ""
     room = max((memory.get(state.name, 0.0) for state in states if state.online), default=0.0)
     pull = plan_pull(room)
-    mend = f"{tell_pull(room)}."
+    fix = f"{tell_pull(room)}."
     if pull:
-        mend = f"`ollama pull {pull}`, then"
+        fix = f"`ollama pull {pull}`, then"
         if any(find_models(state.models, pull) for state in states):
-            mend = "pull a model that calls tools (ollama.com/search?c=tools), then"
+            fix = "pull a model that calls tools (ollama.com/search?c=tools), then"
         following = f"`{following}`"
-    return format_words([f"{flaw}:", mend, following if pull else ""], look)
+    return format_words([f"{flaw}:", fix, following if pull else ""], look)
 
 
 def format_assignment(starter: Starter, look: Look = PLAIN) -> str:

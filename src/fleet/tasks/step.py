@@ -127,7 +127,7 @@ def _honor_wishes(made: Step, now: float) -> Step:
     """Do at once what a person has wanted meanwhile, where no agent of the task is at work."""
     state = made.state
     if state.stopping and (state.state == "waiting" or state.asleep):
-        reason = "no agent was running"
+        reason = "stopped while no agent was running"
         state = _move(state, "stopped", now, reason=reason, stopping=False, open=False,
                       ended=now if state.open else state.ended)
         return Step(state, tells=(*made.tells, ("stopped", reason)))

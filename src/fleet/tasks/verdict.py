@@ -71,7 +71,7 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
         # What it said stands in no receipt, so not in the reason either.
         hint = ""
         if problem.cause == "diff" and not work.changed:
-            hint = " (if the task is only to answer: `changes: none`)"
+            hint = " (if it should only answer, write `changes: none`)"
         failure = after_failure(state, problem.reason + hint, problem.cause)
         return replace(failure, feedback=problem.feedback)
     return Ruling("done" if task.check else "review")
@@ -121,7 +121,7 @@ def find_flags(task: TaskSpec, heard: Heard, work: WorkDone) -> list[str]:
     """Return what is odd about an agent's deeds; the verdict does not depend on that."""
     flags = []
     if heard.turns and not heard.worked and task.changes == "required":
-        flags.append("made no call that changes anything")
+        flags.append("made no call that could change a file")
     changed = tuple(f"/{path}" for path, _, _ in work.files)
     absent = [path for path in dict.fromkeys(heard.written)
               if not f"/{path}".endswith(changed)]

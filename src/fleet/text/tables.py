@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # -- wrapping --
 #
 # textwrap counts characters where a terminal counts columns, and breaks commands like
-# sentences. What is to be typed stands in backticks or on a line that is indented: neither
+# sentences. Commands to type are in backticks or on an indented line: neither
 # is ever broken.
 
 _WORD = LatePattern(r"(?:[^\s`]*`[^`]*`)+[^\s`]*"  # what is in backticks, and what touches it
@@ -43,7 +43,7 @@ def break_lines(cells: Iterable[object], first: int, room: int) -> list[list[Cel
 
 
 def _split_words(text: str, room: int) -> Iterator[str]:
-    """Yield what may not be broken; a word that no line holds is, and can still be read."""
+    """Yield unbreakable pieces; a word that is longer than a line is cut."""
     for word in _WORD.findall(text):
         if "`" in word or width_of(word) <= room:
             yield word
@@ -112,7 +112,7 @@ def format_finding(finding: Finding, *, indent: str = "", look: Look = PLAIN) ->
             words.append(Cell(f"{finding.where}:" if finding.what else finding.where, "dim"))
         text = format_words([*words, finding.what], look, indent="  ")
     lines = [clean_line(line) for line in finding.excerpt.splitlines() if line]
-    # What shall be pasted has no caret, and stays whole.
+    # Text to paste has no caret, and is never cut.
     if look.columns and lines and re.fullmatch(r" *\| +\^+", lines[-1]):
         lines = [crop(line, look.columns - len(indent)) for line in lines]
     text += "".join(f"{indent}{line}\n" for line in lines)
@@ -120,7 +120,7 @@ def format_finding(finding: Finding, *, indent: str = "", look: Look = PLAIN) ->
 
 
 def format_fix(fix: str, look: Look, *, margin: str = "  ") -> str:
-    """Return what to type; a command that is too long for its line stands below, whole."""
+    """Return what to type; a command that is too long for its line gets a line below."""
     fix = clean_line(fix)
     label = Cell("→" if look.marks else "fix:", "bold")
     if not fix:
@@ -168,7 +168,7 @@ def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *,
 
 
 def _wrap_cell(cell: Cell, width: int) -> list[str]:
-    """Return the texts that stand below each other; what fits keeps its blanks."""
+    """Return the lines of a cell; a text that fits keeps its blanks."""
     if width_of(cell.text) <= width:
         return [cell.text]
     return [" ".join(word.text for word in line)
@@ -206,7 +206,7 @@ def _measure_row(widths: Mapping[int, int]) -> int:
 
 
 def pad_row(cells: Sequence[object], widths: Sequence[int]) -> str:
-    """Return cells as one line, each as wide as it shall be."""
+    """Return cells as one line, each padded to its width."""
     texts = [as_cell(cell).text for cell in cells]
     return "  ".join(text + " " * (width - width_of(text))
                      for text, width in zip(texts, widths))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 # The kit: takes texts, Cells and a Look; gives lines, tables and findings that a person
-# reads. What a command says of its own stands beside the command. Whatever came from a
+# reads. A command's own words are in the command's part. Whatever came from a
 # node, a file or a log passes `clean_line` or `clean_text` here: nothing else stands
 # between it and the terminal. With the Look of a pipe, text is as it ever was: no escape,
 # no mark, no line broken. On a terminal, text is wrapped first and painted last.
@@ -44,7 +44,7 @@ _DRAWN = LatePattern(r"(\x1b\[[0-9;]*m|\r\x1b\[K|\x1b\[H\x1b\[2J)")
 
 
 def guard_terminal(text: str) -> str:
-    """Return text in which nothing steers a terminal but what this program draws with.
+    """Return text without control characters, except those that this program draws with.
 
     What comes from outside is cleaned where it is put into words; this is for what was not.
     """
@@ -54,7 +54,7 @@ def guard_terminal(text: str) -> str:
 
 
 class Look(Record):
-    """How text may look where it is read; the default is a pipe, a file or a program."""
+    """How text may look; the default is for a pipe, a file or a program."""
 
     colour: bool = False
     marks: bool = False
@@ -67,10 +67,10 @@ LEAST_COLUMNS = 20  # a narrower terminal breaks lines by itself
 
 def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
               encoding: str, columns: int) -> Look:
-    """Return the Look of a stream, from what it is and what its reader asked for."""
+    """Return the Look of a stream, from its kind and the environment."""
     is_dumb = environ.get("TERM") == "dumb"
 
-    # In the order of Python 3.13: who wants no colour is heard before who wants it anywhere.
+    # In the order of Python 3.13: NO_COLOR comes before FORCE_COLOR.
     if environ.get("NO_COLOR"):
         colour = False
     elif environ.get("FORCE_COLOR"):

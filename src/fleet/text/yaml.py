@@ -167,8 +167,8 @@ class Document:
             self.fail(f"more than {DEPTH_LIMIT} levels deep", slug="limit")
 
     def mark(self, start: int, end: int) -> None:
-        """Keep where the key and the value of an entry stand."""
-        # An empty value stands where its key does, and so does one that begins below its key.
+        """Keep the places of an entry's key and value."""
+        # An empty value has its key's place, and so has one that begins below its key.
         if len(self.places) < PLACES_LIMIT:
             self.places[tuple(self.path)] = (start, end, *(self.span or (start, end)))
 
@@ -188,7 +188,7 @@ class Document:
 
     def fail(self, what: str = "", fix: str = "", *, at: int | None = None, size: int = 1,
              slug: str = "syntax") -> NoReturn:
-        """Refuse what is at a place, by default because it cannot be there."""
+        """Refuse the token at a place, by default because it cannot be there."""
         at = self.at if at is None else at
         conflict = _CONFLICT.search(self.text)
         if conflict:
@@ -214,7 +214,7 @@ class Document:
     # -- from token to token --
 
     def next_token(self) -> bool:
-        """Go to the next token; tell whether it stands on the same line."""
+        """Go to the next token; tell whether it is on the same line."""
         start = self.at
         self.at = _GAP.match(self.text, start).end()
         self.column = self.at - self.line_start(self.at)
@@ -272,7 +272,7 @@ class Document:
         return value
 
     def read_block(self, indent: int, *, may_nest: bool = True) -> object:
-        """Read the value here; what it belongs to stands in column `indent`.
+        """Read the value here; its parent is in column `indent`.
 
         Behind a key, on its line, no list or mapping of block style `may_nest`.
         """
@@ -305,7 +305,7 @@ class Document:
                   f"column {column + 1}", fix, slug="indent")
 
     def read_colon(self, start: int) -> bool:
-        """Pass a colon that makes a key of what began at `start` on this line."""
+        """Pass the colon that makes a key of the text from `start` on this line."""
         colon = _COLON.match(self.text, self.at)
         if not colon or "\n" in self.text[start:self.at]:
             return False
@@ -351,7 +351,7 @@ class Document:
         return mapping
 
     def read_value(self, column: int, *, is_item: bool = False) -> object:
-        """Read what follows a key or a dash in a column: nothing, or a value."""
+        """Read the value after a key or a dash, if there is one."""
         self.span = None
         if self.next_token() and not is_item:
             return self.read_block(column, may_nest=False)
@@ -404,7 +404,7 @@ class Document:
     # -- scalars --
 
     def read_scalar(self, style: tuple, indent: int) -> object:
-        """Read plain or quoted text, which goes on in lines that are deeper than `indent`."""
+        """Read plain or quoted text, which continues on lines deeper than `indent`."""
         start = self.at
         char = self.text[start]
         if char in _QUOTED:
@@ -437,7 +437,7 @@ class Document:
             if text[end:end + 1] != "\n":
                 break
 
-            # The text goes on below, unless a line is not deeper, or begins as text does not.
+            # The text continues below, unless a line is not deeper or cannot begin text.
             gap = _BLANKS.match(text, end)[0]
             at = end + len(gap)
             column = len(gap) - gap.rfind("\n") - 1
@@ -466,7 +466,7 @@ class Document:
         self.fail(f"this `{quote}` is never closed", f"write `{quote}` where the text ends")
 
     def unquote(self, token: str, at: int) -> str:
-        """Return what an escape, two apostrophes or a line break stands for inside quotes."""
+        """Return the text for an escape, two apostrophes or a line break inside quotes."""
         if "\n" in token:
             # One break is a space, or nothing when escaped; the others are kept.
             more = "\n" * (token.count("\n") - 1)
@@ -486,7 +486,7 @@ class Document:
         return chr(number)
 
     def fail_clash(self, word: str, at: int) -> NoReturn:
-        """Say how to write what programs may read differently."""
+        """Return how to write a word that programs may read differently."""
         fix = f'quote it: "{word}"' if len(word) <= 80 else "quote it"
         plain = {"yes": "true", "on": "true", "no": "false", "off": "false",
                  "<<": "the values that it stands for"}.get(word.lower())
@@ -501,7 +501,7 @@ class Document:
     # -- flow style --
 
     def read_token(self, style: tuple = _FLOW, indent: int = -1) -> object:
-        """Read a scalar, or what stands in brackets or braces over any number of lines."""
+        """Read a scalar, or a list or mapping in brackets or braces, over any number of lines."""
         start = self.at
         is_flow = self.text[start] in "[{"
         value = self.read_flow() if is_flow else self.read_scalar(style, indent)
@@ -556,5 +556,5 @@ class Document:
 
 
 def visible(text: str) -> str:
-    """Escape what a terminal would obey or hide."""
+    """Escape characters that a terminal would obey or hide."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -25,7 +25,7 @@ _NUMBER = LatePattern(
 
 
 def resolve_scalar(text: str) -> object:
-    """Return what plain text means: the same text, a number, a word's meaning, or _CLASH."""
+    """Return the value of plain text: text, a number, a word's value, or _CLASH."""
     if text in YAML_WORDS:
         return YAML_WORDS[text]
     if len(text) < 20 and text.isascii() and text.isdecimal() and text[0] != "0":

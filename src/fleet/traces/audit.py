@@ -1,4 +1,4 @@
-"""Four questions on each agent, and what is told of a session."""
+"""Four questions on each agent, and the report of a session."""
 from __future__ import annotations
 
 import re
@@ -38,7 +38,7 @@ class Verdict(Record):
 # The name of each question, and what is asked; only what can be decided is.
 QUESTIONS = {
     "Model": "served by the model its file names",
-    "Machine": "on a planned machine or a declared fallback",
+    "Machine": "on a planned machine or a configured fallback",
     "House": "nothing left the house",
     "Context": "its context was never cut"}
 
@@ -65,7 +65,7 @@ def audit_agent(agent: AgentTrace, judged: Sequence[Judged], session: SessionTra
 
 
 def _evidence(agent: AgentTrace, request: str) -> tuple[str, ...]:
-    """Return where the answer to a request stands, and its id."""
+    """Return the place of an answer in a transcript, and the request's id."""
     answer = agent.transcript.answers.get(request) if agent.transcript else None
     return (answer.place, request) if answer else (request,)
 
@@ -173,7 +173,7 @@ def _audit_context(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
 
 
 class AgentReport(Record):
-    """What is told of one agent."""
+    """The report of one agent."""
 
     agent: AgentTrace
     state: str
@@ -184,7 +184,7 @@ class AgentReport(Record):
 
 
 class SessionReport(Record):
-    """What is told of a session."""
+    """The report of a session."""
 
     session: SessionTrace
     facts: TraceFacts
@@ -204,7 +204,7 @@ class SessionReport(Record):
 
 def report_session(session: SessionTrace, facts: TraceFacts, *,
                    audits: bool) -> SessionReport:
-    """Return what is told of a session; the audit is of its subagents."""
+    """Return the report of a session, with the audit of its subagents."""
     agents = []
     for agent in session.agents:
         judged = [judge_receipt(receipt, facts) for receipt in agent.receipts]

@@ -92,10 +92,10 @@ def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
                       for one in receipt.passed_over]
             # Who failed just before is skipped, and then neither says so.
             why = (clean_line(receipt.said) or ", ".join(tries)
-                   or "the first choice was skipped")
+                   or "the first choice was being skipped after a failure")
             return Judged(receipt, "fallback", why, beyond)
 
-    # An older file may have declared it: nobody is accused by a file that was not there yet.
+    # An older file may have declared it: a newer file proves nothing.
     if facts.fleet_changed > receipt.time:
         return Judged(receipt, "unknown", f"{facts.fleet_path} was edited since", beyond)
     return Judged(receipt, "no", "not declared", beyond)
@@ -108,7 +108,7 @@ def _is_as_written(receipt: Receipt, model: Model) -> bool:
 
 
 def _tell_beyond(receipt: Receipt, fleet: Fleet) -> str:
-    """Return what of those that were asked is not at home, "" where all were."""
+    """Return which of the machines that were asked is outside, "" if none is."""
     is_remote = receipt.cloud
     if not receipt.runs:  # an older receipt: only the file can tell more
         node = fleet.nodes.get(receipt.node or "")
@@ -132,10 +132,10 @@ def judge_answer(answer: SessionAnswer, facts: TraceFacts) -> Judged:
         time=answer.time, id=answer.id, session="", agent="", alias=answer.asked, model=None,
         node=None, context=None, tries=(), waited=None, first_byte=None, total=0.0,
         input_tokens=answer.input_tokens, output_tokens=answer.output_tokens, outcome="ok")
-    unknown = Judged(receipt, "unknown", "nothing says which machine answered", None,
+    unknown = Judged(receipt, "unknown", "no record says which machine answered", None,
                      is_kept=False)
     if re.fullmatch("req_[0-9a-f]{24}", answer.id):
-        return replace(unknown, why="its receipt is gone")
+        return replace(unknown, why="its record is gone")
     if fleet is None:  # then nothing says either whether LiteLLM serves
         return unknown
 
@@ -143,7 +143,7 @@ def judge_answer(answer: SessionAnswer, facts: TraceFacts) -> Judged:
     is_litellm = fleet.gateway.provider == "litellm"
     models = [model for model in fleet.models.values() if model.alias == answer.asked]
     if answer.id.startswith("req_") and not (is_litellm and models):
-        beyond = f"`{answer.asked}` was answered, and not by this gateway"
+        beyond = f"`{answer.asked}` was answered, but not by this gateway"
         return Judged(receipt, "no", "not by this gateway", beyond, is_kept=False)
     if not is_litellm:
         return unknown
@@ -170,7 +170,7 @@ def plan_served(judged: Sequence[Judged]) -> list[Served]:
 
 
 def _sum_up(group: Sequence[Judged]) -> Served:
-    """Return what a model on a machine did, of its requests."""
+    """Return the work of a model on a machine, from its requests."""
     first = group[0].receipt
     planned, why = _sum_up_plan(group)
     receipts = [one.receipt for one in group]

@@ -1,4 +1,4 @@
-"""The agents of a session, and who started whom."""
+"""The agents of a session, and which agent started which."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -29,11 +29,11 @@ class AgentTrace(Record):
 
     id: str
     kind: str  # its name; where nothing tells it, its id
-    parent: str  # the id of who started it
+    parent: str  # the id of its parent
     transcript: Transcript | None
     receipts: tuple[Receipt, ...]
     call: Dispatch | None = None
-    reported: str = ""  # how it ended, to who started it
+    reported: str = ""  # how it ended, as its parent was told
     is_built_in: bool = False
     depth: int = 0  # how many agents stand above it
 
@@ -68,7 +68,7 @@ class AgentTrace(Record):
 
 
 class SessionTrace(Record):
-    """A session: its agents, each behind who started it; the first is the main one."""
+    """A session: its agents, each after its parent; the first is the main one."""
 
     id: str
     agents: tuple[AgentTrace, ...]
@@ -86,7 +86,7 @@ class SessionTrace(Record):
 def trace_session(session: str, transcripts: Iterable[Transcript],
                   labels: Mapping[str, AgentLabel], receipts: Iterable[Receipt],
                   fleet: Fleet | None) -> SessionTrace:
-    """Join what is known of a session."""
+    """Join the facts of a session."""
     by_agent = {transcript.agent: transcript for transcript in transcripts}
     served: dict[str, list[Receipt]] = {"": []}
     for receipt in receipts:
@@ -112,11 +112,11 @@ def trace_session(session: str, transcripts: Iterable[Transcript],
 
 
 def _in_order(agents: Sequence[AgentTrace]) -> Iterator[AgentTrace]:
-    """Yield agents as a tree is read: each behind who started it, in the order they began."""
+    """Yield agents in the order of a tree: each after its parent, by time."""
     left = sorted(agents, key=lambda agent: (agent.id != "", agent.began))
     pending = [(left[0], 0)]
     while left:
-        # Who is its own ancestor, or whose parent nobody knows, hangs below the main one.
+        # An agent without a known parent, or in a cycle, is placed below the main one.
         agent, depth = pending.pop() if pending else (left[0], 1)
         left.remove(agent)
         yield replace(agent, depth=depth)

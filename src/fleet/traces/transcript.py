@@ -48,7 +48,7 @@ class SessionAnswer(Record):
     output_tokens: int
     calls: int
     stop: str  # end_turn, tool_use, max_tokens, …; "" where the client did not keep it
-    error: str = ""  # the words of an API error, which stands in the place of an answer
+    error: str = ""  # the words of an API error in place of an answer
 
 
 class Dispatch(Record):
@@ -59,7 +59,7 @@ class Dispatch(Record):
 
 
 class Transcript:
-    """What one transcript says: fed line by line, it keeps only what a trace needs."""
+    """One transcript: fed line by line, it keeps only what a trace needs."""
 
     def __init__(self, path: str, agent: str = "") -> None:
         self.path = path  # as it is shown
@@ -89,7 +89,7 @@ class Transcript:
 
     @property
     def _place(self) -> str:
-        """Where the line stands that was fed last, as evidence."""
+        """The place of the last line, as evidence."""
         return f"{self.path}:{self.lines}"
 
     def _take(self, value: dict[str, Any]) -> None:
@@ -165,7 +165,7 @@ def parse_time(text: str) -> float:
 
 
 def _prompt_of(content: object) -> str:
-    """Return what a person typed, of a message's content; a command is its name."""
+    """Return what a person typed, from a message's content; of a command, its name."""
     text = content if isinstance(content, str) else ""
     if isinstance(content, list):
         text = "\n".join(filter(None, (read_field(block, "text") for block in content)))

@@ -64,7 +64,7 @@ class Course(Warmth):
         self.began = world.clock()
         self.stage = "loading"
         try:
-            self._load_anew(world)
+            self._reload(world)
             for trial in TRIALS:
                 self.stage = trial.title
                 question = trial.ask(self._subject)
@@ -76,7 +76,7 @@ class Course(Warmth):
             self.give_up(explain_failure(failure, backend_of(self.node)).what)
         self.stage = "done"
 
-    def _load_anew(self, world: World) -> None:
+    def _reload(self, world: World) -> None:
         """Unload the model; load it, where a question does not do that as its route does."""
         unloading = Warmth(self.node, self.model)
         how = WarmUp(UNLOAD_SECONDS, busy_seconds=UNLOAD_SECONDS, unload=True)

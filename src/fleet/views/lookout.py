@@ -54,7 +54,7 @@ LOG_PART_BYTES = 32 * 1024
 
 
 class Lookout:
-    """Looks at a fleet for its dashboard: machines, who happens to work, what is wrong.
+    """Looks at a fleet for its dashboard: machines, work, problems.
 
     One loop feeds the page: from the gateway's stream, else from what was filed. Machines are
     asked beside it, so a dead one does not hold up what is told.
@@ -67,7 +67,7 @@ class Lookout:
         self._names = AgentNames(workspace.world, agents_by_alias(fleet))
         self._file_changed = self._find_change()
         self._problems: Sequence[Finding] = ()  # of the fleet file as it is now
-        # Here: who asks for the page is told what it met.
+        # Here, so that a request for the page gets the error.
         self._reader = ReceiptsReader(workspace)
         self._folder: Folder | None = None
         with contextlib.suppress(FleetError):  # there are no tasks outside of a repository
@@ -88,10 +88,10 @@ class Lookout:
                     self._follow()
             if self._is_followed:
                 self._is_followed = False
-                self._dashboard.begin_anew()
+                self._dashboard.start_over()
 
     def _follow(self) -> None:
-        """Hand on what the gateway tells, until it ends."""
+        """Pass on the gateway's events until it ends."""
         fleet = self._fleet
         key = known_key(self._workspace, fleet)
         for told in follow_events(self._world, fleet, key, self._wait):
@@ -103,7 +103,7 @@ class Lookout:
                 self._dashboard.log.put(told)
 
     def _wait(self) -> None:
-        """Let a tick pass, ask all in time while somebody looks, show what all have said."""
+        """Wait a tick, ask every machine in time while a page is open, show their answers."""
         now = self._world.clock()
         if not self._looks:
             if now < self._look_at or not self._dashboard.is_watched:
@@ -148,7 +148,7 @@ class Lookout:
         self._examine_at = 0.0
 
     def _show(self) -> None:
-        """Show what is so now."""
+        """Show the present state."""
         world = self._world
         tasks = self._find_tasks()
         sight = plan_sight(self._fleet, self._seen["states"], self._seen["view"], world.now())
@@ -160,7 +160,7 @@ class Lookout:
                               "log": parse_log(self._read_log())})
 
     def _name_askers(self, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return who asked and in which sessions: only their ids are on the wire."""
+        """Return the names of agents and sessions: only their ids are on the wire."""
         names = {}
         begun = [task for task in tasks if task["session"]]
         titles = {task["session"]: task["name"] for task in begun}
@@ -195,14 +195,14 @@ class Lookout:
         return list(Tail(self._world, path, last_bytes=LOG_PART_BYTES).lines())
 
     def _examine(self) -> list[Finding]:
-        """Return what doctor finds."""
+        """Return doctor's findings."""
         facts = observe(self._workspace, self._fleet, problems=(), seconds=PICTURE_SECONDS)
         return [finding for topic, finding in plan_doctor(self._fleet, facts)
                 if topic != "Config"]
 
 
 def report_task(row: TaskRow, state: TaskState) -> dict[str, Any]:
-    """Return what the page says of a task; `answers` is what to type to one that asks."""
+    """Return a task for the page; `answers` are the commands that answer its question."""
     level = TASK_ROLES.get(row.state, "wait")
     fix = f"`{row.fix}`" if row.fix else ""
     answers = ""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def format_measurements(measured: Sequence[Measurement], look: Look = PLAIN) -> str:
-    """Return a table of what models can, and below it what they did instead."""
+    """Return a table of measurements, and below it what models did instead."""
     numbers = ("Load s", "Prompt tok/s", "Answer tok/s", "First s")
     headers = ["Model", "Machine", *numbers, "Tools", "Context"]
     rows = []
@@ -65,20 +65,20 @@ def _score_cell(score: Score | None, look: Look) -> Cell:
 
 
 def _measured_notes(known: Measurement) -> Iterator[str]:
-    """Yield what a model did instead of what it was asked, and why it was asked no more."""
+    """Yield what a model did instead, and why measuring stopped."""
     topics = {"tools": known.tools, "context": known.context}
     for topic, score in topics.items():
         if score and not score.is_full:
             yield f"{topic}: {score.instead}"
     if known.failure:
-        yield f"not measured further: {known.failure}"
+        yield f"measuring stopped: {known.failure}"
     elif known.load_seconds is not None and not known.is_counted:
         yield "its speeds were timed here, because its server does not report them"
 
 
 def find_chosen(fleet: Fleet, options: Namespace, world: World
                 ) -> Iterator[tuple[Model, NodeState, NodeModel]]:
-    """Yield the models to ask, with what their nodes say; who costs money only if named."""
+    """Yield the models to ask, with their nodes' facts; cloud models only if named."""
     if options.exam:  # for which a model needs a route
         check_names("model", options.model, fleet.models, fleet.name)
     states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
@@ -100,9 +100,9 @@ def find_chosen(fleet: Fleet, options: Namespace, world: World
 
 
 def tell_measurements(measured: Sequence[Measurement], look: Look) -> str:
-    """Return what was measured, and what comes next where there is something to go by."""
+    """Return the measurements, and the next command if there are any."""
     if not measured:
-        return "Every model leaves the house; name one with --model to measure it.\n"
+        return "Every model runs in a cloud. To measure one, name it with `--model`.\n"
     text = format_measurements(measured, look)
     if any(known.is_worth_keeping for known in measured):
         following = "Next: `subagent-fleet recommend`"
@@ -111,7 +111,7 @@ def tell_measurements(measured: Sequence[Measurement], look: Look) -> str:
 
 
 def keep_measurements(workspace: Workspace, measured: Sequence[Measurement]) -> None:
-    """Add measurements to what earlier runs have kept."""
+    """Add measurements to those of earlier runs."""
     merged = merge_measurements(read_measurements(workspace), measured)
     report = render_report("bench", {"measurements": merged})
     workspace.keep(BENCH_FILE, report.encode("ascii"))

@@ -44,7 +44,7 @@ def find_task_file_near(world: World, source: str) -> str:
 
 
 def refuse_config(error: FleetError, options: Namespace, world: World) -> int:
-    """Print what `validate --json` says of an invalid config; raise if it cannot be read."""
+    """Print the JSON of an invalid config; raise if it cannot be read."""
     error.report = {"file": error.where or options.config, "valid": False}
     if not error.findings:
         raise error

@@ -1,4 +1,4 @@
-"""Requests as rows: who asked, where, and how it went."""
+"""Requests as rows: agent, machine, outcome."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def format_served(before: Mapping[str, Mapping[str, Any]],
                   after: Mapping[str, Mapping[str, Any]], look: Look = PLAIN) -> str:
-    """Return what each node has served between two looks at a gateway's totals."""
+    """Return what each node served between two readings of a gateway's totals."""
     if not after:  # LiteLLM has no such page
         return "\nLiteLLM does not say which machine served what.\n"
     if any(before.get(name, node)["requests"] > node["requests"]
@@ -58,7 +58,7 @@ def format_served(before: Mapping[str, Mapping[str, Any]],
 
 
 class LogTable:
-    """A table of requests that grows: when, who, which model where, how long, how it ended."""
+    """A table of requests that grows: time, agent, model, machine, seconds, outcome."""
 
     def __init__(self, requests: Iterable[Mapping[str, Any]], look: Look, now: float) -> None:
         self._look = look
@@ -77,7 +77,7 @@ class LogTable:
         """Return the line above it."""
         names = pad_row(list(self._widths), list(self._widths.values()))
         line = f"{names}  Outcome"
-        if 0 < self._look.columns < width_of(line):  # it stands below
+        if 0 < self._look.columns < width_of(line):  # it is below
             line = crop(names.rstrip(), self._look.columns)
         return f"{paint(line, 'bold', self._look)}\n"
 
@@ -92,7 +92,7 @@ class LogTable:
 
 
 def _describe_outcome(request: Mapping[str, Any]) -> str:
-    """Return how a request ended, and who failed on the way: in words, else by class."""
+    """Return how a request ended, and which machines failed: in words, else by class."""
     tries = [f"{tried.node}: {tried.why}" for tried in request["failures"]]
     said = request["said"] or ", ".join(tries)
     if said:
@@ -106,7 +106,7 @@ def choose_failed(receipts: Iterable[Receipt]) -> list[Receipt]:
 
 
 def log_requests(world: World, fleet: Fleet) -> Callable[[list[Receipt | Rejection]], None]:
-    """Begin a log; what it returns says of each request how it ended, of each refusal why."""
+    """Begin a log; return the function that prints each request and each refusal."""
     look, now = look_of(world, "stderr"), world.now()
     names = AgentNames(world, agents_by_alias(fleet))
     known = [("", model.ollama_model, model.node) for model in fleet.models.values()]
@@ -162,7 +162,7 @@ class AgentNames:
 
 
 def report_receipt(receipt: Receipt, names: AgentNames) -> dict[str, Any]:
-    """Return what is shown of a request: its receipt, who asked, and why a machine failed."""
+    """Return a request for display: its receipt, its agent, and why a machine failed."""
     shown = {**vars(receipt), "route": receipt.model or "", "node": receipt.node or "",
              "name": names.find(receipt.session, receipt.agent, receipt.alias),
              "failures": receipt.tries}
@@ -178,7 +178,7 @@ def name_task_sessions(options: Namespace, world: World) -> dict[str, str]:
 
 def report_requests(receipts: Sequence[Receipt], names: AgentNames, options: Namespace
                     ) -> list[dict[str, Any]]:
-    """Return what is shown of requests; the main agent of a task has the task's name."""
+    """Return requests for display; the main agent of a task has the task's name."""
     tasks = {}
     if receipts:
         tasks = name_task_sessions(options, names.world)

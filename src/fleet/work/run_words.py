@@ -65,7 +65,7 @@ def watch_tasks(world: World, path: str, fleet: Fleet | None,
         except FleetError as error:
             first = (*error.findings, error.finding)[0]
             raise FleetError("invalid-config", f"{first.where or path}: {first.what}; "
-                             "keeping what it said before") from None
+                             "keeping the previous version") from None
         before = most
         most = plan.file.max
         if options.most or most == before:
@@ -109,8 +109,8 @@ def suggest_after_stop(jobs: Sequence[RunJob]) -> list[str]:
         return []
     holders = [job.folder.holder() for job in jobs if job.folder.holder()]
     if holders:
-        return [f"The `run` that was active before (pid {holders[0]}) does these tasks, and "
-                "goes on. `subagent-fleet tasks` shows them."]
+        return [f"The `run` that was active before (pid {holders[0]}) is working on these tasks "
+                "and continues. `subagent-fleet tasks` shows them."]
     return ["Agents keep running, but nothing checks them or starts the next task. "
             "`subagent-fleet run` to watch them again, `subagent-fleet task stop '*'` to "
             "end them."]

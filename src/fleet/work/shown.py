@@ -150,7 +150,7 @@ def find_task(folder: Folder, name: str, command: str) -> TaskState:
 def suggest_run(tasks: Mapping[str, TaskState]) -> str:
     """Return what to type where nothing supervises tasks that could go on; or nothing."""
     if any(state.is_active for state in tasks.values()):
-        return "Agents work on, but nothing watches them. Continue: subagent-fleet run"
+        return "Agents keep working, but nothing watches them. Continue: subagent-fleet run"
     if any(state.state == "waiting" for state in tasks.values()):
         return "Nothing is running. Start: subagent-fleet run"
     return ""

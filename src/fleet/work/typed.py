@@ -42,27 +42,27 @@ if TYPE_CHECKING:
 # with a copy or an archive name commands, places and revisions, and are never obeyed.
 
 TASK_WORDS = (
-    Flag("--name", "what it is called; default: its first words", "NAME"),
-    Flag("--agent", "the agent that does it", "NAME"),
-    Flag("--model", "or a model or alias", "NAME"),
+    Flag("--name", "the new task's name; default: its first words", "NAME"),
+    Flag("--agent", "agent to use", "NAME"),
+    Flag("--model", "model or alias to use instead of an agent", "NAME"),
     Flag("--coder", f"the program that does it: {', '.join((CLAUDE, *CODERS))}", "NAME",
          offers=(CLAUDE, *CODERS)),
-    Flag("--after", "a task that must be done first; may be repeated", "TASK", REPEAT,
+    Flag("--after", "start after this task is done", "TASK", REPEAT,
          offers=TASK_NAMES),
-    Flag("--base", "what it starts from; default: HEAD", "COMMIT"),
+    Flag("--base", "commit to start from; default: HEAD", "COMMIT"),
     Flag("--check", "command that must succeed", "COMMAND"),
-    Flag("--touch", "what it may change; may be repeated", "GLOB", REPEAT),
-    Flag("--changes", "`none`: it must change nothing", "WORD",
+    Flag("--touch", "files it may change", "GLOB", REPEAT),
+    Flag("--changes", "`none`: fail if anything changes", "WORD",
          {"choices": ("required", "none")}),
     Flag("--times", "run it N times, to choose from", "N", {"type": parse_count}),
-    Flag("--priority", "tasks with a higher number start first; default: 0", "N",
+    Flag("--priority", "tasks with a higher number start first", "N",
          {"type": parse_priority}),
-    Flag("--setup", "command that prepares the worktree; may be repeated", "COMMAND", REPEAT),
+    Flag("--setup", "command that prepares the worktree", "COMMAND", REPEAT),
     Flag("--sandbox", "`required`: only confined; `off`: not confined", "WORD",
          {"choices": ("auto", "required", "off")}),
-    Flag("--sandbox-write", "what else its commands may write; may be repeated", "PATH",
+    Flag("--sandbox-write", "what else its commands may write", "PATH",
          REPEAT),
-    Flag("--no-setup", "without the setup of the task file's defaults"))
+    Flag("--no-setup", "skip the default setup commands"))
 
 TASK_FILE = Flag("--file", "the task file, `-` for stdin; default: the nearest tasks.yaml",
                  "FILE", {"dest": "task_file", "default": None})
@@ -85,8 +85,8 @@ def open_tasks(folder: Folder) -> Folder:
     if run and read_repositories(world).get(folder.repository.main) == run:
         return folder
     if folder.read_states()[0] or any(folder.read_orders()):
-        raise FleetError("foreign-tasks", f"tasks lie in {folder.repository.common} that you "
-                         "have not added here", status=EXIT_REFUSED,
+        raise FleetError("foreign-tasks", f"this repository has tasks that you did not start, in "
+                                          f"{folder.repository.common}", status=EXIT_REFUSED,
                          fix="`subagent-fleet tasks` shows them; to delete them: "
                              f"`rm -r {quote_shell(folder.path)}`")
     if run:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def find_agent_type(world: World, session: str, agent: str) -> str:
-    """Return what Claude Code calls a subagent of a session, where it kept that (2.1.326)."""
+    """Return Claude Code's name for a subagent of a session, if it kept that (2.1.326)."""
     if SESSION_ID.fullmatch(session) and SESSION_ID.fullmatch(agent):
         pattern = f"projects/*/{session}/subagents/agent-{agent}.meta.json"
         for path in world.paths_below(claude_directory(world), pattern):
@@ -37,7 +37,7 @@ def find_agent_type(world: World, session: str, agent: str) -> str:
 
 
 def find_session_words(world: World, session: str) -> str:
-    """Return the first line of what was asked in a session, where Claude Code kept that."""
+    """Return the first line of a session's prompt, if Claude Code kept it."""
     if SESSION_ID.fullmatch(session):
         for path in world.paths_below(claude_directory(world), f"projects/*/{session}.jsonl"):
             return crop(clean_line(read_first_prompt(world, path)), TITLE_LIMIT)
@@ -50,7 +50,7 @@ TITLE_PART_BYTES = 256 * 1024  # of a transcript: its first prompt is in them
 TITLE_LIMIT = 60
 
 def read_transcript(world: World, path: str, agent: str = "") -> Transcript:
-    """Return all that a transcript says: nobody waits for the end of its last line."""
+    """Return all entries of a transcript, without an unfinished last line."""
     transcript = Transcript(show_path(world, path), agent)
     tail = Tail(world, path)
     for line in tail.lines():
@@ -103,7 +103,7 @@ def find_sessions(workspace: Workspace, receipts: Iterable[Receipt]) -> list[Ses
 
 
 def project_name(world: World, directory: str) -> str:
-    """Return what Claude Code calls the directory of a project's sessions (2.1.326)."""
+    """Return Claude Code's name for the directory of a project's sessions (2.1.326)."""
     return re.sub("[^A-Za-z0-9]", "-", world.real_path(directory))
 
 
@@ -121,14 +121,14 @@ def subagent_paths(world: World, found: SessionFile) -> dict[str, str]:
 
 
 def read_label(world: World, path: str) -> AgentLabel:
-    """Return what lies beside a subagent's transcript."""
+    """Return the metadata beside a subagent's transcript."""
     with contextlib.suppress(FleetError):  # Claude Code before 2.1 keeps none
         return read(AgentLabel, parse_object(world.read_bytes(path))) or AgentLabel()
     return AgentLabel()
 
 
 def read_first_prompt(world: World, path: str) -> str:
-    """Return what a session began with, as far as the first part of its transcript tells."""
+    """Return the beginning of a session, from the first part of its transcript."""
     transcript = Transcript(path)
     with contextlib.suppress(FleetError):
         for line in world.read_part(path, 0, TITLE_PART_BYTES).split(b"\n"):
@@ -192,7 +192,7 @@ def find_agent_sources(workspace: Workspace) -> dict[str, AgentSource]:
 
 def read_session(workspace: Workspace, found: SessionFile, facts: TraceFacts, *,
                  audits: bool) -> SessionReport:
-    """Read all there is of a session."""
+    """Read a whole session."""
     world = workspace.world
     paths = subagent_paths(world, found)
     labels = {agent: read_label(world, f"{path[:-len('.jsonl')]}.meta.json")

@@ -34,7 +34,7 @@ def look_of(world: World, stream: str = "stdout") -> Look:
 
 
 class Config(Record):
-    """A fleet file that was read and is valid, and what in it will disappoint."""
+    """A valid fleet file, with its warnings."""
 
     fleet: Fleet
     warnings: tuple[Finding, ...] = ()
@@ -58,7 +58,7 @@ def load_config(world: World, typed: str | None) -> Config:
 
 def read_checked(world: World, path: str, source: str,
                  check: Callable[[Document], Any]) -> Any:
-    """Return what a check makes of a file; any error refuses it, all of them at once."""
+    """Return the checked value of a file; all errors are raised at once."""
     text = decode_config(world.read_bytes(path), source)
     try:
         value, problems = check(Document(text, source))
@@ -76,7 +76,7 @@ def load_fleet(path: str) -> Fleet:
 
 
 def decode_config(content: bytes, source: str) -> str:
-    """Return the text of a config; what is not UTF-8 is refused with its line."""
+    """Return the text of a config; bytes that are not UTF-8 are refused with their line."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -122,7 +122,7 @@ def search_config(world: World, directory: str, *, shown: str,
 
 
 def find_output(world: World, *, out: str | None, config: str | None) -> str:
-    """Return where the generated files are: what was typed, else beside the fleet file."""
+    """Return the directory of generated files: as typed, else beside the fleet file."""
     if out:
         return out
     if config or world.environ.get(CONFIG_VARIABLE):

@@ -1,4 +1,4 @@
-"""The directory of generated files, and who may read its key."""
+"""The directory of generated files, and the safety of its key."""
 from __future__ import annotations
 
 import contextlib
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Workspace(Record):
-    """The directory `out`, and in it what was generated from a fleet."""
+    """The directory `out` with the files generated from a fleet."""
 
     world: World
     out: str
@@ -40,7 +40,7 @@ class Workspace(Record):
         return self.world.path(self.out, *names)
 
     def enter(self, path: str) -> str:
-        """Return a path below `out`; what leads out of it, or is no file, is refused."""
+        """Return a path below `out`; refuse one that leads out of it or is not a file."""
         return self.world.enter(self.out, path)
 
     def read(self, path: str) -> bytes | None:
@@ -113,7 +113,7 @@ class Workspace(Record):
 
     def compare(self, fleet: Fleet | None, targets: Sequence[str] = (), *,
                 renews: bool = False) -> list[Change]:
-        """Return the Changes that shall be made to the files here; without a fleet, all go.
+        """Return the Changes that the files here need; without a fleet, all are removed.
 
         Without targets it is asked for those of the fleet and all that was ever written here.
         It may renew a key that others may know; else the key is kept.
@@ -146,7 +146,7 @@ class Workspace(Record):
         return changes
 
     def _written(self) -> dict[str, str]:
-        """Return what the manifest knows; if it cannot be read, say so and return nothing."""
+        """Return the manifest; if it cannot be read, say so and return nothing."""
         written = parse_manifest(self.read(MANIFEST_FILE))
         if written is not None:
             return written
@@ -175,7 +175,7 @@ class Workspace(Record):
                            *((change.path, change.wanted, mode_of(change.path))
                              for change in new)])
 
-        # 2. What left the fleet goes, and the manifest knows each file by one hash.
+        # 2. Files that left the fleet are removed; the manifest has one hash for each file.
         after = dict(before)
         for change in changes:
             if change.wanted is None:
@@ -186,7 +186,7 @@ class Workspace(Record):
         if after != during:
             self._replace([(MANIFEST_FILE, render_manifest(after), 0o644)])
 
-        # 3. Whoever loosened the mode of the key's file, it is closed again; git leaves it out.
+        # 3. The mode of the key's file is made private again, and git leaves the file out.
         place = self.enter(ENVIRONMENT_FILE)
         if self.world.others_may_read(place):
             self.world.replace_files([(place, self.world.read_bytes(place), 0o600)])
@@ -210,13 +210,13 @@ def backup_of(path: str, content: bytes | None) -> str:
 
 
 def mode_of(path: str) -> int:
-    """Return who may read a generated file: what holds the key, only its owner."""
+    """Return the mode of a generated file: private if it holds the key."""
     target = target_of(path)
     return target.mode if target else 0o600
 
 
 def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
-    """Add what is so of the generated files; where they cannot be read, that is a problem."""
+    """Add the facts on generated files; unreadable ones are problems."""
     world = workspace.world
     try:
         changes = workspace.compare(fleet)
@@ -231,7 +231,7 @@ def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
 
 
 def find_leaks(world: World, path: str) -> tuple[str, ...]:
-    """Return the ids of what lets others know the key in an environment file."""
+    """Return the ids of problems that let others read the key in an environment file."""
     leaks = []
     if world.others_may_read(path):
         leaks.append("env-readable")
@@ -245,7 +245,7 @@ def find_leaks(world: World, path: str) -> tuple[str, ...]:
 
 
 def hide_from_git(world: World, directory: str) -> None:
-    """Tell git what is ours, in the file of a clone that is never committed."""
+    """List our private files in `.git/info/exclude`, which is never committed."""
     git = search_config(world, directory, shown=directory, names=(".git",))
     if not git or world.kind_of(git, follow=False) != "directory":
         return

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def read_measurements(workspace: Workspace) -> tuple[Measurement, ...]:
-    """Return what `bench` measured here; an unreadable or too large file counts as none."""
+    """Return the measurements kept here; an unreadable or too large file counts as none."""
     try:
         content = workspace.read(BENCH_FILE)
     except FleetError:
@@ -33,12 +33,12 @@ def read_measurements(workspace: Workspace) -> tuple[Measurement, ...]:
 
 LISTED_SESSIONS = 20
 RECEIPTS_FILE = f"{STATE_DIRECTORY}/requests.jsonl"
-# A gateway lets no file of them grow beyond that; a longer one is somebody else's.
+# The gateway keeps these files shorter; a longer one is not its own.
 RECEIPTS_READ_BYTES = RECEIPTS_LIMIT_BYTES + PART_BYTES
 
 
 class ReceiptsReader:
-    """Reads what a gateway files: the latest part first, then what has come since."""
+    """Reads a gateway's records: the latest part first, then new ones."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._tail = Tail(workspace.world, workspace.enter(RECEIPTS_FILE),
@@ -58,7 +58,7 @@ def latest_receipts(workspace: Workspace) -> Iterator[Receipt]:
 
 
 def parse_receipts(lines: Iterable[bytes]) -> list[Receipt]:
-    """Return what the lines of a receipts file say; cut or foreign ones are passed over."""
+    """Return the receipts in lines of a file; broken or foreign lines are skipped."""
     return [receipt for receipt in (read(Receipt, parse_object(line)) for line in lines)
             if receipt]
 

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class TrustPage(Record):
-    """What the trust file holds: what was accepted, as a hash, by the path of a fleet file."""
+    """The trust file: a hash of accepted stakes, by the path of a fleet file."""
 
     trusted: dict[str, str] = {}
 
 
 def read_trusted(world: World) -> dict[str, str]:
-    """Return {path of a fleet file: the hash of what was accepted of it}."""
+    """Return {path of a fleet file: the hash of its accepted stakes}."""
     path = world.user_place("state", "trusted.json")
     page = None
     with contextlib.suppress(FleetError):  # absent, or out of reach: nothing was accepted
@@ -43,13 +43,13 @@ def name_trust(world: World, fleet: Fleet) -> tuple[str, str]:
 
 
 def is_trusted(world: World, fleet: Fleet) -> bool:
-    """Tell whether a person has accepted exactly what is at stake with a fleet file."""
+    """Tell whether a person has accepted exactly the stakes of a fleet file."""
     name, accepted = name_trust(world, fleet)
     return read_trusted(world).get(name) == accepted
 
 
 def keep_trusted(world: World, fleet: Fleet, *, accepts: bool) -> None:
-    """Keep that what is at stake with a fleet file is accepted, or is no longer."""
+    """Keep that the stakes of a fleet file are accepted, or are no longer."""
     name, accepted = name_trust(world, fleet)
     trusted = {**read_trusted(world), name: accepted}
     if not accepts or not plan_stakes(fleet):
@@ -61,7 +61,7 @@ def keep_trusted(world: World, fleet: Fleet, *, accepts: bool) -> None:
 
 
 def find_stakes(world: World, fleet: Fleet) -> list[Stake]:
-    """Return what is at stake with a fleet on this machine."""
+    """Return the stakes of a fleet on this machine."""
     gateway = fleet.gateway
     own_hosts = {gateway.host} if is_here(world, gateway.host) else set()
     for node in fleet.nodes.values():
@@ -105,7 +105,7 @@ def unlock_keys(world: World, fleet: Fleet) -> None:
 
 
 def find_untrusted(world: World, fleet: Fleet) -> list[Stake]:
-    """Return what is at stake with a fleet, if it was not accepted."""
+    """Return the stakes of a fleet, if they were not accepted."""
     if not plan_stakes(fleet) or is_trusted(world, fleet):
         return []  # as with every fleet of machines at home: nothing is read
     return find_stakes(world, fleet)

@@ -64,7 +64,7 @@ class Child:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        self.number = process.pid  # for who shall end it when this program has gone
+        self.number = process.pid  # for ending it after this program has ended
 
     def wait(self) -> None:
         """Wait until it has ended."""
@@ -82,7 +82,7 @@ class Child:
 
 
 def lock_file(descriptor: int, how: int) -> bool:
-    """Take the lock of an open file; False where somebody has it who lets nobody else in."""
+    """Take the lock of an open file; False if another process holds it exclusively."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -91,7 +91,7 @@ def lock_file(descriptor: int, how: int) -> bool:
 
 
 class Hold:
-    """A file lock: whoever has its descriptor holds it; it falls when the last of them ends.
+    """A file lock: every process with its descriptor holds it, until the last of them ends.
 
     A child that inherits it holds it alone once this one is released. Nothing else is asked
     about who lives: no process number is trusted, so none can be taken for another's.
@@ -99,11 +99,11 @@ class Hold:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        # Whether a program that holds it with us is to end: nobody waits for it any longer.
+        # Whether a program that holds it with us should end: nothing waits for it any longer.
         self.is_over: Callable[[], bool] = lambda: False
 
     def fileno(self) -> int:
-        """Return the descriptor, for a child that shall inherit it."""
+        """Return the descriptor, for a child to inherit."""
         return self._descriptor
 
     def release(self) -> None:
@@ -121,12 +121,12 @@ class Pipe:
         self._left = b""
 
     def say(self, line: bytes) -> None:
-        """Add a line; what does not fit is kept for `push`."""
+        """Add a line; the rest that does not fit is kept for `push`."""
         self._left += line
         self.push()
 
     def push(self) -> bool:
-        """Write what is left, as far as it fits; tell whether all is written."""
+        """Write the rest, as far as it fits; tell whether all is written."""
         while self._left:
             try:
                 self._left = self._left[os.write(self._descriptor, self._left):]
@@ -149,7 +149,7 @@ class Launch(Record):
     stderr: str
     stdin: str = ""  # a named pipe or a file; "": nothing
     hold: Hold | None = None  # which it holds as long as it lives
-    seconds: int = 0  # after which the system ends it, whoever lives; 0: never
+    seconds: int = 0  # after which the system ends it; 0: never
     outlives: bool = True  # in a session of its own, which no terminal ends
 
 

@@ -88,13 +88,13 @@ class Network(Processes):
                 idle.pop().close()
 
     def _open_ask(self, endpoint: str, ask: Ask, deadline: float) -> Exchange:
-        """Send what an Ask asks."""
+        """Send an Ask."""
         payload = None if ask.payload is None else json.dumps(ask.payload).encode("utf-8")
         return self.open_exchange(endpoint + ask.path, body=payload, headers=ask.headers,
                                   deadline=deadline)
 
     def ask(self, endpoint: str, ask: Ask, *, deadline: float) -> Any:
-        """Return what an Ask makes of a node's whole answer; its body is gone afterwards."""
+        """Return the value that an Ask reads from a whole answer; its body is dropped."""
         body = bytearray()
         with contextlib.closing(self._open_ask(endpoint, ask, deadline)) as exchange:
             try:
@@ -114,7 +114,7 @@ class Network(Processes):
 
     def ask_lines(self, endpoint: str, ask: Ask, wait: Callable[[], object] | None = None, *,
                   stall_seconds: float) -> Iterator[Any]:
-        """Yield what an Ask makes of each line of an answer; each has `stall_seconds`."""
+        """Yield the value that an Ask reads from each line; each line has `stall_seconds`."""
         until = self.clock() + stall_seconds
         with contextlib.closing(self._open_ask(endpoint, ask, until)) as exchange:
             exchange.await_more = wait
@@ -135,7 +135,7 @@ class Network(Processes):
                 connection = socket.socket(family, kind, protocol)
                 connection.settimeout(left / (len(addresses) - index))
                 connection.connect(address)
-                # They are of two families and one may be dead; what answered last goes first.
+                # They are of two families and one may be dead; the last that answered comes first.
                 addresses.insert(0, addresses.pop(index))
                 self._addresses[there.host, there.port] = addresses
 
@@ -220,7 +220,7 @@ class Network(Processes):
             # `localhost` may be ::1 first, and the environment names 127.0.0.1
             host = "127.0.0.1" if host == "localhost" else host
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            # `::` shall take who comes by IPv4 as well.
+            # `::` accepts IPv4 as well.
             both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
             listening = socket.create_server((host, port), family=family, backlog=512,
                                              dualstack_ipv6=both)
@@ -272,7 +272,7 @@ class Network(Processes):
         return False
 
     def find_free_port(self, host: str, above: int) -> int:
-        """Return the next port on which nobody listens; 0 where a hundred are taken."""
+        """Return the next free port; 0 if a hundred are taken."""
         for port in range(above + 1, min(above + 101, 65536)):
             with contextlib.suppress(FleetError):
                 self.listen(host, port).close()

@@ -25,7 +25,7 @@ class Exchange(Wire):
 
     status = 0  # until `read_head`
     again: Callable[[], socket.socket] | None = None
-    idle: IdleConnections | None = None  # where the connection goes after a whole answer
+    idle: IdleConnections | None = None  # keeps the connection after a whole answer
     _request = b""
     _asked = 0.0  # when that was
     _left: Iterator[bytes] = iter(())  # of the body, whose lines are read
@@ -91,17 +91,17 @@ class Exchange(Wire):
     def pieces(self) -> Iterator[bytes]:
         """Yield the body as it comes; one that ends early is a failure."""
         if not self.status:
-            self.read_head()  # nobody has waited for it yet
+            self.read_head()  # not read yet
         coding = self.headers.get("transfer-encoding", "identity").lower()
         length = self.headers.get("content-length")
         is_length = length is None or re.fullmatch("[0-9]{1,18}", length)
         if self.headers.get("content-encoding", "identity").lower() != "identity":
-            raise NodeFailure("bad answer", "it compressed what was asked for in clear")
+            raise NodeFailure("bad answer", "it sent a compressed answer without being asked")
 
         if coding == "chunked":
             yield from self._take_chunks()
         elif coding != "identity" or not is_length:
-            raise NodeFailure("bad answer", "nothing tells how long its answer is")
+            raise NodeFailure("bad answer", "its answer does not say how long it is")
         elif self.status in (204, 304):
             return
         else:
@@ -150,7 +150,7 @@ class Exchange(Wire):
         self.close()
 
     def leave(self) -> None:
-        """Close in mid answer, so that the node does not notice at the wrong moment.
+        """Close in the middle of the answer, so that the node does not notice at the wrong moment.
 
         One (Ollama 0.32.15, its issue 17131) never frees the slot of a model whose client it
         sees go while a token waits to be sent. A byte ahead keeps it from looking: a write

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Disk(Terminal):
-    """Paths, what is read and what is written."""
+    """Paths, reading and writing."""
 
     # -- disk: paths --
 
@@ -76,7 +76,7 @@ class Disk(Terminal):
         return NO_HOME
 
     def user_place(self, kind: str, *names: str) -> str:
-        """Return where something of ours is kept for this user: state, cache or data."""
+        """Return a path in this program's state, cache or data directory of the user."""
         variable, usual = USER_PLACES[kind]
         base = self.environ.get(variable, "")
         # A relative one does not count, by its standard.
@@ -93,7 +93,7 @@ class Disk(Terminal):
         return os.path.dirname(path) or "."
 
     def real_path(self, path: str) -> str:
-        """Return where a path really leads, from the root."""
+        """Return the absolute path without links."""
         return os.path.realpath(path)
 
     def kind_of(self, path: str, *, follow: bool = True) -> str:
@@ -277,7 +277,7 @@ class Disk(Terminal):
             return []
 
     def find_odd(self, directory: str) -> tuple[list[str], list[str]]:
-        """Return repositories below a directory, and what is no file, directory or link."""
+        """Return repositories, devices and pipes below a directory."""
         nested = []
         odd = []
         for place, directories, names in os.walk(directory):

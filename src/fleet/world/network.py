@@ -1,4 +1,4 @@
-"""Where a connection leads."""
+"""Destinations of connections."""
 from __future__ import annotations
 
 import functools
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Destination(Record):
-    """Where a request goes, as its address says."""
+    """The destination of a request, from its address."""
 
     scheme: str
     host: str
@@ -42,7 +42,7 @@ def plan_destination(url: str) -> Destination:
 
 
 def keep_alive_socket(idle: IdleConnections) -> socket.socket | None:
-    """Return a connection that was kept and still stands; nothing may come on such a one."""
+    """Return a kept connection that is still open; one with unexpected bytes is dropped."""
     while True:
         try:
             connection = idle.pop()
@@ -68,5 +68,5 @@ def look_up_host(host: str, port: int, flags: int = 0) -> list[Any]:
 
 
 def seal_bytecode(name: str, code: bytes) -> bytes:
-    """Return what stands before bytecode in its file: a digest of it and of its name."""
+    """Return the head of a bytecode file: a digest of the code and of its name."""
     return hashlib.sha256(name.encode() + b"\n" + code).digest()

@@ -29,14 +29,14 @@ LINE_LIMIT_BYTES = 32 * 1024 * 1024  # a longer line is no JSON that anybody wro
 USER_PLACES = {"state": ("XDG_STATE_HOME", ".local/state"),
                "cache": ("XDG_CACHE_HOME", ".cache"),
                "data": ("XDG_DATA_HOME", ".local/share")}
-# The home of a user who has none: nothing is ever found or kept below it.
+# For a user without a home: nothing is ever found or kept below it.
 NO_HOME = "/dev/null"
 SEAL_BYTES = 32
 
 
 @late_decorator(lambda: contextlib.contextmanager)
 def trying(verb: str, path: str) -> Iterator[None]:
-    """Say in plain words what the system refuses to do, and why."""
+    """Raise a refusal of the system in plain words."""
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -47,10 +47,10 @@ def trying(verb: str, path: str) -> Iterator[None]:
             slug = "disk-full"
         reason = getattr(error, "strerror", None) or error
         raise FleetError(slug, f"cannot {verb} {path or repr(path)}: {reason}",
-                         fix=_mend_refusal(path, code)) from None
+                         fix=_fix_refusal(path, code)) from None
 
 
-def _mend_refusal(path: str, code: int | None) -> str:
+def _fix_refusal(path: str, code: int | None) -> str:
     """Return what to type to see why the system refuses a path."""
     if path == "-":
         return "name a file instead of `-`"
@@ -69,7 +69,7 @@ class Place(str):
     """A path below a directory, its `root`, which no link may lead it out of."""
 
     root: str
-    inner: str  # how it goes on from the root
+    inner: str  # its path below the root
 
     def __new__(cls, root: str, inner: str) -> Place:
         place = super().__new__(cls, os.path.join(root, inner))
@@ -168,7 +168,7 @@ class Directory:
         os.symlink(leads, self.reach(self.name))
 
     def close_to_others(self) -> None:
-        """Let nobody but the owner enter this directory."""
+        """Make this directory private."""
         os.chmod(self.path, 0o700)
 
     def rmdir(self) -> None:
@@ -176,13 +176,13 @@ class Directory:
         os.rmdir(self.reach(self.name))
 
     def make_pipe(self) -> None:
-        """Make a named pipe in the place of what has its name."""
+        """Make a named pipe, replacing a file of that name."""
         with contextlib.suppress(FileNotFoundError):
             self.unlink(self.name)
         os.mkfifo(self.reach(self.name), 0o600)
 
     def write_new(self, name: str, content: bytes, mode: int, *, syncs: bool = False) -> None:
-        """Write a file that was not there; what is left of a run that was cut off goes."""
+        """Write a new file; remove what an interrupted run left."""
         with contextlib.suppress(FileNotFoundError):
             self.unlink(name)
         descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -193,7 +193,7 @@ class Directory:
                 os.fsync(descriptor)
 
     def sync(self) -> None:
-        """Return when the disk has what was renamed here."""
+        """Wait until the disk has the renamed files."""
         descriptor = os.open(self.path or ".", os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -201,7 +201,7 @@ class Directory:
             os.close(descriptor)
 
     def replace(self, old: str, new: str) -> None:
-        """Give a file here another name; what had that name is gone."""
+        """Rename a file here, replacing one of that name."""
         os.replace(self.reach(old), self.reach(new))
 
     def unlink(self, name: str) -> None:
@@ -210,7 +210,7 @@ class Directory:
 
 
 def is_straight(root: str, inner: str) -> bool:
-    """Tell whether a path goes from a root through directories alone, and not out of it."""
+    """Tell whether a path below a root has only directories on its way."""
     try:
         real = os.path.realpath(root)
         straight = os.path.normpath(os.path.join(real, inner))

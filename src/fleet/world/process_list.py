@@ -45,4 +45,4 @@ def find_marks(environ: str) -> frozenset[str]:
         rf"(?<![^\s\0])(?:{TASK_MARK}|{CHECK_MARK})=[^\s\0]+", environ))
 
 
-LOOKERS_LIMIT = 1000  # who look at a lock while somebody wants it
+LOOKERS_LIMIT = 1000  # processes that look at a lock at once

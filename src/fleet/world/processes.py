@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Processes(Programs):
-    """What runs on this machine, what it takes, and how it is ended."""
+    """Processes of this machine: their memory and CPU, and how to end them."""
 
     def list_processes(self, since: float) -> ProcessList:
         """Return every process, as any thread has seen them since a time of the clock."""
@@ -189,7 +189,7 @@ class Processes(Programs):
         return kept[:SEAL_BYTES] == seal_bytecode(name, kept[SEAL_BYTES:])
 
     def keep_bytecode(self, path: str) -> None:
-        """Compile a module where Python looks for its bytecode."""
+        """Compile a module to where Python looks for its bytecode."""
         import py_compile
         with contextlib.suppress(OSError):
             py_compile.compile(path, quiet=2)

@@ -96,7 +96,7 @@ class Programs(Disk):
                         raise
 
     def _end_group(self, process: subprocess.Popen[bytes]) -> None:
-        """End a program and what is in its group; git removes its locks on TERM."""
+        """End a program and its process group; git removes its locks on TERM."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, number)
@@ -158,7 +158,7 @@ class Programs(Disk):
             return open(directory.open_to_append(), "ab", buffering=0)
 
     def open_page(self, url: str) -> bool:
-        """Show a page in the browser of who sits here; False where nobody does."""
+        """Show a page in this person's browser; False if there is no screen."""
         has_screen = sys.platform == "darwin" or any(
             self.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
         if not has_screen or self.environ.get("SSH_CONNECTION"):
@@ -192,7 +192,7 @@ class Programs(Disk):
         return None
 
     def is_held(self, path: str) -> bool:
-        """Tell whether somebody holds the lock of a file; `hold` knows who only looks."""
+        """Tell whether another process holds the lock of a file."""
         if self.kind_of(path) != "file":
             return False
         with trying("lock", path):
@@ -218,7 +218,7 @@ class Programs(Disk):
                 hold.release()
 
     def make_pipe(self, path: str) -> None:
-        """Make a named pipe in the place of what is there."""
+        """Make a named pipe, replacing a file of that name."""
         with trying("make", path):
             Directory(path).make_pipe()
 
@@ -272,7 +272,7 @@ class Programs(Disk):
         return words
 
     def git_environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment without what would lead git to another repository."""
+        """Return the environment without variables that lead git to another repository."""
         kept = {name: value for name, value in self.environ.items()
                 if not name.startswith("GIT_")}
         return {**kept, **GIT_ENVIRONMENT, "LC_ALL": "C", **(more or {})}

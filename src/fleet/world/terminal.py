@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Surroundings:
-    """The environment, the clock, signals, and what was found out once."""
+    """The environment, the clock, signals, and values that are found once."""
 
     def __init__(self) -> None:
         self.environ = dict(os.environ)
@@ -34,8 +34,8 @@ class Surroundings:
         self.sleep = time.sleep
         self.connect_seconds = CONNECT_SECONDS
         self.node_keys: dict[tuple[str, str], str] = {}  # what may go to (endpoint, variable)
-        self._parsing = _thread.allocate_lock()  # who makes values of an answer
-        self._listing = _thread.allocate_lock()  # who asks the system for its processes
+        self._parsing = _thread.allocate_lock()  # held while an answer is parsed
+        self._listing = _thread.allocate_lock()  # held while processes are listed
         self._processes = ProcessList(-1.0, {})
         self._tls: ssl.SSLContext | None = None
         # Connections that wait for their next request, by scheme and place.
@@ -92,7 +92,7 @@ class Terminal(Surroundings):
     # -- terminal --
 
     def out(self, text: str) -> None:
-        """Say what was asked for."""
+        """Write to stdout."""
         self.write(guard_terminal(text))
 
     def write(self, text: str) -> None:
@@ -114,7 +114,7 @@ class Terminal(Surroundings):
             sys.stderr.flush()
 
     def is_terminal(self, stream: str = "stdout") -> bool:
-        """Tell whether a person reads what goes to this stream."""
+        """Tell whether a person reads this stream."""
         found = getattr(sys, stream)
         return found is not None and not found.closed and found.isatty()
 
@@ -147,15 +147,15 @@ class Terminal(Surroundings):
                        if path and os.path.realpath(path) not in places]
 
     def discard_output(self) -> None:
-        """Send what is still to be written nowhere: the reader has gone."""
+        """Drop all further output: the reader is gone."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def can_ask(self) -> bool:
-        """Tell whether a person sits here who can read a question and answer it."""
+        """Tell whether a person at this terminal can answer a question."""
         return self.is_terminal("stdin") and self.is_terminal("stderr")
 
     def confirm(self, question: str, text: str = "") -> bool:
-        """Show a text and return a person's yes; where nobody can be asked, the answer is no."""
+        """Show a text and return a person's yes; without a person the answer is no."""
         if not self.can_ask():
             return False
         self.err(f"{text}{question} [y/N] ")

@@ -67,22 +67,22 @@ class Visitor(Wire):
         return match[1], match[2], self.headers
 
     def _find_length(self) -> int | None:
-        """Return the request body's length, None for chunks; refuse what says it twice."""
+        """Return the request body's length, None for chunks; refuse two lengths."""
         coding = self.headers.get("transfer-encoding")
         length = self.headers.get("content-length")
         if coding is not None:
             if length is not None:
                 raise BadRequest(400, "request: both Content-Length and Transfer-Encoding")
             if not self._speaks_1_1:
-                raise BadRequest(400, "request: HTTP/1.0 knows no Transfer-Encoding")
+                raise BadRequest(400, "request: HTTP/1.0 has no Transfer-Encoding")
             if coding.lower() != "chunked":
-                raise BadRequest(400, "request: no Transfer-Encoding but chunked is known")
+                raise BadRequest(400, "request: the only accepted Transfer-Encoding is chunked")
             return None
 
         if length is None:
             return 0
         if not re.fullmatch("[0-9]+", length):
-            raise BadRequest(400, "request: its Content-Length is no number")
+            raise BadRequest(400, "request: its Content-Length is not a number")
         # 19 are too many anyway, 4,301 no int() takes.
         digits = length.lstrip("0")[:19] or "0"
         return int(digits)
@@ -118,7 +118,7 @@ class Visitor(Wire):
             raise _refusal(failure) from None
 
     def refuse_body(self) -> None:
-        """Refuse the request just read where it has a body: who waits for it may wait long."""
+        """Refuse the request if it has a body: waiting for that could take long."""
         if self._length != 0:
             raise BadRequest(400, "request: this page takes no body")
 
@@ -234,7 +234,7 @@ class Listener:
 
     def ring(self) -> None:
         """End every wait in `accept`; from a signal handler too, and after `close`."""
-        with contextlib.suppress(OSError):  # full is as good as set; closed: nobody waits
+        with contextlib.suppress(OSError):  # full: it is set already; closed: nothing waits
             self._rope.send(b"!")
 
     def close(self) -> None:

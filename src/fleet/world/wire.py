@@ -45,11 +45,11 @@ class BadRequest(FleetError):
 
 
 class ClientGone(BaseException):
-    """The client has closed its connection: no failure, but nobody waits any more."""
+    """The client has closed its connection: no failure, but nothing waits for an answer."""
 
 
 def name_connection_failure(error: Exception) -> NodeFailure:
-    """Return what a failed call on a socket says about who is at its other end."""
+    """Return the NodeFailure for a failed call on a socket."""
     if isinstance(error, socket.timeout):
         return NodeFailure("timeout", "no answer in time")
     if isinstance(error, ConnectionRefusedError):
@@ -97,8 +97,8 @@ class Wire:
         return self._socket.fileno()
 
     def cut(self) -> None:
-        """End the connection, from any thread: whoever waits for it or reads sees its end."""
-        with contextlib.suppress(OSError):  # nobody is connected any more
+        """End the connection, from any thread: a thread that reads it sees its end."""
+        with contextlib.suppress(OSError):  # not connected any more
             # The base class's shutdown wakes a reader in another thread, with TLS too.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
@@ -116,7 +116,7 @@ class Wire:
                 self._await(error)
 
     def _await(self, error: Exception) -> None:
-        """Wait for what a call on the socket lacked; raise where it was no lack."""
+        """Wait until the socket is ready again; raise if that was not the problem."""
         # TLS says which way it cannot go on; ValueError: TLS on a socket just closed.
         name = type(error).__name__
         if name not in ("BlockingIOError", "SSLWantReadError", "SSLWantWriteError"):
@@ -133,7 +133,7 @@ class Wire:
             self.is_sending = False
 
     def _fill(self) -> bool:
-        """Add what comes next to the buffer; False when the other side has closed."""
+        """Read more into the buffer; False when the other side has closed."""
         while self._clock() < self.deadline:
             piece = self._receive()
             if piece is not None:
@@ -146,7 +146,7 @@ class Wire:
         raise NodeFailure("timeout", "no answer in time")
 
     def _receive(self) -> bytes | None:
-        """Return what has come, None while there is nothing."""
+        """Return the bytes received, None while there are none."""
         try:
             return self._socket.recv(RECEIVE_BYTES)
         except (OSError, ValueError) as error:
@@ -172,7 +172,7 @@ class Wire:
             check()
             if not self._fill():
                 raise NodeFailure("bad answer",
-                                  f"it closed the connection in mid {self.speech}")
+                                  f"it closed the connection in the middle of the {self.speech}")
 
     def _read_fields(self, head: str, at: int) -> dict[str, str]:
         """Return the header fields from a place on, names in lower case."""
@@ -208,7 +208,7 @@ class Wire:
                 if not left:
                     match = pattern.match(buffer, at)
                     if not match:
-                        if not pieces:  # else what came before it goes first
+                        if not pieces:  # else earlier bytes come first
                             self._check_chunk(b"" if pattern is _CHUNK_SIZE else b"\r\n")
                         break
                     pattern = _NEXT_CHUNK_SIZE
@@ -231,11 +231,11 @@ class Wire:
                 self._skip_trailers()
                 return
             if not (pieces and buffer) and not self._fill():
-                early = f"{left} bytes early" if left else f"in mid {self.speech}"
+                early = f"{left} bytes early" if left else f"in the middle of the {self.speech}"
                 raise NodeFailure("bad answer", f"it closed the connection {early}")
 
     def _check_chunk(self, ending: bytes) -> None:
-        """Raise if what came cannot be a chunk's size, after the end of the one before."""
+        """Raise if the bytes after a chunk cannot be the next chunk's size."""
         rest = self._buffer[:HEADER_LIMIT_BYTES]
         if not ending.startswith(rest[:len(ending)]):
             raise NodeFailure("bad answer", "a chunk is longer than it said")
@@ -247,7 +247,7 @@ class Wire:
             raise BadRequest(413, f"body: longer than {self._limit} bytes")
 
     def _skip_trailers(self) -> None:
-        """Pass what follows the chunks: what comes next would begin with it."""
+        """Skip the trailers, or the next message would begin with them."""
         while len(self._buffer) < 2 and self._fill():
             pass
         if self._buffer.startswith(b"\r\n"):
@@ -283,7 +283,7 @@ def wait_ready(things: Sequence[Any], seconds: float) -> list[Any]:
     sent to where one `is_sending`."""
     seconds = max(seconds, 0)
     closed = [thing for thing in things if thing.fileno() < 0]
-    if closed:  # by another thread, a moment ago: whoever reads it finds its end
+    if closed:  # by another thread, a moment ago: the next read finds its end
         return closed
 
     poll = select.poll()  # select.select fails on descriptors above 1023
