@@ -32987,8 +32987,9 @@ $ subagent-fleet tasks --json
    "alias": "big-local", "reason": "", "cause": "", "confined": "no", "port": 20010}]}
 ```
 
-`state` is waiting, running, asking, checking, done, review, failed, stopped or parked. `tasks NAME` adds `keys` and `tries`; `tasks --all` prints a list of
-such objects as `repositories`.
+`state` is waiting, running, asking, checking, done, review, failed, stopped or parked.
+`tasks NAME` adds `keys` and `tries`; `tasks --all` prints a list of such objects as
+`repositories`.
 
 ```json
 $ subagent-fleet bench --json
