@@ -17564,6 +17564,15 @@ FORMER_STATES = {"preparing": ("running", PREPARING), "starting": ("running", ST
                  "attached": ("stopped", "")}
 
 
+class OldPlace(Record):
+    """Where a task worked before a fresh start."""
+
+    branch: str
+    worktree: str
+    git: str
+    id: str
+
+
 class TaskState(Record):
     """All that is known of a task: its file is replaced whole with each step."""
 
@@ -17587,13 +17596,12 @@ class TaskState(Record):
     tip: str = ""  # where the branch was when its work was last looked at
     worktree: str = ""
     git: str = ""  # the worktree's own git directory; "": not made, or tidied away
-    check_git: str = ""  # of the check's worktree
     copies: tuple[str, ...] = ()
     confined: str = ""  # the program that confines its commands, or no
     port: int = 0  # the first of ten that are its own
     prepared: bool = False  # setup has ended well
     fresh: int = 0  # how often a person has begun it anew
-    old: tuple[str, ...] = ()  # "branch\nworktree\ngit\ncheck_git\nid" of what was before
+    old: tuple[OldPlace, ...] = ()
     # Its tries.
     tried: int = 0  # the number of the last one
     first: int = 0  # tries before it was forgotten: those of another task of its name
@@ -17682,7 +17690,7 @@ _STATE_PATTERNS = {
     "base": _COMMIT, "start": _COMMIT, "tip": _COMMIT, "kept": _COMMIT,
     "session": "([0-9a-f-]{36})?", "id": "[0-9a-f]*",
     "branch": f"({REVISION.strip('^$')})?", "worktree": "(/.*)?", "git": "(/.*)?",
-    "check_git": "(/.*)?", "name": TASK_NAME,
+    "name": TASK_NAME,
     "state": "|".join(STATES), "phase": f"({PREPARING}|{STARTING}|{ASLEEP})?"}
 
 
@@ -17692,7 +17700,7 @@ def freeze(value: Any) -> Any:
         usual = value._usual
         return {name: freeze(each) for name, each in vars(value).items()
                 if each != usual[name]}
-    return list(value) if isinstance(value, tuple) else value
+    return [freeze(each) for each in value] if isinstance(value, tuple) else value
 
 
 def thaw_task(frozen: object) -> TaskSpec | None:
@@ -17709,10 +17717,21 @@ def thaw_task(frozen: object) -> TaskSpec | None:
     return TaskSpec(**words)
 
 
+def _unpack_place(place: object) -> object:
+    """Return a place as it is kept now; earlier versions wrote its parts as lines."""
+    if not isinstance(place, str):
+        return place
+    branch, worktree, git, _, identity = [*place.split("\n"), "", "", "", ""][:5]
+    return {"branch": branch, "worktree": worktree, "git": git, "id": identity}
+
+
 def thaw_state(frozen: object) -> TaskState | None:
     """Return the state that a file keeps; None if it is none or says what no state can."""
     if not isinstance(frozen, dict):
         return None
+    old = frozen.get("old")
+    if isinstance(old, list):
+        frozen = {**frozen, "old": [_unpack_place(place) for place in old]}
     former = FORMER_STATES.get(str(frozen.get("state")))
     if former:
         frozen = {**frozen, "state": former[0], "phase": former[1]}
@@ -18445,7 +18464,7 @@ def read_order(order: Mapping[str, Any], identity: str) -> Order | None:
     return read(kind, {**order, "id": identity}) if kind else None
 
 
-# == tasks/step.py, from line 77 ==============================================
+# == tasks/step.py, from line 78 ==============================================
 #
 # What comes next in a task: `step`, the table of its arrows, and nothing beside it.
 
@@ -18772,10 +18791,10 @@ def _detach(state: TaskState, event: DetachOrder, now: float) -> Step:
 
 def _leave_place(state: TaskState, event: GoneOrder, now: float) -> Step:
     if event.git == state.git:
-        return Step(replace(state, prepared=False, git="", check_git=""))
+        return Step(replace(state, prepared=False, git=""))
     # One of before a fresh start.
     return Step(replace(state, old=tuple(
-        place for place in state.old if place.split("\n")[2] != event.git)))
+        place for place in state.old if place.git != event.git)))
 
 
 def _note_landing(state: TaskState, event: LandedOrder, now: float) -> Step:
@@ -18846,7 +18865,7 @@ def plan_fresh(state: TaskState) -> TaskState:
     """Return a task that begins anew, with another worktree, branch and session."""
     kept = {name: getattr(state, name) for name in (
         "name", "task", "order", "origin", "newer", "at", "orders", "base", "tried", "first")}
-    place = "\n".join((state.branch, state.worktree, state.git, state.check_git, state.id))
+    place = OldPlace(state.branch, state.worktree, state.git, state.id)
     return TaskState(**kept, fresh=state.fresh + 1, spent=state.total_at(state.at),
                      old=(*state.old, place) if state.git else state.old)
 
@@ -31721,10 +31740,9 @@ def tidy_branch(folder: Folder, state: TaskState, *, is_dry: bool) -> list[Tidyi
 def older_of(state: TaskState) -> list[TaskState]:
     """Return a task as it was before each fresh start: with another branch and worktree."""
     older = []
-    for number, entry in enumerate(state.old):
-        branch, path, git, check, *identity = entry.split("\n")
-        older.append(replace(state, branch=branch, worktree=path, git=git, check_git=check,
-                             id="".join(identity), fresh=number, kept="", prepared=False))
+    for number, place in enumerate(state.old):
+        older.append(replace(state, branch=place.branch, worktree=place.worktree, git=place.git,
+                             id=place.id, fresh=number, kept="", prepared=False))
     return older
 
 

@@ -816,7 +816,7 @@ def test_a_fresh_retry_has_another_worktree_branch_and_session(rig):
     second = rig.tasks()["a"]
     assert second.state == "failed" and second.session != first.session
     assert (second.branch, second.worktree) == ("run/a.2", f"{first.worktree}.2")
-    assert second.old == (f"run/a\n{first.worktree}\n{first.git}\n{first.check_git}\n{first.id}",)
+    assert second.old == (sf.OldPlace("run/a", first.worktree, first.git, first.id),)
 
 
 # -- repositories that are odd: one sentence, nothing half done --

@@ -337,6 +337,13 @@ def test_what_earlier_versions_wrote_is_read(former, word, phase):
     assert (state.state, state.phase) == (word, phase)
 
 
+def test_a_place_that_an_earlier_version_packed_into_lines_is_read():
+    packed = {**sf.freeze(state_of()), "old": ["run/a\n/w\n/g\n/c\nab", "run/b\n/v\n/h\n"]}
+    state = sf.thaw_state(packed)
+    assert state.old == (sf.OldPlace("run/a", "/w", "/g", "ab"), sf.OldPlace("run/b", "/v", "/h", ""))
+    assert sf.thaw_state(json.loads(json.dumps(sf.freeze(state)))) == state
+
+
 def test_nothing_else_writes_the_name_of_a_state():
     named = []
     for path in sorted((ROOT / "src/fleet").rglob("*.py")):

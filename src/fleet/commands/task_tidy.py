@@ -70,10 +70,9 @@ def tidy_branch(folder: Folder, state: TaskState, *, is_dry: bool) -> list[Tidyi
 def older_of(state: TaskState) -> list[TaskState]:
     """Return a task as it was before each fresh start: with another branch and worktree."""
     older = []
-    for number, entry in enumerate(state.old):
-        branch, path, git, check, *identity = entry.split("\n")
-        older.append(replace(state, branch=branch, worktree=path, git=git, check_git=check,
-                             id="".join(identity), fresh=number, kept="", prepared=False))
+    for number, place in enumerate(state.old):
+        older.append(replace(state, branch=place.branch, worktree=place.worktree, git=place.git,
+                             id=place.id, fresh=number, kept="", prepared=False))
     return older
 
 

@@ -30,6 +30,15 @@ FORMER_STATES = {"preparing": ("running", PREPARING), "starting": ("running", ST
                  "attached": ("stopped", "")}
 
 
+class OldPlace(Record):
+    """Where a task worked before a fresh start."""
+
+    branch: str
+    worktree: str
+    git: str
+    id: str
+
+
 class TaskState(Record):
     """All that is known of a task: its file is replaced whole with each step."""
 
@@ -53,13 +62,12 @@ class TaskState(Record):
     tip: str = ""  # where the branch was when its work was last looked at
     worktree: str = ""
     git: str = ""  # the worktree's own git directory; "": not made, or tidied away
-    check_git: str = ""  # of the check's worktree
     copies: tuple[str, ...] = ()
     confined: str = ""  # the program that confines its commands, or no
     port: int = 0  # the first of ten that are its own
     prepared: bool = False  # setup has ended well
     fresh: int = 0  # how often a person has begun it anew
-    old: tuple[str, ...] = ()  # "branch\nworktree\ngit\ncheck_git\nid" of what was before
+    old: tuple[OldPlace, ...] = ()
     # Its tries.
     tried: int = 0  # the number of the last one
     first: int = 0  # tries before it was forgotten: those of another task of its name
@@ -148,7 +156,7 @@ _STATE_PATTERNS = {
     "base": _COMMIT, "start": _COMMIT, "tip": _COMMIT, "kept": _COMMIT,
     "session": "([0-9a-f-]{36})?", "id": "[0-9a-f]*",
     "branch": f"({REVISION.strip('^$')})?", "worktree": "(/.*)?", "git": "(/.*)?",
-    "check_git": "(/.*)?", "name": TASK_NAME,
+    "name": TASK_NAME,
     "state": "|".join(STATES), "phase": f"({PREPARING}|{STARTING}|{ASLEEP})?"}
 
 
@@ -158,7 +166,7 @@ def freeze(value: Any) -> Any:
         usual = value._usual
         return {name: freeze(each) for name, each in vars(value).items()
                 if each != usual[name]}
-    return list(value) if isinstance(value, tuple) else value
+    return [freeze(each) for each in value] if isinstance(value, tuple) else value
 
 
 def thaw_task(frozen: object) -> TaskSpec | None:
@@ -175,10 +183,21 @@ def thaw_task(frozen: object) -> TaskSpec | None:
     return TaskSpec(**words)
 
 
+def _unpack_place(place: object) -> object:
+    """Return a place as it is kept now; earlier versions wrote its parts as lines."""
+    if not isinstance(place, str):
+        return place
+    branch, worktree, git, _, identity = [*place.split("\n"), "", "", "", ""][:5]
+    return {"branch": branch, "worktree": worktree, "git": git, "id": identity}
+
+
 def thaw_state(frozen: object) -> TaskState | None:
     """Return the state that a file keeps; None if it is none or says what no state can."""
     if not isinstance(frozen, dict):
         return None
+    old = frozen.get("old")
+    if isinstance(old, list):
+        frozen = {**frozen, "old": [_unpack_place(place) for place in old]}
     former = FORMER_STATES.get(str(frozen.get("state")))
     if former:
         frozen = {**frozen, "state": former[0], "phase": former[1]}

@@ -61,6 +61,7 @@ from fleet.tasks.state import (
     STARTING,
     STATES,
     TERMINAL_STATES,
+    OldPlace,
     TaskState,
     can_accept,
     thaw_task,
@@ -397,10 +398,10 @@ def _detach(state: TaskState, event: DetachOrder, now: float) -> Step:
 
 def _leave_place(state: TaskState, event: GoneOrder, now: float) -> Step:
     if event.git == state.git:
-        return Step(replace(state, prepared=False, git="", check_git=""))
+        return Step(replace(state, prepared=False, git=""))
     # One of before a fresh start.
     return Step(replace(state, old=tuple(
-        place for place in state.old if place.split("\n")[2] != event.git)))
+        place for place in state.old if place.git != event.git)))
 
 
 def _note_landing(state: TaskState, event: LandedOrder, now: float) -> Step:
@@ -471,7 +472,7 @@ def plan_fresh(state: TaskState) -> TaskState:
     """Return a task that begins anew, with another worktree, branch and session."""
     kept = {name: getattr(state, name) for name in (
         "name", "task", "order", "origin", "newer", "at", "orders", "base", "tried", "first")}
-    place = "\n".join((state.branch, state.worktree, state.git, state.check_git, state.id))
+    place = OldPlace(state.branch, state.worktree, state.git, state.id)
     return TaskState(**kept, fresh=state.fresh + 1, spent=state.total_at(state.at),
                      old=(*state.old, place) if state.git else state.old)
 
