@@ -611,7 +611,8 @@ def test_kill_9_before_and_after_every_state_that_is_written_loses_nothing(tmp_p
     count = (whole.repo / ".git/subagent-fleet/run/history").read_text().count("\n")
     assert count >= 18
     hit = 0
-    points = [f"{word}{number}" for number in range(1, count) for word in ("before", "after")]
+    # An answer may be ordered twice before it is seen: not each run writes as often as this one.
+    points = [f"{word}{number}" for number in range(1, count - 2) for word in ("before", "after")]
     points = points[part::4]  # processors share them
     for point in points:
         rig = Rig(tmp_path / point)
