@@ -32662,7 +32662,7 @@ TASKS_PAGE = r"""# Tasks in parallel
 subagent-fleet run 'login:Fix the login' 'tests:Add tests for dates' 'docs:Describe the API'
 ```
 
-That's all: each task gets an agent in its own git worktree and on its own branch, as many at
+That's all: each task gets an agent in a repository of its own and on its own branch, as many at
 once as your machines have slots, and `run` follows them until they end. With a `fleet.yaml`
 they work on your machines; without one, on your own Claude login. With `--check 'python3 -m
 pytest -q'` nothing counts as done because an agent says so: the check must pass on exactly
@@ -32743,7 +32743,8 @@ then it stays out, and the others land. `subagent-fleet task log NAME landing` s
   `task attach` opens the session in your terminal and gives it back. `task forget` drops
   finished tasks from every list.
 - **Checked is what is kept**: before the check, everything the agent left running is ended, a
-  snapshot is taken, and the check runs on that snapshot in a second worktree. The branch
+  snapshot is taken, and the check runs on that snapshot in a second repository. Both borrow
+  your objects and share nothing else with yours (no settings, refs, stash, hooks). The branch
   becomes exactly that snapshot. Files that an agent or a check leaves in ignored places don't
   count. `check_in: same` runs the check in the agent's own worktree instead, for builds too
   large to do twice.
