@@ -13716,9 +13716,9 @@ TURNS_AHEAD = 4  # turns that the estimate looks ahead
 #     longest idle; but one that ends clearly sooner by measured reading and writing beats
 #     them. A place that was never measured decides nothing.
 #     - Both are idle, mini knows A: mini. Studio reads A anew sooner: studio.
-#  8. Who has waited `min(250 s, 8 x its own reading time)` (60 s at most without a stream),
-#     and all before it, takes the longest-held seat whose owner is not running and has had
-#     it for 1.2 times its reading time.
+#  8. Who has waited 8 times its own reading time, 30 s at least and 250 s at most (60 s
+#     without a stream), and all before it, takes the longest-held seat whose owner is not
+#     running and has had it for 1.2 times its reading time.
 #     - B would be read in 10 s. A comes and goes on one slot: after 80 s B is next.
 #  9. A follow-up that comes back cold lowers by one what the place keeps, never below its
 #     slots. Six warm ones for each seat of a full place add one, and twice as many after
@@ -14058,6 +14058,8 @@ REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
 
 PATIENCE_SECONDS = 250.0  # who has waited longer takes a seat that has lasted
 READINGS = 8  # or so many times what its own prompt takes to read
+# But not sooner: five turns of an agent take longer than eight readings where reading is fast.
+LEAST_PATIENCE_SECONDS = 30.0
 LEAVING = 0.8  # "clearly sooner": in so much of the time
 
 
@@ -14332,7 +14334,8 @@ class Scheduler:
         """Return how many seconds a request waits for others to stay warm."""
         reading = [place.seats.read_seconds(ticket.prompt.tokens)
                    for place in self._places_of(ticket)]
-        return min([ticket.patience, *(READINGS * each for each in reading if each)])
+        own = min((READINGS * each for each in reading if each), default=ticket.patience)
+        return min(ticket.patience, max(own, LEAST_PATIENCE_SECONDS))
 
     def _await_rests(self, ticket: Ticket, now: float) -> None:
         """Have resting nodes asked that could answer a request; let it go when none does."""
@@ -32520,12 +32523,12 @@ thousands of tokens again. So the gateway gives out seats:
 - How many fit is measured. The estimate starts with one conversation more than there are slots;
   `cache_gb:` under a machine in `fleet.yaml` sets it from the start.
 
-No request waits forever. After eight times the reading time of its prompt, at most 250 s (60 s
-if the client does not stream), a request and every one before it take the next seat that has
-lasted 1.2 times the reading time of its prompt. So the longest wait is about 600 s, or 1.25
-times the wait of first come, first served if that is longer. `trace` and `logs --failed` say
-how many tokens were read twice, why (pushed out, or moved from another machine), and which
-agents waited for which.
+No request waits forever. After eight times the reading time of its prompt, at least 30 s and at
+most 250 s (60 s if the client does not stream), a request and every one before it take the next
+seat that has lasted 1.2 times the reading time of its prompt. So the longest wait is about
+600 s, or 1.25 times the wait of first come, first served if that is longer. `trace` and
+`logs --failed` say how many tokens were read twice, why (pushed out, or moved from another
+machine), and which agents waited for which.
 
 ## LiteLLM instead
 

@@ -87,8 +87,11 @@ class Part:
         self.first = end + 1
         # Most parts say neither word again: to walk all trees takes half of the builder's time.
         below = "\n".join(self.lines[end:])
-        if "from fleet" not in below and "TYPE_CHECKING" not in below:
-            return
+        if "from fleet" in below or "TYPE_CHECKING" in below:
+            self._find_late_imports()
+
+    def _find_late_imports(self) -> None:
+        """Note what is imported below the imports."""
         for each in ast.walk(self.tree):
             line = getattr(each, "lineno", 0)
             if line < self.first:

@@ -330,6 +330,18 @@ def test_who_waits_long_takes_a_seat_that_has_lasted():
     assert other.model and desk.now - waited <= sf.PATIENCE_SECONDS + 60
 
 
+@pytest.mark.parametrize("tokens, more, seconds", [
+    (2_000, {}, 30),  # eight readings would be 16 s: less than five turns of an agent
+    (10_000, {}, 80),
+    (90_000, {}, 250),
+    (90_000, {"patience": sf.IMPATIENT_SECONDS}, sf.IMPATIENT_SECONDS)])
+def test_a_request_waits_for_others_as_long_as_eight_of_its_readings(tokens, more, seconds):
+    desk = Desk(rooms=[0])
+    desk.answer(desk.enter("one"), seconds=10)  # a thousand tokens a second
+    ticket = desk.enter("two", tokens=tokens, **more)
+    assert desk.scheduler._patience(ticket) == pytest.approx(seconds)
+
+
 def test_who_does_not_stream_waits_less():
     desk = Desk(rooms=[0])
     desk.answer(desk.enter("one"))

@@ -24,6 +24,8 @@ REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
 
 PATIENCE_SECONDS = 250.0  # who has waited longer takes a seat that has lasted
 READINGS = 8  # or so many times what its own prompt takes to read
+# But not sooner: five turns of an agent take longer than eight readings where reading is fast.
+LEAST_PATIENCE_SECONDS = 30.0
 LEAVING = 0.8  # "clearly sooner": in so much of the time
 
 
@@ -298,7 +300,8 @@ class Scheduler:
         """Return how many seconds a request waits for others to stay warm."""
         reading = [place.seats.read_seconds(ticket.prompt.tokens)
                    for place in self._places_of(ticket)]
-        return min([ticket.patience, *(READINGS * each for each in reading if each)])
+        own = min((READINGS * each for each in reading if each), default=ticket.patience)
+        return min(ticket.patience, max(own, LEAST_PATIENCE_SECONDS))
 
     def _await_rests(self, ticket: Ticket, now: float) -> None:
         """Have resting nodes asked that could answer a request; let it go when none does."""

@@ -55,9 +55,9 @@ TURNS_AHEAD = 4  # turns that the estimate looks ahead
 #     longest idle; but one that ends clearly sooner by measured reading and writing beats
 #     them. A place that was never measured decides nothing.
 #     - Both are idle, mini knows A: mini. Studio reads A anew sooner: studio.
-#  8. Who has waited `min(250 s, 8 x its own reading time)` (60 s at most without a stream),
-#     and all before it, takes the longest-held seat whose owner is not running and has had
-#     it for 1.2 times its reading time.
+#  8. Who has waited 8 times its own reading time, 30 s at least and 250 s at most (60 s
+#     without a stream), and all before it, takes the longest-held seat whose owner is not
+#     running and has had it for 1.2 times its reading time.
 #     - B would be read in 10 s. A comes and goes on one slot: after 80 s B is next.
 #  9. A follow-up that comes back cold lowers by one what the place keeps, never below its
 #     slots. Six warm ones for each seat of a full place add one, and twice as many after
