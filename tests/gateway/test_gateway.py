@@ -1076,7 +1076,7 @@ def test_after_content_an_error_event_ends_the_stream(rig):
     status, _, body = served.ask(stream=True)
     events = events_of(body)
     assert status == 200 and text_of(body) == "begun "
-    assert events[-1]["error"]["type"] == "api_error" and "mid answer" in \
+    assert events[-1]["error"]["type"] == "api_error" and "middle of the answer" in \
         events[-1]["error"]["message"]
     assert len(served.nodes[0].requests) + len(served.nodes[1].requests) == 1
     warm = [place["warm"]["conversations"] for place in served.server.scheduler.show()[0].values()]
@@ -1558,7 +1558,7 @@ def test_a_port_that_another_of_us_has_is_said(tmp_path):
     first.process.terminate()
     assert first.end()[0] == 0
     assert status == 1 and "is in use by this fleet's gateway" in told
-    assert "  fix: it serves already: `" in told and " launch claude`\n" in told
+    assert "  fix: it is already serving; type `" in told and " launch claude`\n" in told
 
 
 @pytest.mark.parametrize("more, status, told", [
