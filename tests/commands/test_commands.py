@@ -206,7 +206,8 @@ def test_what_goes_beyond_is_asked_of_a_person(generated):
     rewrite(generated, FLEET.replace("http://192.168.1.50:11434", "https://gpu.example:443"))
     status, shown = on_terminal(["env"], generated, b"n\n", HOME=generated)
     assert status == 3 and "With fleet.yaml:" in shown and "Do you want that? [y/N]" in shown
-    assert "new  prompts and the files agents read go to https://gpu.example:443 (node big)" in shown
+    assert "new prompts and the files agents read go to https://gpu.example:443 (node big) " \
+        in " ".join(shown.split())
     assert on_terminal(["env"], generated, b"y\n", HOME=generated)[0] == 0
     status, shown = on_terminal(["env"], generated, HOME=generated)
     assert status == 0 and "Do you" not in shown

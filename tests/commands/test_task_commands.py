@@ -187,9 +187,9 @@ def test_the_log_of_a_question_says_it_and_an_empty_one_names_the_other(typist):
 def test_who_only_answers_is_quoted_and_told_of_the_key(typist):
     typist.write("tasks:\n  hi: {prompt: '@say hello', tries: 1, rounds: 0}\n")
     said = " ".join(typist.run("run", status=1).split())
-    assert re.search(r"hi failed nothing was changed \(if the task is only to answer: `changes: "
-                     r"none`\)\. It said: \w", said), said
-    assert "nothing was changed (if the task is only to…" in typist.run("tasks")
+    assert re.search(r"hi failed nothing was changed \(if it should only answer, write "
+                     r"`changes: none`\)\. It said: \w", said), said
+    assert "nothing was changed (if it should only answ…" in typist.run("tasks")
     assert "`changes: none`" in typist.run("tasks", "hi")
 
 
@@ -565,7 +565,7 @@ def test_an_order_that_means_nothing_to_a_task_is_a_problem(typist):
     second.send_signal(signal.SIGINT)
     out, _ = second.communicate(timeout=20)
     assert second.returncode == 130 and b"nothing checks them" not in out
-    assert f"(pid {running.pid}) does these tasks, and goes on" in " ".join(out.decode().split())
+    assert f"(pid {running.pid}) is working on these tasks and continues." in " ".join(out.decode().split())
     assert re.search("s +stopped", typist.run("task", "stop", "*"))
     running.communicate(timeout=20)
     typist.run("task", "answer", "q", "1", status=1)

@@ -370,11 +370,11 @@ def test_tasks_of_commands_need_no_key_and_no_gateway(shop):
     assert not list(shop.repo.glob(".env*"))
 
 
-def test_an_agent_that_was_called_is_not_said_to_be_invented(shop):
+def test_what_an_agent_says_makes_no_flag_and_what_it_did_not_do_makes_one(shop):
     shop.use_claude()
     said = "@quiet I dispatched the reviewer agent."
-    shop.tasks({"calls": {"prompt": f"@use Task\n@write x.txt y\n{said}", "model": "big", "check": "true"},
-                "invents": {"prompt": f"@write x.txt y\n{said}", "model": "big", "check": "true"}})
-    assert shop.run().code == 0
-    assert not any("agent" in flag for flag in shop.receipt("calls")["flags"])
-    assert any("agent" in flag for flag in shop.receipt("invents")["flags"])
+    shop.tasks({"works": {"prompt": f"@write x.txt y\n{said}", "model": "big", "check": "true"},
+                "idles": {"prompt": said, "model": "big", "check": "true", "tries": 1, "rounds": 0}})
+    assert shop.run().code == 1
+    assert shop.receipt("works")["flags"] == []
+    assert shop.receipt("idles")["flags"] == ["made no call that could change a file"]
