@@ -12,7 +12,7 @@ from tools import in_parts
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"),
                                                    reason="the kit reads /proc")]
-AGENTS = int(os.environ.get("SUBAGENT_FLEET_HISTORIES", "24"))
+AGENTS = int(os.environ.get("SUBAGENT_FLEET_AGENTS", "24"))  # a thousand are the whole promise
 EDIT = "echo two > a.txt"
 COMMIT = "git add -A; git commit -qm c"
 
