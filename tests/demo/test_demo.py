@@ -63,7 +63,7 @@ def test_demo_shows_everything_and_leaves_nothing(places):
     assert re.search(r"^main [^$]*\n +planner .*\n +implementer [^$]*\n +reviewer ", tail, re.M)
     assert "Served:" not in tail and out.rindex("$ subagent-fleet") < out.rindex("reviewer")
     assert left_in(places) == []
-    assert re.search(r"`(python3 )?\S*subagent_fleet\.py up` does this with your own", out)
+    assert "`subagent-fleet up` does this with your own machines." in out
 
 
 @pytest.mark.slow
