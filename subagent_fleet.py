@@ -20866,13 +20866,14 @@ class Confinement:
     def _try(self, confiner: Confiner) -> str:
         """Run a shell that must write one directory and fail beside it; say what is wrong."""
         world = self._folder.world
-        place = self._folder.place(f"probe-{world.token(4)}")
-        inside, own, beside = (world.path(place, name) for name in ("in", "tmp", "beside"))
-        written = world.path(inside, "written")
+        probe = f"probe-{world.token(4)}"
+        place = self._folder.place(probe)
         try:
-            for directory in (inside, own):
-                world.make_directory(directory)
-            place, inside, own = map(world.real_path, (place, inside, own))
+            for name in ("in", "tmp"):  # a link on the way to them is refused
+                world.make_directory(self._folder.place(probe, name))
+            place = world.real_path(place)
+            inside, own, beside = (world.path(place, name) for name in ("in", "tmp", "beside"))
+            written = world.path(inside, "written")
             box = Box(inside, (Grant(inside, True),), own, find_shown([place]))
             script = 'echo >"$0"; echo >"$1"'
             ran = world.run_program(confiner.confine(world, box, [
