@@ -695,7 +695,7 @@ def test_tasks_that_came_with_the_directory_are_not_believed(typist):
     (rig.home / "state/subagent-fleet/repositories.json").unlink()  # as with an archive
     for words in (("run",), ("task", "stop", "*"), ("task", "add", "y")):
         typist.run(*words, status=3)
-        assert "you have not added here" in typist.err
+        assert "this repository has tasks that you did not start" in typist.err
     assert "evil" in typist.run("tasks") and not (rig.place / "ran").exists()
     with pytest.raises(sf.FleetError) as caught:
         sf.open_tasks(rig.folder)
