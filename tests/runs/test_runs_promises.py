@@ -1961,7 +1961,7 @@ def test_who_is_told_something_while_a_command_works_learns_when_it_is_read(shop
     shop.tasks({"t": {"prompt": "Do it.", "check": "true", "coder": shell(
         "cat >> $HOME/prompts", "date +%N > a.txt", "touch $HOME/begun", WORKS)}})
     running = shop.begin("run")
-    shop.wait((shop.home / "begun").exists)
+    shop.wait(lambda: (shop.home / "begun").exists() and shop.works())
     if not is_active:
         running.send_signal(signal.SIGINT)
         shop.end(running)

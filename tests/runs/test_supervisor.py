@@ -799,8 +799,9 @@ def test_a_person_has_the_session_and_gives_it_back(rig):
     assert rig.processes() == []
     rig.ask("detach", "a")
     rig.work(lambda states: states["a"].state == "waiting")
-    rig.work()
+    rig.supervisor.advance()
     assert rig.states() == {"a": "waiting"}  # while the terminal is open
+    assert rig.supervisor.waits_for_time, "the run would end before the terminal has closed"
     assert sf.plan_task_rows(sf.see_tasks(rig.folder, sf.Backing()))[0].now == "open in a terminal"
     terminal.release()
     rig.work()

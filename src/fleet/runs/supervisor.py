@@ -263,10 +263,14 @@ class Supervisor:
     @property
     def waits_for_time(self) -> bool:
         """Whether a task waits for its time, for a machine that rests, or for its person."""
-        return self._takes_new and any(
-            self._is_attached(state) if state.state == "stopped" else
-            state.state == "waiting" and self._may_begin(state.name)
-            and not blockers_of(state, self.tasks) for state in list(self.tasks.values()))
+        return self._takes_new and any(map(self._is_expected, list(self.tasks.values())))
+
+    def _is_expected(self, state: TaskState) -> bool:
+        """Tell whether a task will begin without another order."""
+        if state.state in ("stopped", "waiting") and self._is_attached(state):
+            return True  # also just after it was given back: its terminal is still closing
+        return state.state == "waiting" and self._may_begin(state.name) \
+            and not blockers_of(state, self.tasks)
 
     def _is_attached(self, state: TaskState) -> bool:
         """Tell whether a person has the session of a task open, who gives it back."""
