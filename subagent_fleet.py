@@ -6434,9 +6434,9 @@ class Facts(Record):
     # The environment file, and the ids of what is wrong with it.
     env_path: str = ""
     leaks: Sequence[str] = ()
-    # The task file, where there is one, and whether this machine confines what it says to.
+    # The task file whose commands are to be confined, and why this machine does not do it.
     task_file: str = ""
-    is_confined: bool = False
+    unconfined: str = ""
 
 
 class Check(Record):
@@ -6976,11 +6976,12 @@ def check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 @check("Claude Code", "disk")
 def check_confinement(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     """Warn of what agents of tasks can change outside their task's scope."""
-    if facts.task_file and not facts.is_confined:
+    if facts.unconfined:
         yield Finding("tasks-unconfined", "info",
                       f"agents that work on {facts.task_file} can write anywhere by their "
-                      "commands: bubblewrap (`bwrap`) is not installed",
-                      fix="install it, such as `sudo apt install bubblewrap`")
+                      f"commands: {facts.unconfined}",
+                      fix="on Linux, `sudo apt install bubblewrap`; then "
+                          "`bwrap --ro-bind / / true` says why it does not work")
 
 
 def overridden_names(fleet: Fleet, environment: Mapping[str, object]) -> list[str]:
@@ -20801,7 +20802,7 @@ def droppable_tip(main: Git, state: TaskState) -> str:
     return tip if homes and main.out("for-each-ref", "--contains", tip, *homes) else ""
 
 
-# == runs/confine.py, from line 38 ============================================
+# == runs/confine.py, from line 39 ============================================
 #
 # Whether this system confines commands, and the box of each.
 
@@ -20831,6 +20832,34 @@ def find_confiner(world: World) -> Confiner | None:
 NO_CONFINER = "bubblewrap (`bwrap`) is not installed"
 
 
+def find_trouble(world: World, confiner: Confiner, path: str,
+                 seconds: float = 10.0) -> str:
+    """Return why a program does not confine commands here; nothing if it does.
+
+    A shell in it must write one directory below a path of ours, and fail beside it.
+    """
+    place = as_place(path)
+    try:
+        for name in ("in", "tmp"):  # a link on the way to them is refused
+            world.make_directory(Place(place.root, world.path(place.inner, name)))
+        real = world.real_path(place)
+        inside, own, beside = (world.path(real, name) for name in ("in", "tmp", "beside"))
+        written = world.path(inside, "written")
+        box = Box(inside, (Grant(inside, True),), own, find_shown([real]))
+        script = 'echo >"$0"; echo >"$1"'
+        ran = world.run_program(confiner.confine(world, box, [
+            *shell_words(world, script), written, beside]), seconds=seconds)
+        if world.kind_of(written) != "file":
+            talk = [line for line in ran.talk.splitlines() if "/probe-" not in line]
+            return f"`{confiner.name}` does not work here: " \
+                   f"{talk[-1] if talk else f'exit {ran.code}'}"
+        if world.kind_of(beside) != "absent":
+            return f"`{confiner.name}` lets a command write everywhere"
+        return ""
+    finally:
+        clear_directory(world, place)
+
+
 class Confinement:
     """Whether commands are confined on this machine: tried once, then known."""
 
@@ -20845,10 +20874,12 @@ class Confinement:
         """Return the program that confines commands, once it was seen to."""
         with self._lock:
             if not self._is_known:
-                self._confiner = find_confiner(self._folder.world)
+                world = self._folder.world
+                self._confiner = find_confiner(world)
                 self._reason = NO_CONFINER
                 if self._confiner:
-                    self._reason = self._try(self._confiner)
+                    place = self._folder.place(f"probe-{world.token(4)}")
+                    self._reason = find_trouble(world, self._confiner, place)
                 self._is_known = True
             return None if self._reason else self._confiner
 
@@ -20862,31 +20893,6 @@ class Confinement:
         """Why commands are not confined; nothing if they are."""
         self.find()
         return self._reason
-
-    def _try(self, confiner: Confiner) -> str:
-        """Run a shell that must write one directory and fail beside it; say what is wrong."""
-        world = self._folder.world
-        probe = f"probe-{world.token(4)}"
-        place = self._folder.place(probe)
-        try:
-            for name in ("in", "tmp"):  # a link on the way to them is refused
-                world.make_directory(self._folder.place(probe, name))
-            place = world.real_path(place)
-            inside, own, beside = (world.path(place, name) for name in ("in", "tmp", "beside"))
-            written = world.path(inside, "written")
-            box = Box(inside, (Grant(inside, True),), own, find_shown([place]))
-            script = 'echo >"$0"; echo >"$1"'
-            ran = world.run_program(confiner.confine(world, box, [
-                *shell_words(world, script), written, beside]), seconds=10.0)
-            if world.kind_of(written) != "file":
-                talk = [line for line in ran.talk.splitlines() if "/probe-" not in line]
-                return f"`{confiner.name}` does not work here: " \
-                       f"{talk[-1] if talk else f'exit {ran.code}'}"
-            if world.kind_of(beside) != "absent":
-                return f"`{confiner.name}` lets a command write everywhere"
-            return ""
-        finally:
-            clear_directory(world, place)
 
     def find_for(self, task: TaskSpec) -> Confiner | None:
         """Return what confines the commands of a task; refuse where it must be something."""
@@ -28184,7 +28190,7 @@ def keep_measurements(workspace: Workspace, measured: Sequence[Measurement]) -> 
     workspace.keep(BENCH_FILE, report.encode("ascii"))
 
 
-# == views/observe.py, from line 37 ===========================================
+# == views/observe.py, from line 38 ===========================================
 #
 # Looking at all that `doctor` judges.
 
@@ -28219,6 +28225,8 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
         jobs["claude"] = lambda: ask_version(world, program, until)
     if fleet:
         facts = observe_task_file(world, fleet, facts)
+        if facts.task_file:
+            jobs["unconfined"] = lambda: find_unconfined(world, until)
         weak = lint_key(fleet, world.environ)
         paths = [*managed_settings(world), *usual_settings(world)]
         memory = {name: node.memory_gb for name, node in fleet.nodes.items()
@@ -28238,7 +28246,7 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
 
 
 def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
-    """Add which task file lies beside the fleet file, and whether its agents are confined."""
+    """Add which task file lies beside the fleet file, if its agents are to be confined."""
     path = find_task_file_near(world, fleet.document.source)
     if not path:
         return facts
@@ -28247,8 +28255,19 @@ def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
     except FleetError as error:
         return replace(facts,
                        problems=(*facts.problems, *(error.findings or (error.finding,))))
-    is_confined = bool(find_confiner(world)) or all(task.sandbox == "off" for task in tasks)
-    return replace(facts, task_file=path, is_confined=is_confined)
+    if all(task.sandbox == "off" for task in tasks):
+        return facts
+    return replace(facts, task_file=path)
+
+
+def find_unconfined(world: World, until: float) -> str:
+    """Return why commands of tasks are not confined on this machine; nothing if they are."""
+    confiner = find_confiner(world)
+    if not confiner:
+        return NO_CONFINER
+    with PrivateDirectory() as directory:
+        place = Place(directory, f"probe-{world.token(4)}")
+        return find_trouble(world, confiner, place, until - world.clock())
 
 
 def ask_version(world: World, program: str, until: float) -> str:

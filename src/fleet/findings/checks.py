@@ -132,9 +132,9 @@ class Facts(Record):
     # The environment file, and the ids of what is wrong with it.
     env_path: str = ""
     leaks: Sequence[str] = ()
-    # The task file, where there is one, and whether this machine confines what it says to.
+    # The task file whose commands are to be confined, and why this machine does not do it.
     task_file: str = ""
-    is_confined: bool = False
+    unconfined: str = ""
 
 
 class Check(Record):

@@ -87,11 +87,12 @@ def check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 @check("Claude Code", "disk")
 def check_confinement(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
     """Warn of what agents of tasks can change outside their task's scope."""
-    if facts.task_file and not facts.is_confined:
+    if facts.unconfined:
         yield Finding("tasks-unconfined", "info",
                       f"agents that work on {facts.task_file} can write anywhere by their "
-                      "commands: bubblewrap (`bwrap`) is not installed",
-                      fix="install it, such as `sudo apt install bubblewrap`")
+                      f"commands: {facts.unconfined}",
+                      fix="on Linux, `sudo apt install bubblewrap`; then "
+                          "`bwrap --ro-bind / / true` says why it does not work")
 
 
 def overridden_names(fleet: Fleet, environment: Mapping[str, object]) -> list[str]:

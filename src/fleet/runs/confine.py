@@ -25,6 +25,7 @@ from fleet.tasks.box import (
     plan_bwrap,
     plan_seatbelt,
 )
+from fleet.world.places import Place, as_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,6 +62,34 @@ def find_confiner(world: World) -> Confiner | None:
 NO_CONFINER = "bubblewrap (`bwrap`) is not installed"
 
 
+def find_trouble(world: World, confiner: Confiner, path: str,
+                 seconds: float = 10.0) -> str:
+    """Return why a program does not confine commands here; nothing if it does.
+
+    A shell in it must write one directory below a path of ours, and fail beside it.
+    """
+    place = as_place(path)
+    try:
+        for name in ("in", "tmp"):  # a link on the way to them is refused
+            world.make_directory(Place(place.root, world.path(place.inner, name)))
+        real = world.real_path(place)
+        inside, own, beside = (world.path(real, name) for name in ("in", "tmp", "beside"))
+        written = world.path(inside, "written")
+        box = Box(inside, (Grant(inside, True),), own, find_shown([real]))
+        script = 'echo >"$0"; echo >"$1"'
+        ran = world.run_program(confiner.confine(world, box, [
+            *shell_words(world, script), written, beside]), seconds=seconds)
+        if world.kind_of(written) != "file":
+            talk = [line for line in ran.talk.splitlines() if "/probe-" not in line]
+            return f"`{confiner.name}` does not work here: " \
+                   f"{talk[-1] if talk else f'exit {ran.code}'}"
+        if world.kind_of(beside) != "absent":
+            return f"`{confiner.name}` lets a command write everywhere"
+        return ""
+    finally:
+        clear_directory(world, place)
+
+
 class Confinement:
     """Whether commands are confined on this machine: tried once, then known."""
 
@@ -75,10 +104,12 @@ class Confinement:
         """Return the program that confines commands, once it was seen to."""
         with self._lock:
             if not self._is_known:
-                self._confiner = find_confiner(self._folder.world)
+                world = self._folder.world
+                self._confiner = find_confiner(world)
                 self._reason = NO_CONFINER
                 if self._confiner:
-                    self._reason = self._try(self._confiner)
+                    place = self._folder.place(f"probe-{world.token(4)}")
+                    self._reason = find_trouble(world, self._confiner, place)
                 self._is_known = True
             return None if self._reason else self._confiner
 
@@ -92,31 +123,6 @@ class Confinement:
         """Why commands are not confined; nothing if they are."""
         self.find()
         return self._reason
-
-    def _try(self, confiner: Confiner) -> str:
-        """Run a shell that must write one directory and fail beside it; say what is wrong."""
-        world = self._folder.world
-        probe = f"probe-{world.token(4)}"
-        place = self._folder.place(probe)
-        try:
-            for name in ("in", "tmp"):  # a link on the way to them is refused
-                world.make_directory(self._folder.place(probe, name))
-            place = world.real_path(place)
-            inside, own, beside = (world.path(place, name) for name in ("in", "tmp", "beside"))
-            written = world.path(inside, "written")
-            box = Box(inside, (Grant(inside, True),), own, find_shown([place]))
-            script = 'echo >"$0"; echo >"$1"'
-            ran = world.run_program(confiner.confine(world, box, [
-                *shell_words(world, script), written, beside]), seconds=10.0)
-            if world.kind_of(written) != "file":
-                talk = [line for line in ran.talk.splitlines() if "/probe-" not in line]
-                return f"`{confiner.name}` does not work here: " \
-                       f"{talk[-1] if talk else f'exit {ran.code}'}"
-            if world.kind_of(beside) != "absent":
-                return f"`{confiner.name}` lets a command write everywhere"
-            return ""
-        finally:
-            clear_directory(world, place)
 
     def find_for(self, task: TaskSpec) -> Confiner | None:
         """Return what confines the commands of a task; refuse where it must be something."""

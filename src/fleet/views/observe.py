@@ -10,7 +10,7 @@ from fleet.config.address import split_endpoint
 from fleet.findings.checks import Facts
 from fleet.findings.config import lint_key
 from fleet.nodes.probe import probe_nodes
-from fleet.runs.confine import find_confiner
+from fleet.runs.confine import NO_CONFINER, find_confiner, find_trouble
 from fleet.runs.folder import TASK_FILES
 from fleet.start.constants import EXIT_PROBLEM
 from fleet.start.errors import FleetError, NodeFailure
@@ -22,6 +22,7 @@ from fleet.workspace.claude import find_settings, managed_settings, usual_settin
 from fleet.workspace.directory import observe_files
 from fleet.workspace.records import read_measurements
 from fleet.world.child import run_together
+from fleet.world.places import Place, PrivateDirectory
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -65,6 +66,8 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
         jobs["claude"] = lambda: ask_version(world, program, until)
     if fleet:
         facts = observe_task_file(world, fleet, facts)
+        if facts.task_file:
+            jobs["unconfined"] = lambda: find_unconfined(world, until)
         weak = lint_key(fleet, world.environ)
         paths = [*managed_settings(world), *usual_settings(world)]
         memory = {name: node.memory_gb for name, node in fleet.nodes.items()
@@ -84,7 +87,7 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
 
 
 def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
-    """Add which task file lies beside the fleet file, and whether its agents are confined."""
+    """Add which task file lies beside the fleet file, if its agents are to be confined."""
     path = find_task_file_near(world, fleet.document.source)
     if not path:
         return facts
@@ -93,8 +96,19 @@ def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
     except FleetError as error:
         return replace(facts,
                        problems=(*facts.problems, *(error.findings or (error.finding,))))
-    is_confined = bool(find_confiner(world)) or all(task.sandbox == "off" for task in tasks)
-    return replace(facts, task_file=path, is_confined=is_confined)
+    if all(task.sandbox == "off" for task in tasks):
+        return facts
+    return replace(facts, task_file=path)
+
+
+def find_unconfined(world: World, until: float) -> str:
+    """Return why commands of tasks are not confined on this machine; nothing if they are."""
+    confiner = find_confiner(world)
+    if not confiner:
+        return NO_CONFINER
+    with PrivateDirectory() as directory:
+        place = Place(directory, f"probe-{world.token(4)}")
+        return find_trouble(world, confiner, place, until - world.clock())
 
 
 def ask_version(world: World, program: str, until: float) -> str:
