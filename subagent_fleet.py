@@ -16256,7 +16256,8 @@ section > h2, .line { margin-bottom: var(--s2); align-items: center; }
 #routes { position: relative; display: grid; gap: 9%; flex: 1; }
 #routes { grid-template-columns: minmax(0, 4fr) minmax(0, 5fr) minmax(0, 3fr); }
 #routes svg { position: absolute; inset: 0; width: 100%; height: 100%; }
-#routes ul { min-width: 0; display: flex; flex-direction: column; gap: var(--s2); justify-content: space-around; }
+#routes ul { min-width: 0; display: flex; flex-direction: column; gap: var(--s2);
+             justify-content: space-around; }
 #routes li { position: relative; padding: var(--s1) var(--s2); font-size: var(--small); }
 #routes li { border: 1px solid var(--line); border-radius: .375rem; background: var(--bg); }
 th, .lane span, .one { white-space: nowrap; }
