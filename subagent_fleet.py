@@ -19668,6 +19668,7 @@ class Git:
         self.world = world
         self.git = git
         self.tree = tree
+        self.index = index  # "": the repository's own
         self.hold = hold  # which each git holds: who comes next waits until it has ended
         places = {"GIT_DIR": git, "GIT_WORK_TREE": tree, **IDENTITY}
         if index:
@@ -20002,7 +20003,7 @@ def find_commits(main: Git, path: str) -> list[str]:
     return [commit for commit in dict.fromkeys(commits) if commit in own]
 
 
-# == runs/snapshot.py, from line 31 ===========================================
+# == runs/snapshot.py, from line 32 ===========================================
 #
 # What is in a place, kept in a ref.
 
@@ -20099,9 +20100,7 @@ def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] |
 
     # Nor when git looks again at a file as new as our index, as it writes it.
     settings = list(WHOLE) if runs_filters else [*WHOLE, *no_filters(main)]
-    index = world.path(git.git, RUN_DIRECTORY, f"index-{world.token(4)}")
-    own = Git(world, git.git, git.tree, git.hold, index=index, settings=settings)
-    try:
+    with lend_index(git, settings=settings) as own:
         own.out("read-tree", head)
         hidden, submodules = _refuse_nested(own, nested, state)
         # Git would ask a submodule what is new there, with settings that are an agent's.
@@ -20126,8 +20125,17 @@ def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] |
         fresh = [path for path in now if known is not None and known.get(path) != now[path]]
         return Stored(head, old_tree, tree, _store_fresh(own, tree, state.copies, fresh), now,
                       tuple(fresh), tuple(listed), hidden)
+
+
+@late_decorator(lambda: contextlib.contextmanager)
+def lend_index(git: Git, tree: str = "", **more: Any) -> Iterator[Git]:
+    """Give git an index of ours: that of an agent's place could be a link to any file."""
+    index = git.world.path(git.git, RUN_DIRECTORY, f"index-{git.world.token(4)}")
+    try:
+        yield Git(git.world, git.git, tree or git.tree, git.hold, index=index,
+                  **{"settings": WHOLE, **more})
     finally:
-        world.remove(index)
+        git.world.remove(index)
 
 
 def _is_within(git: Git, path: str) -> bool:
@@ -20200,14 +20208,9 @@ def _why_changed(own: Git, inner: str, commit: str, begun: str) -> str:
         return "leads to another repository"
     if not commit == begun == read_head(world, git):
         return "was moved to another commit"
-    index = world.path(own.git, RUN_DIRECTORY, f"index-{world.token(4)}")
-    sub = Git(world, own.git, tree, own.hold, index=index, settings=WHOLE,
-              beside=world.path(git, "objects"))
-    try:
+    with lend_index(own, tree, beside=world.path(git, "objects")) as sub:
         sub.out("read-tree", commit)
         return "has changes" if sub.out("ls-files", "-m", "-o") else ""
-    finally:
-        world.remove(index)
 
 
 def no_filters(git: Git) -> list[str]:
@@ -20323,9 +20326,13 @@ def follow_branch(git: Git, ref: str, commit: str) -> None:
     head = world.read_part(world.path(git.tree, ".git/HEAD"), 0, 4096)
     if head.decode("utf-8", "surrogateescape").strip() != f"ref: {ref}":
         return
-    with contextlib.suppress(FleetError):  # what an agent made of it is in the way
-        world.replace_files([(Place(git.tree, f".git/{ref}"), f"{commit}\n".encode(), 0o644)])
-        git.run("read-tree", commit)
+    # What an agent made of it may be in the way.
+    with contextlib.suppress(FleetError), lend_index(git) as own:
+        own.out("read-tree", commit)
+        index = world.read_bytes(own.index, limit=world.size_of(own.index))
+        world.replace_files([
+            (Place(git.tree, f".git/{ref}"), f"{commit}\n".encode(), 0o644),
+            (Place(git.tree, ".git/index"), index, 0o644)])
 
 
 def read_surroundings(folder: Folder, state: TaskState) -> dict[str, Any]:
@@ -21376,7 +21383,7 @@ class TaskBox(TaskDesk):
         return f"it may not write {clean_line(some_of(paths, 3))}; to allow it: `{line}`"
 
 
-# == runs/task_place.py, from line 60 =========================================
+# == runs/task_place.py, from line 61 =========================================
 #
 # A task on its way: its places.
 
@@ -21513,8 +21520,9 @@ class TaskPlace(TaskBox):
         stored = store_tree(git, self._main, state, None)
         if (stored.head, stored.tree) != (state.tip, stored.old_tree):
             return
-        git.out("read-tree", stored.head)
-        git.out("read-tree", "--reset", "-u", tip)
+        with lend_index(git) as own:
+            own.out("read-tree", stored.head)
+            own.out("read-tree", "--reset", "-u", tip)
         follow_branch(git, f"refs/heads/{state.branch}", tip)
         self._write(tip=tip)
 

@@ -214,6 +214,24 @@ def test_what_a_person_has_added_to_a_branch_is_what_its_task_goes_on_with(shop)
     assert shop.git("log", "--format=%s", "run/t", "--not", "main").split("\n") == ["t: x", "by hand", "t: x"]
 
 
+@pytest.mark.parametrize("target", ["$MAIN/.git/index", "$HOME/.profile"])
+def test_an_index_that_an_agent_made_a_link_leads_git_to_no_file_of_the_persons(shop, target):
+    profile = shop.home / ".profile"
+    profile.write_text("mine\n")
+    coder = shell("echo x >> work.txt", f"ln -sf {target.replace('$MAIN', str(shop.repo))} .git/index")
+    index = (shop.repo / ".git/index").read_bytes()
+    assert shop.work(coder=coder) == "review"
+    assert ((shop.repo / ".git/index").read_bytes(), profile.read_text()) == (index, "mine\n")
+    shop.git("update-ref", "refs/heads/run/t", shop.git(
+        "commit-tree", "-p", "run/t", "-m", "by hand", "run/t^{tree}"))
+    (shop.worktree("t") / ".git/index").unlink()
+    (shop.worktree("t") / ".git/index").symlink_to(profile)
+    shop.type("task", "say", "t", "once more")
+    assert shop.run().code == 0 and shop.state() == "review"
+    assert ((shop.repo / ".git/index").read_bytes(), profile.read_text()) == (index, "mine\n")
+    assert shop.git("status", "--porcelain", cwd=shop.worktree("t")) == ""
+
+
 def test_commits_of_a_person_that_a_work_has_not_are_named_with_the_line_to_type(shop):
     assert shop.work(coder=shell("echo x >> work.txt")) == "review"
     shop.write("dirty.txt", "of the person", shop.worktree("t"))

@@ -37,6 +37,7 @@ class Git:
         self.world = world
         self.git = git
         self.tree = tree
+        self.index = index  # "": the repository's own
         self.hold = hold  # which each git holds: who comes next waits until it has ended
         places = {"GIT_DIR": git, "GIT_WORK_TREE": tree, **IDENTITY}
         if index:

@@ -11,6 +11,7 @@ from fleet.runs.git import SNAPSHOT_REFS, Git, git_of
 from fleet.runs.place import WHOLE, bring_home, read_head
 from fleet.start.constants import ENVIRONMENT_FILE
 from fleet.start.errors import FleetError
+from fleet.start.gate import late_decorator
 from fleet.start.record import Record, replace
 from fleet.tasks.scope import glob_pattern, is_in_scope
 from fleet.tasks.verdict import WorkDone
@@ -19,7 +20,7 @@ from fleet.text.terminal import clean_line
 from fleet.world.places import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
     from typing import Any
 
     from fleet.config.task_file import TaskSpec
@@ -121,9 +122,7 @@ def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] |
 
     # Nor when git looks again at a file as new as our index, as it writes it.
     settings = list(WHOLE) if runs_filters else [*WHOLE, *no_filters(main)]
-    index = world.path(git.git, RUN_DIRECTORY, f"index-{world.token(4)}")
-    own = Git(world, git.git, git.tree, git.hold, index=index, settings=settings)
-    try:
+    with lend_index(git, settings=settings) as own:
         own.out("read-tree", head)
         hidden, submodules = _refuse_nested(own, nested, state)
         # Git would ask a submodule what is new there, with settings that are an agent's.
@@ -148,8 +147,17 @@ def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] |
         fresh = [path for path in now if known is not None and known.get(path) != now[path]]
         return Stored(head, old_tree, tree, _store_fresh(own, tree, state.copies, fresh), now,
                       tuple(fresh), tuple(listed), hidden)
+
+
+@late_decorator(lambda: contextlib.contextmanager)
+def lend_index(git: Git, tree: str = "", **more: Any) -> Iterator[Git]:
+    """Give git an index of ours: that of an agent's place could be a link to any file."""
+    index = git.world.path(git.git, RUN_DIRECTORY, f"index-{git.world.token(4)}")
+    try:
+        yield Git(git.world, git.git, tree or git.tree, git.hold, index=index,
+                  **{"settings": WHOLE, **more})
     finally:
-        world.remove(index)
+        git.world.remove(index)
 
 
 def _is_within(git: Git, path: str) -> bool:
@@ -222,14 +230,9 @@ def _why_changed(own: Git, inner: str, commit: str, begun: str) -> str:
         return "leads to another repository"
     if not commit == begun == read_head(world, git):
         return "was moved to another commit"
-    index = world.path(own.git, RUN_DIRECTORY, f"index-{world.token(4)}")
-    sub = Git(world, own.git, tree, own.hold, index=index, settings=WHOLE,
-              beside=world.path(git, "objects"))
-    try:
+    with lend_index(own, tree, beside=world.path(git, "objects")) as sub:
         sub.out("read-tree", commit)
         return "has changes" if sub.out("ls-files", "-m", "-o") else ""
-    finally:
-        world.remove(index)
 
 
 def no_filters(git: Git) -> list[str]:
@@ -345,9 +348,13 @@ def follow_branch(git: Git, ref: str, commit: str) -> None:
     head = world.read_part(world.path(git.tree, ".git/HEAD"), 0, 4096)
     if head.decode("utf-8", "surrogateescape").strip() != f"ref: {ref}":
         return
-    with contextlib.suppress(FleetError):  # what an agent made of it is in the way
-        world.replace_files([(Place(git.tree, f".git/{ref}"), f"{commit}\n".encode(), 0o644)])
-        git.run("read-tree", commit)
+    # What an agent made of it may be in the way.
+    with contextlib.suppress(FleetError), lend_index(git) as own:
+        own.out("read-tree", commit)
+        index = world.read_bytes(own.index, limit=world.size_of(own.index))
+        world.replace_files([
+            (Place(git.tree, f".git/{ref}"), f"{commit}\n".encode(), 0o644),
+            (Place(git.tree, ".git/index"), index, 0o644)])
 
 
 def read_surroundings(folder: Folder, state: TaskState) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from fleet.runs.snapshot import (
     blob_of,
     find_copies,
     follow_branch,
+    lend_index,
     store_tree,
     take_snapshot,
 )
@@ -190,8 +191,9 @@ class TaskPlace(TaskBox):
         stored = store_tree(git, self._main, state, None)
         if (stored.head, stored.tree) != (state.tip, stored.old_tree):
             return
-        git.out("read-tree", stored.head)
-        git.out("read-tree", "--reset", "-u", tip)
+        with lend_index(git) as own:
+            own.out("read-tree", stored.head)
+            own.out("read-tree", "--reset", "-u", tip)
         follow_branch(git, f"refs/heads/{state.branch}", tip)
         self._write(tip=tip)
 
