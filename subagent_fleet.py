@@ -32776,7 +32776,8 @@ then it stays out, and the others land. `subagent-fleet task log NAME landing` s
   TEXT`); `failed` (the check, the diff, the deadline, stuck twice); `parked`, with its reason
   (setup failed, changed what it may not touch, a program is missing); `stopped`. `task retry`
   tries again with the task as the file describes it now, `task say` resumes with your words,
-  `task attach` opens the session in your terminal and gives it back. `task forget` drops
+  `task attach` opens the session in your terminal and gives it back (Claude Code asks once
+  whether you trust the task's worktree: choose Yes). `task forget` drops
   finished tasks from every list.
 - **Checked is what is kept**: before the check, everything the agent left running is ended, a
   snapshot is taken, and the check runs on that snapshot in a second repository. Both borrow

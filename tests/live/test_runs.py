@@ -263,7 +263,7 @@ def test_success_in_words_alone_is_a_failure(runs):
     runs.project.run("run", "words", status=1, quiet=True)
     assert runs.states()["words"] == "failed"
     flags = " ".join(runs.receipt("words")["flags"])
-    assert "ran no test command" in flags and "made no call that changes" in flags
+    assert "made no call that could change a file" in flags
 
 
 def test_words_of_a_retry_arrive_in_the_session_that_goes_on(runs):
@@ -286,16 +286,26 @@ def test_the_context_of_a_session_is_what_the_gateway_counted(runs):
 
 
 def read_terminal(argv, environment, directory, *, leave_at=b"", seconds=60):
-    """Run a command in a terminal; leave by Ctrl-C twice once a text is shown. Return what was."""
+    """Run a command in a terminal; leave by Ctrl-C twice once a text is shown. Return what was.
+
+    Claude Code asks first whether its person trusts a directory that it has not seen: they do.
+    """
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(directory)
         os.execve(argv[0], argv, environment)
     shown, typed_at, deadline = b"", 0.0, time.monotonic() + seconds
+    has_agreed = False
     try:
         while time.monotonic() < deadline:
             if select.select([terminal], [], [], 0.2)[0]:
                 shown += os.read(terminal, 65536)
+            elif not has_agreed and b"cancel" in shown and leave_at not in shown:
+                has_agreed = True
+                time.sleep(0.5)
+                os.write(terminal, b"\x1b[B")  # down, to "Yes, I trust this folder"
+                time.sleep(0.5)
+                os.write(terminal, b"\r")
             if leave_at and leave_at in shown and time.monotonic() - typed_at > 2.0:
                 os.write(terminal, b"\x03")
                 time.sleep(0.3)
