@@ -16249,15 +16249,14 @@ section > h2, .line { margin-bottom: var(--s2); align-items: center; }
 .spark { flex: 1; height: 2rem; fill: none; stroke: var(--c); stroke-width: 1.5; }
 .spark polyline { vector-effect: non-scaling-stroke; }
 @media (min-width: 64rem) { .pair { grid-template-columns: 2fr 3fr; } }
-.pair section { display: flex; flex-direction: column; min-width: 0; }
+.pair section, #routes ul { display: flex; flex-direction: column; min-width: 0; }
 .ways { position: sticky; top: var(--s3); display: flex; flex-direction: column; }
 .ways { max-height: 24rem; min-height: min-content; }
 .pair .line { min-height: 1.75rem; } .pair .panel { flex: 1; }
 #routes { position: relative; display: grid; gap: 9%; flex: 1; }
 #routes { grid-template-columns: minmax(0, 4fr) minmax(0, 5fr) minmax(0, 3fr); }
 #routes svg { position: absolute; inset: 0; width: 100%; height: 100%; }
-#routes ul { min-width: 0; display: flex; flex-direction: column; gap: var(--s2);
-             justify-content: space-around; }
+#routes ul { gap: var(--s2); justify-content: space-around; }
 #routes li { position: relative; padding: var(--s1) var(--s2); font-size: var(--small); }
 #routes li { border: 1px solid var(--line); border-radius: .375rem; background: var(--bg); }
 th, .lane span, .one { white-space: nowrap; }
