@@ -329,8 +329,8 @@ class Record:
         Record.kinds[cls.__name__] = cls
         cls._fields = dict(cls._fields)
         for name, kind in cls.__annotations__.items():
-            if name in cls._fields and name not in vars(cls):
-                continue  # Python 3.9 shows those of the class above
+            if name in cls._fields and name not in vars(cls) or name in Record.__annotations__:
+                continue  # Python 3.9 shows those of the class above, this one's, too
             field = vars(cls).get(name, REQUIRED)
             if isinstance(field, Field):
                 setattr(cls, name, field.default)  # as it is where nothing is noted

@@ -71,3 +71,12 @@ def test_an_annotation_that_read_does_not_know_is_a_mistake(kind):
     assert sf.read(Odd, {"name": "a"}) == Odd("a")
     with pytest.raises(LookupError):
         sf.read(Odd, {"name": "a", "more": ["x"]})
+
+
+def test_a_record_of_no_field_has_none():
+    class Empty(sf.Record):
+        """Nothing."""
+
+    class One(Empty):
+        name: str = ""
+    assert vars(Empty()) == {} and vars(One("a")) == {"name": "a"}
