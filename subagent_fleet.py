@@ -19928,7 +19928,7 @@ def git_in(folder: Folder, state: TaskState, hold: Hold | None = None) -> Git:
     world, path = folder.world, state.worktree
     if world.kind_of(path, follow=False) != "directory":
         raise FleetError("worktree-gone", f"its worktree is gone: {path}",
-                         fix="a new one: `subagent-fleet task retry NAME --fresh`")
+                         fix=f"subagent-fleet task retry {state.name} --fresh")
     if state.git != world.path(path, ".git"):
         quoted = quote_shell(path)
         raise FleetError("linked-worktree", "an earlier version made its worktree (what was "
@@ -22092,7 +22092,7 @@ class TaskWork(TaskAgent):
         if not settle_branch(self._git(), self._main, self.state, work.commit):
             tree = quote_shell(self.state.worktree)
             raise FleetError("branch-moved", f"the branch {branch} has commits that this "
-                             "work has not",
+                             "work doesn't have",
                              fix=f"git -C {tree} merge $(git rev-parse {branch}), then "
                                  f"subagent-fleet task retry {self.name}")
         self._remember(tip=work.commit)

@@ -1133,7 +1133,7 @@ def test_a_worktree_that_a_person_has_removed_names_the_way_on(shop):
     shutil.rmtree(shop.worktree("t"))
     assert shop.type("task", "retry", "t").code == 0
     assert shop.run().code == 1 and shop.row("t")["cause"] == "worktree-gone"
-    assert "task retry NAME --fresh" in shop.row("t")["reason"]
+    assert "task retry t --fresh" in shop.row("t")["reason"]
     assert shop.type("task", "retry", "t", "--fresh").code == 0
     assert shop.run().code == 0 and shop.state() == "done"
 

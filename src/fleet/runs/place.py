@@ -214,7 +214,7 @@ def git_in(folder: Folder, state: TaskState, hold: Hold | None = None) -> Git:
     world, path = folder.world, state.worktree
     if world.kind_of(path, follow=False) != "directory":
         raise FleetError("worktree-gone", f"its worktree is gone: {path}",
-                         fix="a new one: `subagent-fleet task retry NAME --fresh`")
+                         fix=f"subagent-fleet task retry {state.name} --fresh")
     if state.git != world.path(path, ".git"):
         quoted = quote_shell(path)
         raise FleetError("linked-worktree", "an earlier version made its worktree (what was "

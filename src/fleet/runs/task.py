@@ -220,7 +220,7 @@ class TaskWork(TaskAgent):
         if not settle_branch(self._git(), self._main, self.state, work.commit):
             tree = quote_shell(self.state.worktree)
             raise FleetError("branch-moved", f"the branch {branch} has commits that this "
-                             "work has not",
+                             "work doesn't have",
                              fix=f"git -C {tree} merge $(git rev-parse {branch}), then "
                                  f"subagent-fleet task retry {self.name}")
         self._remember(tip=work.commit)
