@@ -10865,13 +10865,14 @@ class Ran(Record):
         return self.output.decode("utf-8", "surrogateescape").rstrip("\n")
 
 
-# == world/places.py, from line 24 ============================================
+# == world/places.py, from line 26 ============================================
 #
 # Places, directories to which no link leads, ends of files.
 
 TREE_FILES_LIMIT = 2000
 TREE_FILE_LIMIT_BYTES = 256 * 1024
 PART_BYTES = 1024 * 1024  # of a file that grows, at once: some 3,000 receipts
+WRITING_SECONDS = 60  # nobody writes a file for longer
 LINE_LIMIT_BYTES = 32 * 1024 * 1024  # a longer line is no JSON that anybody wrote
 # What is kept for a user: the variable that says where, and where it is without one.
 USER_PLACES = {"state": ("XDG_STATE_HOME", ".local/state"),
@@ -10929,11 +10930,6 @@ class Place(str):
     def name(self) -> str:
         """The last name of the path."""
         return os.path.basename(self.inner)
-
-    @property
-    def new_name(self) -> str:
-        """What its next content is called until it is whole."""
-        return f".{self.name}.new"
 
     @property
     def above(self) -> str:
@@ -11029,16 +11025,32 @@ class Directory:
             self.unlink(self.name)
         os.mkfifo(self.reach(self.name), 0o600)
 
-    def write_new(self, name: str, content: bytes, mode: int, *, syncs: bool = False) -> None:
-        """Write a new file; remove what an interrupted run left."""
+    def write_new(self, name: str, content: bytes, mode: int, *, syncs: bool = False) -> str:
+        """Write what a file is to have into a new one beside it; return that one's name.
+
+        Another process, or another thread, may be writing the same file at this moment: it has
+        its own. What a killed one has left goes with the next write, once it is old.
+        """
+        new = f".{name}.new"
         with contextlib.suppress(FileNotFoundError):
-            self.unlink(name)
-        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(descriptor, "wb") as stream:
-            stream.write(content)
-            if syncs:
-                stream.flush()
-                os.fsync(descriptor)
+            if abs(time.time() - os.lstat(self.reach(new)).st_mtime) > WRITING_SECONDS:
+                self.unlink(new)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            descriptor = self.open(new, flags, mode)
+        except FileExistsError:
+            new = f".{name}.{os.getpid()}-{threading.get_ident()}.new"
+            descriptor = self.open(new, flags, mode)
+        try:
+            with open(descriptor, "wb") as stream:
+                stream.write(content)
+                if syncs:
+                    stream.flush()
+                    os.fsync(descriptor)
+        except OSError:
+            self.unlink(new)
+            raise
+        return new
 
     def sync(self) -> None:
         """Wait until the disk has the renamed files."""
@@ -11557,18 +11569,18 @@ class Disk(Terminal):
                 with trying("write", place):
                     if key not in known:
                         known[key] = Directory(place, makes=True)
-                    staged.append((known[key], place))
-                    known[key].write_new(place.new_name, content, mode, syncs=syncs)
+                    new = known[key].write_new(place.name, content, mode, syncs=syncs)
+                    staged.append((known[key], new, place))
 
-            for directory, place in staged:
+            for directory, new, place in staged:
                 with trying("write", place):
-                    directory.replace(place.new_name, place.name)
+                    directory.replace(new, place.name)
                     if syncs:
                         directory.sync()
         except FleetError:
-            for directory, place in staged:
+            for directory, new, _ in staged:
                 with contextlib.suppress(OSError):
-                    directory.unlink(place.new_name)
+                    directory.unlink(new)
             raise
 
     def append_line(self, path: str, line: bytes) -> None:
@@ -19586,11 +19598,11 @@ class Folder:
 
     def is_news(self, what: str) -> bool:
         """Tell whether a person was never told something in this repository; now they are."""
-        told = self._read("told.json")
-        if what in told:
-            return False
-        self.write({**told, what: True}, "told.json")
-        return True
+        with self.world.hold_soon(self.place("told"), 10.0):  # by another `run`, too
+            told = self._read("told.json")
+            if what not in told:
+                self.write({**told, what: True}, "told.json")
+            return what not in told
 
     def holder(self) -> int:
         """Return the process that supervises, 0 where none does."""
@@ -21074,10 +21086,11 @@ class ProcessTree:
     What is known is kept in a file for the next supervisor.
     """
 
-    def __init__(self, world: World, mark: str, *, path: str = "", inherited: str = "") -> None:
+    def __init__(self, world: World, mark: str, *, path: str = "", keeps: bool = True,
+                 inherited: str = "") -> None:
         self._world = world
         self._mark = mark
-        self._path = path
+        self._path = path if keeps else ""
         self._inherited = inherited
         self._lock = threading.Lock()
         page = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES) if path else b"") or {}
@@ -21188,12 +21201,12 @@ def find_helpers(processes: Mapping[int, Process], client: int) -> set[int]:
     return helpers
 
 
-def tree_of(folder: Folder, name: str, variable: str) -> ProcessTree:
-    """Return the processes of a task's agent, or of its check."""
+def tree_of(folder: Folder, name: str, variable: str, *, keeps: bool = True) -> ProcessTree:
+    """Return the processes of a task's agent, or of its check; who only looks keeps nothing."""
     inherited = {TASK_MARK: "alive", CHECK_MARK: "checking"}[variable]
     run = folder.run  # in the file's name: a copy of the repository has another's file, too
     return ProcessTree(folder.world, f"{variable}={run}/{name}",
-                       path=folder.of_task(name, f"processes-{inherited}-{run}.json"),
+                       path=folder.of_task(name, f"processes-{inherited}-{run}.json"), keeps=keeps,
                        inherited=folder.of_task(name, inherited))
 
 
@@ -21603,10 +21616,8 @@ class TaskPlace(TaskBox):
                 # An earlier supervisor may have left work.
                 tree = self._put_check(self.state.start)
                 passes[asked] = self._run_check(tree, "check-base.log") == 0
-                with self._supervisor.changed:  # one at a time
-                    is_news = passes[asked] and task.changes == "required" \
-                        and self._folder.is_news(f"passes: {task.check}")
-                if is_news:
+                if passes[asked] and task.changes == "required" \
+                        and self._folder.is_news(f"passes: {task.check}"):
                     self._tell("note", "the check already passes before any work, so passing "
                                "proves nothing")
             return passes[asked]
@@ -23066,7 +23077,7 @@ def measure_agents(folder: Folder,
     """Return what each process of a task takes: megabytes, percent of a processor."""
     measured = {}
     for state in live:
-        processes = tree_of(folder, state.name, TASK_MARK).find(
+        processes = tree_of(folder, state.name, TASK_MARK, keeps=False).find(
             folder.world.clock() - PROCESS_LOOK_SECONDS)
         measured[state.name] = [(process.memory_mb, process.cpu_percent)
                                 for process in processes.values()]

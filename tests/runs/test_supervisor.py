@@ -590,7 +590,7 @@ def finish(rig, most=3, seconds=60):
 
 def check_all_is_well(rig):
     """Each task is done exactly once; no process, no lock, no lost worktree is left."""
-    assert set(rig.states().values()) == {"done"}, (rig.states(), rig.said[-9:])
+    assert set(rig.states().values()) == {"done"}, f"{rig.tasks()} {rig.said[-9:]}"
     for name in rig.tasks():
         assert rig.journal(name).count("done") == 1
         assert rig.git("rev-parse", f"run/{name}") == rig.tasks()[name].kept

@@ -282,3 +282,56 @@ def test_a_file_that_goes_between_the_look_and_the_read_is_as_one_that_was_not_t
     gone = str(tmp_path / "order.json")
     assert Late().size_of(gone) == 0
     assert Late().read_part(gone, 0, 10) == b""
+
+
+# -- several that write one file at once --
+
+WRITER = """\
+import sys
+import subagent_fleet as sf
+world = sf.World()
+for _ in range(150):
+    world.replace_files([(sys.argv[1], sys.argv[2].encode() * 4096, 0o600)])
+    content = world.read_bytes(sys.argv[1])
+    assert len(content) == 4096 and len(set(content)) == 1, "torn"
+"""
+
+
+def test_several_that_write_one_file_at_once_leave_one_whole_file(tmp_path):
+    place = tmp_path / "told.json"
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(place), letter], stderr=subprocess.PIPE,
+                                env={**os.environ, "PYTHONPATH": os.path.dirname(sf.__file__)})
+               for letter in "abc"]
+    for writer in writers:
+        said = writer.communicate(timeout=60)[1].decode()
+        assert writer.returncode == 0, said
+    assert [path.name for path in tmp_path.iterdir()] == ["told.json"]
+
+
+def test_threads_that_write_one_file_at_once_leave_one_whole_file(tmp_path, world):
+    failed = []
+
+    def write(letter):
+        try:
+            for _ in range(150):
+                world.replace_files([(str(tmp_path / "x"), letter * 4096, 0o600)])
+                assert len(set((tmp_path / "x").read_bytes())) == 1
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(letter,)) for letter in (b"a", b"b", b"c")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == [] and [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("age, left", [(3600, []), (-3600, []), (0, [".x.new"])])
+def test_what_a_killed_writer_left_goes_once_it_is_old(tmp_path, world, age, left):
+    (tmp_path / ".x.new").write_text("half of i")
+    moment = (tmp_path / ".x.new").stat().st_mtime - age
+    os.utime(tmp_path / ".x.new", (moment, moment))
+    world.replace_files([(str(tmp_path / "x"), b"whole", 0o600)])
+    assert (tmp_path / "x").read_bytes() == b"whole"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*left, "x"]

@@ -255,11 +255,11 @@ class Folder:
 
     def is_news(self, what: str) -> bool:
         """Tell whether a person was never told something in this repository; now they are."""
-        told = self._read("told.json")
-        if what in told:
-            return False
-        self.write({**told, what: True}, "told.json")
-        return True
+        with self.world.hold_soon(self.place("told"), 10.0):  # by another `run`, too
+            told = self._read("told.json")
+            if what not in told:
+                self.write({**told, what: True}, "told.json")
+            return what not in told
 
     def holder(self) -> int:
         """Return the process that supervises, 0 where none does."""

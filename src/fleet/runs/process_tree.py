@@ -42,10 +42,11 @@ class ProcessTree:
     What is known is kept in a file for the next supervisor.
     """
 
-    def __init__(self, world: World, mark: str, *, path: str = "", inherited: str = "") -> None:
+    def __init__(self, world: World, mark: str, *, path: str = "", keeps: bool = True,
+                 inherited: str = "") -> None:
         self._world = world
         self._mark = mark
-        self._path = path
+        self._path = path if keeps else ""
         self._inherited = inherited
         self._lock = threading.Lock()
         page = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES) if path else b"") or {}
@@ -156,10 +157,10 @@ def find_helpers(processes: Mapping[int, Process], client: int) -> set[int]:
     return helpers
 
 
-def tree_of(folder: Folder, name: str, variable: str) -> ProcessTree:
-    """Return the processes of a task's agent, or of its check."""
+def tree_of(folder: Folder, name: str, variable: str, *, keeps: bool = True) -> ProcessTree:
+    """Return the processes of a task's agent, or of its check; who only looks keeps nothing."""
     inherited = {TASK_MARK: "alive", CHECK_MARK: "checking"}[variable]
     run = folder.run  # in the file's name: a copy of the repository has another's file, too
     return ProcessTree(folder.world, f"{variable}={run}/{name}",
-                       path=folder.of_task(name, f"processes-{inherited}-{run}.json"),
+                       path=folder.of_task(name, f"processes-{inherited}-{run}.json"), keeps=keeps,
                        inherited=folder.of_task(name, inherited))

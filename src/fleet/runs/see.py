@@ -67,7 +67,7 @@ def measure_agents(folder: Folder,
     """Return what each process of a task takes: megabytes, percent of a processor."""
     measured = {}
     for state in live:
-        processes = tree_of(folder, state.name, TASK_MARK).find(
+        processes = tree_of(folder, state.name, TASK_MARK, keeps=False).find(
             folder.world.clock() - PROCESS_LOOK_SECONDS)
         measured[state.name] = [(process.memory_mb, process.cpu_percent)
                                 for process in processes.values()]

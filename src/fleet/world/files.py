@@ -204,18 +204,18 @@ class Disk(Terminal):
                 with trying("write", place):
                     if key not in known:
                         known[key] = Directory(place, makes=True)
-                    staged.append((known[key], place))
-                    known[key].write_new(place.new_name, content, mode, syncs=syncs)
+                    new = known[key].write_new(place.name, content, mode, syncs=syncs)
+                    staged.append((known[key], new, place))
 
-            for directory, place in staged:
+            for directory, new, place in staged:
                 with trying("write", place):
-                    directory.replace(place.new_name, place.name)
+                    directory.replace(new, place.name)
                     if syncs:
                         directory.sync()
         except FleetError:
-            for directory, place in staged:
+            for directory, new, _ in staged:
                 with contextlib.suppress(OSError):
-                    directory.unlink(place.new_name)
+                    directory.unlink(new)
             raise
 
     def append_line(self, path: str, line: bytes) -> None:

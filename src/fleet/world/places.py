@@ -8,6 +8,8 @@ import os
 import shlex
 import shutil
 import stat
+import threading
+import time
 from typing import TYPE_CHECKING
 
 from fleet.start.constants import EXIT_REFUSED
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 TREE_FILES_LIMIT = 2000
 TREE_FILE_LIMIT_BYTES = 256 * 1024
 PART_BYTES = 1024 * 1024  # of a file that grows, at once: some 3,000 receipts
+WRITING_SECONDS = 60  # nobody writes a file for longer
 LINE_LIMIT_BYTES = 32 * 1024 * 1024  # a longer line is no JSON that anybody wrote
 # What is kept for a user: the variable that says where, and where it is without one.
 USER_PLACES = {"state": ("XDG_STATE_HOME", ".local/state"),
@@ -81,11 +84,6 @@ class Place(str):
     def name(self) -> str:
         """The last name of the path."""
         return os.path.basename(self.inner)
-
-    @property
-    def new_name(self) -> str:
-        """What its next content is called until it is whole."""
-        return f".{self.name}.new"
 
     @property
     def above(self) -> str:
@@ -181,16 +179,32 @@ class Directory:
             self.unlink(self.name)
         os.mkfifo(self.reach(self.name), 0o600)
 
-    def write_new(self, name: str, content: bytes, mode: int, *, syncs: bool = False) -> None:
-        """Write a new file; remove what an interrupted run left."""
+    def write_new(self, name: str, content: bytes, mode: int, *, syncs: bool = False) -> str:
+        """Write what a file is to have into a new one beside it; return that one's name.
+
+        Another process, or another thread, may be writing the same file at this moment: it has
+        its own. What a killed one has left goes with the next write, once it is old.
+        """
+        new = f".{name}.new"
         with contextlib.suppress(FileNotFoundError):
-            self.unlink(name)
-        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(descriptor, "wb") as stream:
-            stream.write(content)
-            if syncs:
-                stream.flush()
-                os.fsync(descriptor)
+            if abs(time.time() - os.lstat(self.reach(new)).st_mtime) > WRITING_SECONDS:
+                self.unlink(new)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            descriptor = self.open(new, flags, mode)
+        except FileExistsError:
+            new = f".{name}.{os.getpid()}-{threading.get_ident()}.new"
+            descriptor = self.open(new, flags, mode)
+        try:
+            with open(descriptor, "wb") as stream:
+                stream.write(content)
+                if syncs:
+                    stream.flush()
+                    os.fsync(descriptor)
+        except OSError:
+            self.unlink(new)
+            raise
+        return new
 
     def sync(self) -> None:
         """Wait until the disk has the renamed files."""
