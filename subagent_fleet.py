@@ -11214,6 +11214,7 @@ def seal_bytecode(name: str, code: bytes) -> bytes:
 
 # What every process has in its environment that was started for a task, or for its check.
 TASK_MARK, CHECK_MARK = "SUBAGENT_FLEET_TASK", "SUBAGENT_FLEET_CHECK"
+TASK_ID = "FLEET_TASK_ID"  # by which commands know their task
 
 
 class Process(Record):
@@ -21641,7 +21642,7 @@ class TaskPlace(TaskBox):
         hold = self._world.hold(self._folder.of_task(self.name, "checking")) \
             if variable == CHECK_MARK else None
         environ = {**plain_environment(self._world.environ), variable: self._mark,
-                   "FLEET_TASK_ID": self.name}
+                   TASK_ID: self.name}
         try:
             words, environ = self._confine(shell_words(self._world, command), environ, tree,
                                            "command.tmp")
@@ -21768,7 +21769,7 @@ class TaskAgent(TaskPlace):
         else:
             more, environ = self._plan_coder(task)
             words = [program, *more]
-        own = {TASK_MARK: self._mark, "FLEET_TASK_ID": state.name,
+        own = {TASK_MARK: self._mark, TASK_ID: state.name,
                "FLEET_TASK_DIR": path(".")}
         argv, environ = self._confine(words, {**environ, **own}, state.worktree, "tmp")
         if not task.talks:
@@ -22605,7 +22606,7 @@ class Supervisor:
         return str(sessions.get(session, "idle")) if isinstance(sessions, dict) else "unknown"
 
 
-# == runs/landing.py, from line 58 ============================================
+# == runs/landing.py, from line 57 ============================================
 #
 # Landing: work that is done, merged and checked as a whole, then one branch moved.
 
@@ -22637,6 +22638,15 @@ class Returned(Record):
     files: tuple[str, ...] = ()  # in which there are conflict markers
 
 
+class Failure(Record):
+    """A command of a task that fails on a commit: its setup or its check."""
+
+    state: TaskState
+    command: str
+    code: int
+    output: str
+
+
 class Landed(Record):
     """What a landing came to."""
 
@@ -22647,7 +22657,7 @@ class Landed(Record):
     returned: Mapping[str, Returned] = {}  # to their agents
     evicted: Mapping[str, Returned] = {}  # without a round left
     held: Mapping[str, str] = {}
-    checks: int = 0  # that have passed on the whole
+    checks: int = 0  # tasks whose check has passed on the whole
     has_moved: bool = False
     why_not: str = ""  # the branch was not moved
     step: str = ""  # what to type then
@@ -22677,8 +22687,8 @@ class Landing:
         self._git = Git(self._world, self._world.path(self._merges, ".git"), self._tree, hold,
                         objects=objects, settings=WHOLE)
         self._mark = f"{LANDED}\n{folder.repository.main}\n"
-        self._passed: dict[tuple[str, str], tuple[int, str]] = {}  # commit and check
-        self._is_set_up = False
+        # What was asked already, by commit and tasks.
+        self._failures: dict[tuple[str, ...], Failure | None] = {}
         self._states: Mapping[str, TaskState] = {}
         self._landed: list[TaskState] = []  # before this pass
         self._before: list[TaskState] = []  # of these, what is not in the person's branch yet
@@ -22704,7 +22714,7 @@ class Landing:
         if plan.queue:
             self._make_place(start)
             merged = self._merge(start, plan.queue, [])
-            merged = self._check_all(start, merged)
+            merged = self._check_all(begin, start, merged)
         tip = merged[-1].commit if merged else start
         self._keep(tip)
         names = [state.name for state in (*self._before, *(one.state for one in merged))]
@@ -22719,7 +22729,7 @@ class Landing:
             else:
                 evicted[name] = back
         return Landed(self._into, begin, tip, tuple(names), returned, evicted, held,
-                      len(self._checks_of(merged)))
+                      sum(bool(state.task.check) for state in self._states_of(merged)))
 
     def _find_start(self, begin: str) -> str:
         """Return where landing goes on: at what has landed and was not taken yet, if it fits."""
@@ -22811,7 +22821,7 @@ class Landing:
 
     # -- the checks --
 
-    def _check_all(self, start: str, merged: list[Merged]) -> list[Merged]:
+    def _check_all(self, begin: str, start: str, merged: list[Merged]) -> list[Merged]:
         """Return what passes as a whole: of what fails, the first culprit is taken out."""
         while merged:
             failed = self._find_failure(merged)
@@ -22819,74 +22829,112 @@ class Landing:
                 return merged
             place = find_culprit(len(merged), functools.partial(self._passes, merged))
             good, bad, rest = merged[:place], merged[place], merged[place + 1:]
-            check, code, output = self._find_failure(merged[:place + 1]) or failed
-            tail = "\n".join(output.splitlines()[-FEEDBACK_LINES:])
-            others = [one.name for one in (*self._before, *(one.state for one in good))]
+            failed = self._find_failure(merged[:place + 1]) or failed
+            self._refuse_broken(begin, bad, failed)
+            tail = "\n".join(failed.output.splitlines()[-FEEDBACK_LINES:])
+            others = [one.name for one in self._states_of(good)]
             beside = f" together with {some_of(others, 3)}" if others else f" on {self._into}"
             self._back[bad.state.name] = Returned(
-                f"{bad.state.name} fails{beside}: {check} (exit {code})",
-                tell_failure(self._into, others, check, code, tail), bad.commit)
+                f"{bad.state.name} fails{beside}: {failed.command} (exit {failed.code})",
+                tell_failure(self._into, others, failed.command, failed.code, tail),
+                bad.commit)
             tip = good[-1].commit if good else start
             merged = self._merge(tip, [one.state for one in rest], good)
         return merged
 
-    def _checks_of(self, merged: Sequence[Merged]) -> dict[str, TaskSpec]:
-        """Return the checks of those that land and of those that landed before, each once."""
-        checks: dict[str, TaskSpec] = {}
-        for state in (*self._before, *(one.state for one in merged)):
-            if state.task.check:
-                checks.setdefault(state.task.check, state.task)
-        return checks
+    def _refuse_broken(self, begin: str, bad: Merged, failed: Failure) -> None:
+        """Refuse to blame a task for what the person's branch does alone.
+
+        A check of new work, such as `test -s docs/dates.md`, rightly fails on the branch. So
+        the branch is at fault only if it has broken the check since the work began, or if the
+        work alone fails by now, too: then it is the machine.
+        """
+        states = [bad.state]
+        if failed.state is not bad.state:
+            return  # the check of another task, which passes before this one is merged
+        broken = self._ask(begin, states, self._into)
+        if not broken:
+            return
+        root = self._git.out("merge-base", begin, bad.work, known=1).split("\n")[0]
+        was_good = root not in ("", begin) and not self._ask(
+            root, states, f"{self._into}, where {bad.state.name} began")
+        if not was_good and not self._ask(bad.work, states, f"{bad.state.name} alone"):
+            return
+        log = self._folder.of_task(LANDED, "branch.log")
+        self._world.replace_files([(log, broken.output.encode(), 0o600)])
+        raise FleetError(
+            "branch-broken", f"the check fails on {self._into} itself, so nothing landed: "
+            f"{broken.command} (exit {broken.code})",
+            fix=f"see `less {quote_shell(log)}`, fix {self._into}, "
+            "then `subagent-fleet task land`")
+
+    def _states_of(self, merged: Sequence[Merged]) -> list[TaskState]:
+        """Return the tasks whose checks have to pass: what lands, and what landed before."""
+        return [*self._before, *(one.state for one in merged)]
 
     def _passes(self, merged: Sequence[Merged], count: int) -> bool:
         """Tell whether the first so many of those that were merged pass together."""
         return not self._find_failure(merged[:count])
 
-    def _find_failure(self, merged: Sequence[Merged]) -> tuple[str, int, str] | None:
-        """Return the first check that fails on a merged tree: it, its code and its words."""
-        commit = merged[-1].commit
-        for check, task in self._checks_of(merged).items():
-            known = (commit, check)
-            if known not in self._passed:
-                self._passed[known] = self._run_check(merged, commit, task)
-            code, output = self._passed[known]
+    def _find_failure(self, merged: Sequence[Merged]) -> Failure | None:
+        """Return what fails on the merge of all of these."""
+        names = some_of([one.state.name for one in merged], 5)
+        return self._ask(merged[-1].commit, self._states_of(merged), names)
+
+    def _ask(self, commit: str, states: Sequence[TaskState], names: str) -> Failure | None:
+        """Return the first setup or check of these tasks that fails on a commit."""
+        known = (commit, *(state.name for state in states))
+        if known not in self._failures:
+            self._failures[known] = self._run_all(commit, states, names)
+        return self._failures[known]
+
+    def _run_all(self, commit: str, states: Sequence[TaskState], names: str
+                 ) -> Failure | None:
+        """Run the setup and the checks of tasks on a commit; return the first that fails."""
+        self._put(commit)
+        self._copy(states)
+        for (kind, command, name), state in self._commands_of(states).items():
+            seconds = SETUP_SECONDS
+            if kind == "check":
+                seconds = state.task.deadline
+                self._put(commit)
+                self._tell(LANDED, "checking", f"{name or names}: {command}")
+            self._show_repository(commit)
+            log = self._folder.of_task(LANDED, f"{kind}.log")
+            self._world.remove(log)
+            code = self._run(command, state, log, seconds)
             if code:
-                return check, code, output
+                output = read_tail(self._world, log, TAIL_BYTES)
+                return Failure(state, command, code, output)
         return None
 
-    def _run_check(self, merged: Sequence[Merged], commit: str, task: TaskSpec
-                   ) -> tuple[int, str]:
-        """Run a task's check on a merged tree; return its code and its last words."""
-        check = task.check or ""
-        self._put(commit)
-        self._show_repository(commit)
-        if not self._is_set_up:
-            self._set_up([one.state for one in merged])
-        log = self._folder.of_task(LANDED, "check.log")
-        self._world.remove(log)
-        names = some_of([one.state.name for one in merged], 5)
-        self._tell(LANDED, "checking", f"{names}: {check}")
-        code = self._run(check, task, log, task.deadline)
-        return code, read_tail(self._world, log, TAIL_BYTES)
+    def _commands_of(self, states: Sequence[TaskState]
+                     ) -> dict[tuple[str, str, str], TaskState]:
+        """Return what tasks run on the tree: (setup or check, command, whose it is alone).
 
-    def _set_up(self, states: Sequence[TaskState]) -> None:
-        """Copy what git lacks into the tree, and run the setup of all tasks, each once."""
-        for state in states:
-            for path in find_copies(self._folder, state.task):
-                target = Place(self._tree, path)
-                if self._world.kind_of(target, follow=False) == "absent":
-                    source = self._world.path(self._folder.repository.main, path)
-                    self._world.copy_file(source, target)
-        log = self._folder.of_task(LANDED, "setup.log")
-        self._world.remove(log)
-        commands = {one: state.task for state in states for one in state.task.setup}
-        for command, task in commands.items():
-            code = self._run(command, task, log, SETUP_SECONDS)
-            if code:
-                raise FleetError("setup-failed", f"setup failed on the merged tree (exit {code}"
-                                 f"): {command}: {last_line_of(self._world, log)}",
-                                 fix=f"less {log}")
-        self._is_set_up = True
+        A command may ask which task it is for, itself or by a file of the tree. Then each task
+        has it run under its own name; else all that have the same command share one run.
+        """
+        asks = self._git.run("grep", "--quiet", "--fixed-strings", "-e", TASK_ID).code != 1
+        commands = [("setup", command, state) for state in states
+                    for command in state.task.setup]
+        commands += [("check", state.task.check, state) for state in states
+                     if state.task.check]
+        runs: dict[tuple[str, str, str], TaskState] = {}
+        for kind, command, state in commands:
+            is_own = asks or TASK_ID in command
+            runs.setdefault((kind, command, state.name if is_own else ""), state)
+        return runs
+
+    def _copy(self, states: Sequence[TaskState]) -> None:
+        """Copy into the tree what git lacks, as it is now; what a commit has stays."""
+        for path in sorted({path for state in states
+                            for path in find_copies(self._folder, state.task)}):
+            self._git.out("clean", "--quiet", "-ffdx", "--", f":(literal){path}")
+            target = Place(self._tree, path)
+            if self._world.kind_of(target, follow=False) == "absent":
+                source = self._world.path(self._folder.repository.main, path)
+                self._world.copy_file(source, target)
 
     def _confine(self, task: TaskSpec, argv: list[str], environ: dict[str, str]
                  ) -> tuple[list[str], dict[str, str]]:
@@ -22899,11 +22947,11 @@ class Landing:
     def _plan_box(self, task: TaskSpec) -> BoxPlan:
         return BoxPlan(task, self._tree, f"{self._tree}.tmp")
 
-    def _run(self, command: str, task: TaskSpec, log: str, seconds: int) -> int:
-        """Run a shell command in the tree; return its exit code. Nothing of it runs on."""
-        world = self._world
+    def _run(self, command: str, state: TaskState, log: str, seconds: int) -> int:
+        """Run a task's command in the tree; return its exit code. Nothing of it runs on."""
+        world, task = self._world, state.task
         port = claim_ports(world, self._folder.place("run.json"))
-        environ = {**plain_environment(world.environ), "FLEET_TASK_ID": LANDED,
+        environ = {**plain_environment(world.environ), TASK_ID: state.name,
                    "PORT": str(port), CHECK_MARK: f"{self._folder.run}/{LANDED}"}
         hold = world.hold(self._folder.of_task(LANDED, "checking"))
         try:
@@ -32775,6 +32823,9 @@ all pass, it is still where it was, and your checkout has no uncommitted changes
 result is on `run/landed`, with the line to type. What conflicts, or fails together with the
 others, goes back to its agent on top of what has landed, for as many times as its `rounds`;
 then it stays out, and the others land. `subagent-fleet task log NAME landing` says why.
+Tasks with the same check share one run of it, unless it uses `FLEET_TASK_ID` (the task's name),
+itself or in a file of the repository. If the check fails on your branch without any task,
+`task land` says so: nothing lands, and no task goes back.
 
 - **Ctrl-C leaves the agents running**, and so does a crash or `kill -9`: the next
   `subagent-fleet run` takes over where they are. `task stop '*'` ends them. What is known of

@@ -1,6 +1,7 @@
 """Landing: what is done is merged, checked as a whole, and only then on the person's branch."""
 import json
 import os
+import pathlib
 import random
 import re
 import signal
@@ -13,7 +14,7 @@ import subagent_fleet as sf
 from run_kit import Shop, shell
 from tools import ROOT, in_parts
 
-ONLY_LANDING = '[ "$FLEET_TASK_ID" = landed ] || exit 0; '
+ONLY_LANDING = 'case $SUBAGENT_FLEET_CHECK in */landed) ;; *) exit 0;; esac; '
 
 
 def add_done(shop, name, *commands, **task):
@@ -210,6 +211,115 @@ def test_a_check_finds_a_repository_and_setup_and_copies_there(shop):
     done = shop.type("task", "land")
     assert done.code == 0, (done, shop.type("task", "log", "b", "landing").out)
     assert "my.env" not in shop.files("main")
+
+
+def count_runs(name):
+    """Return the words of a check that count how often it runs on what is to land."""
+    return f"case $SUBAGENT_FLEET_CHECK in */landed) echo {name} >> $HOME/ran;; esac; "
+
+
+def test_a_check_that_asks_for_its_task_runs_for_each_and_others_once(shop):
+    own = count_runs("own-$FLEET_TASK_ID") + "test -s $FLEET_TASK_ID.txt"
+    shared = count_runs("shared") + "test -e a.txt"
+    run_tasks(shop, *(add_done(shop, name, f"echo {name} > {name}.txt", check=check)
+                      for name, check in (("b", own), ("c", own), ("d", shared), ("e", shared))))
+    done = shop.type("task", "land")
+    assert done.code == 0 and "4 landed on main" in done.out, done
+    assert (shop.home / "ran").read_text().split() == ["own-b", "own-c", "shared"]
+
+
+def test_a_check_whose_script_asks_for_its_task_runs_for_each(shop):
+    shop.commit(**{"check.sh": 'test -s "$FLEET_TASK_ID.txt"\n'})
+    run_tasks(shop, *(add_done(shop, name, f"echo {name} > {name}.txt",
+                               check=count_runs("script") + "sh check.sh") for name in "bc"))
+    done = shop.type("task", "land")
+    assert done.code == 0 and "2 landed on main" in done.out, done
+    assert (shop.home / "ran").read_text().split() == ["script", "script"]
+
+
+def test_a_branch_that_fails_by_itself_is_said_to_and_no_task_goes_back(shop):
+    check = count_runs("x") + "echo hm; test ! -e broken"
+    run_tasks(shop, *(add_done(shop, name, f"echo {name} > {name}.txt", check=check, rounds=0)
+                      for name in "bcd"))
+    shop.commit(broken="by a person\n")
+    done = shop.type("task", "land")
+    words = " ".join(done.err.split())  # "branch-broken"
+    assert done.code == 1 and "the check fails on main itself, so nothing landed: case " in words, done
+    assert "fix main, then `subagent-fleet task land`" in words and "sent back" not in words + done.out
+    log = re.search(r"`less (\S+)`", words)[1]
+    assert pathlib.Path(log).read_text() == "hm\n"
+    assert shop.git("rev-parse", "main") == shop.start and not shop.git("branch", "--list", "run/landed")
+    assert {row["reason"] for row in shop.rows().values()} == {""}
+    (shop.home / "ran").unlink()
+    (shop.repo / "broken").unlink()
+    shop.git("commit", "-qam", "fixed")
+    assert "3 landed on main" in shop.type("task", "land").out
+    assert (shop.home / "ran").read_text() == "x\n"  # nobody asks the branch when all is well
+
+
+def test_a_run_that_lands_says_that_the_branch_fails_by_itself(shop):
+    commit = 'cd "$SHOP" && touch broken && git add broken && git commit -qm broken'
+    shop.tasks(add_done(shop, "b", "echo b > b.txt", f"({commit})", check="test ! -e broken"))
+    done = shop.run("--land", SHOP=shop.repo)
+    assert done.code == 1 and "the check fails on main itself, so nothing landed" in " ".join(
+        done.out.split()), done
+    assert "sent back" not in done.out and shop.rows()["b"]["state"] == "done"
+
+
+def test_a_machine_on_which_no_check_passes_any_more_is_no_fault_of_a_task(shop):
+    check = "test -s b.txt && test ! -e $HOME/down"
+    run_tasks(shop, add_done(shop, "b", "echo b > b.txt", check=check))
+    (shop.home / "down").touch()
+    done = shop.type("task", "land")
+    assert done.code == 1 and "the check fails on main itself, so nothing landed" in " ".join(
+        done.err.split()), done
+    (shop.home / "down").unlink()
+    assert "1 landed on main" in shop.type("task", "land").out
+
+
+def test_a_check_of_new_work_fails_on_the_branch_rightly(shop):
+    """Its task is to blame all the same: together with another it fails."""
+    shop.commit(**{"lib.txt": "old\n"})
+    run_tasks(shop, add_done(shop, "a", "echo new > lib.txt"),
+              add_done(shop, "b", "echo b > b.txt", check="test -s b.txt && grep -q old lib.txt"))
+    shop.commit(**{"other.txt": "by a person\n"})
+    done = shop.type("task", "land")
+    assert "1 landed on main" in done.out and "1 sent back: b fails together with a" in " ".join(
+        done.out.split()), done
+
+
+def test_setup_is_of_the_commit_that_is_checked(shop):
+    """c brings what its setup makes; that must not blame a, which has the old one."""
+    shop.commit(**{"version.txt": "1\n", "_gitignore": "made\n"})
+    check = "cmp -s version.txt made && ! { test -e a.txt2 && test -e c.txt; }"
+    work = {"setup": ["cp version.txt made"], "check": check, "rounds": 0}
+    run_tasks(shop, add_done(shop, "a", "echo a > a.txt2", **work),
+              add_done(shop, "b", "echo b > b.txt", **work),
+              add_done(shop, "c", "echo 2 > version.txt; echo c > c.txt",
+                       **{**work, "check": f"cp version.txt made && {check}"}))
+    done = shop.type("task", "land")
+    assert "2 landed on main" in done.out and "c stays out" in done.out, done
+    assert shop.files("main") >= {"a.txt2", "b.txt"}
+
+
+def test_setup_that_fails_on_the_whole_is_as_a_check_that_fails(shop):
+    setup = ["echo no room; ! test -e a.txt2 || ! test -e b.txt"]
+    run_tasks(shop, add_done(shop, "a", "echo a > a.txt2"),
+              add_done(shop, "b", "echo b > b.txt", setup=setup, rounds=0))
+    done = shop.type("task", "land")
+    words = " ".join(done.out.split())
+    assert "1 landed on main" in words and "b stays out, no rounds left: b fails together with a" in words
+    assert "no room" in shop.type("task", "log", "b", "landing").out
+
+
+def test_a_copy_is_as_it_is_now(shop):
+    shop.commit(**{"_gitignore": "*.env\n"})
+    shop.write("my.env", "1")
+    run_tasks(shop, add_done(shop, "a", "echo a > b.txt", check="grep 1 my.env", copy=["*.env"]))
+    assert "1 landed on main" in shop.type("task", "land").out
+    shop.write("my.env", "2")
+    run_tasks(shop, add_done(shop, "b", "echo b > c.txt", check="grep 2 my.env", copy=["*.env"]))
+    assert "1 landed on main" in shop.type("task", "land").out
 
 
 def test_what_a_check_does_to_its_repository_means_nothing(shop):

@@ -51,7 +51,7 @@ from fleet.tasks.scope import decide_request
 from fleet.tasks.state import plan_first_words
 from fleet.text.phrases import show_span
 from fleet.world.child import Launch
-from fleet.world.process_list import CHECK_MARK, TASK_MARK
+from fleet.world.process_list import CHECK_MARK, TASK_ID, TASK_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -134,7 +134,7 @@ class TaskAgent(TaskPlace):
         else:
             more, environ = self._plan_coder(task)
             words = [program, *more]
-        own = {TASK_MARK: self._mark, "FLEET_TASK_ID": state.name,
+        own = {TASK_MARK: self._mark, TASK_ID: state.name,
                "FLEET_TASK_DIR": path(".")}
         argv, environ = self._confine(words, {**environ, **own}, state.worktree, "tmp")
         if not task.talks:

@@ -47,7 +47,7 @@ from fleet.text.phrases import some_of
 from fleet.text.terminal import clean_line
 from fleet.world.child import Launch
 from fleet.world.places import Place
-from fleet.world.process_list import CHECK_MARK, TASK_MARK
+from fleet.world.process_list import CHECK_MARK, TASK_ID, TASK_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -300,7 +300,7 @@ class TaskPlace(TaskBox):
         hold = self._world.hold(self._folder.of_task(self.name, "checking")) \
             if variable == CHECK_MARK else None
         environ = {**plain_environment(self._world.environ), variable: self._mark,
-                   "FLEET_TASK_ID": self.name}
+                   TASK_ID: self.name}
         try:
             words, environ = self._confine(shell_words(self._world, command), environ, tree,
                                            "command.tmp")

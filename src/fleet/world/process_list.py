@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # What every process has in its environment that was started for a task, or for its check.
 TASK_MARK, CHECK_MARK = "SUBAGENT_FLEET_TASK", "SUBAGENT_FLEET_CHECK"
+TASK_ID = "FLEET_TASK_ID"  # by which commands know their task
 
 
 class Process(Record):
