@@ -312,7 +312,10 @@ def test_trace_of_a_session_that_was_killed_in_the_middle(warm, tmp_path, which)
     rig.wait_until(lambda: [turn for turn in warm.recorder.since(before)
                             if "x-claude-code-agent-id" in turn.headers],
                    seconds=60, what="the subagent's first request")
-    time.sleep(1)  # what is written of it is on the disk
+    home = warm.project.home
+    rig.wait_until(lambda: any(path.stat().st_size for path in home.rglob("agent-*.jsonl")),
+                   seconds=60, what="the subagent's transcript on the disk")
+    time.sleep(1)  # the line that says it was dispatched is written beside
     process.kill()
     holder.hang_up()
     told = audit(warm, 0)
