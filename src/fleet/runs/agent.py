@@ -42,13 +42,14 @@ if TYPE_CHECKING:
 # -- what an agent is started with --
 
 END_SECONDS = 0.4  # for Claude Code to end by itself
-TERM_SECONDS, STOP_SECONDS, KILL_SECONDS = 5.0, 1.2, 2.0
+TERM_SECONDS, STOP_SECONDS = 5.0, 1.2
+KILL_SECONDS = 10.0  # until what was killed is gone: a busy machine takes its time
 SETTLE_SECONDS = 5.0
 STOP_GIT_SECONDS = 10.0  # for git to keep the work of a task that is stopped
 TURN_SECONDS = 1.0  # in which what was said during one turn begins the next
 SETUP_SECONDS = 600
 PROMPT_SECONDS = 60.0  # for a prompt to be read that is larger than a pipe
-LOCK_SECONDS = 5.0  # for a process that a killed supervisor was just starting
+LOCK_SECONDS = 20.0  # for a process that a killed supervisor was just starting
 GAP_SECONDS = 5.0  # between two looks; more is a machine that slept, which is no working time
 TOLD_CHARACTERS = 1000  # of an event
 AGENTS_LIMIT_BYTES = 100 * 1024  # of one argument; the system's own limit is 128 KiB
