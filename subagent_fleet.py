@@ -275,6 +275,7 @@ CLAUDE_ENDPOINT = "https://api.anthropic.com"
 
 REQUIRED = object()  # the default of what has none
 _ABSENT = object()  # the value of what was not given
+MANY = 20  # records of a kind: from then on it pays to compile how one is made
 
 
 class Field:
@@ -284,6 +285,9 @@ class Field:
 
     def __init__(self, default: Any, note: Any = None) -> None:
         self.default, self.note = default, note
+
+    def __get__(self, record: object, kind: type) -> Any:
+        return self.default  # as the class has it where nothing is noted
 
 
 def noted(note: object, default: Any = REQUIRED) -> Any:
@@ -316,33 +320,35 @@ class Record:
     """Values under the names that a subclass annotates; they stay as they are.
 
     To a checker they are frozen dataclasses. The standard library writes and compiles eight
-    functions for each of those when the file is imported, which was two thirds of a start;
-    here `__init__` alone is compiled, at a class's first instance. `{}` as a default is a
-    new one in each record. A record of a record has the fields of both.
+    functions for each of those when the file is imported, which was two thirds of a start.
+    Here a class is looked at when its first record is made, and only a kind with many records
+    gets an `__init__` of its own: to compile one takes as long as a hundred records. `{}` as a
+    default is a new one in each record. A record of a record has the fields of both.
     """
 
     kinds: ClassVar[dict[str, type[Record]]] = {}  # every record, by its name: for `read`
     _fields: ClassVar[dict[str, Field]] = {}
     _usual: ClassVar[dict[str, Any]] = {}  # the default of each, in the order of the fields
+    _mappings: ClassVar[list[str]] = []  # those whose default is `{}`
+    _made = 0  # records so far
 
     def __init_subclass__(cls) -> None:
         Record.kinds[cls.__name__] = cls
-        cls._fields = dict(cls._fields)
-        for name, kind in cls.__annotations__.items():
-            if name in cls._fields and name not in vars(cls) or name in Record.__annotations__:
-                continue  # Python 3.9 shows those of the class above, this one's, too
-            field = vars(cls).get(name, REQUIRED)
-            if isinstance(field, Field):
-                setattr(cls, name, field.default)  # as it is where nothing is noted
-            else:
-                field = Field(field)
-            field.kind = kind
-            cls._fields[name] = field
-        cls._usual = {name: field.default for name, field in cls._fields.items()}
-        cls.__init__ = Record.__init__  # type: ignore[method-assign] # not the one above's
+        if cls.__base__ is not Record:
+            cls.__init__ = Record.__init__  # type: ignore[method-assign] # not the one above's
 
     def __init__(self, *values: Any, **named: Any) -> None:
         cls = type(self)
+        fields(cls)
+        cls._made += 1
+        given = {**dict(zip(cls._usual, values)), **named}
+        made = {**cls._usual, **{name: {} for name in cls._mappings}, **given}
+        fits = (len(given) == len(values) + len(named) and len(made) == len(cls._usual)
+                and REQUIRED not in made.values())
+        if fits and cls._made < MANY:
+            vars(self).update(made)
+            return
+        # Where it does not fit, Python says what is wrong.
         cls.__init__ = _compile_start(cls._usual)  # type: ignore[method-assign]
         cls.__init__(self, *values, **named)
 
@@ -365,8 +371,19 @@ class Record:
     __delattr__ = __setattr__
 
 
-def fields(record: type[Record]) -> dict[str, Field]:
+def fields(record: type[_Record]) -> dict[str, Field]:
     """Return what a kind of record consists of, by name."""
+    if "_usual" not in vars(record):
+        found = dict(fields(record.__mro__[1]))
+        for name, kind in record.__annotations__.items():
+            if name in found and name not in vars(record) or name in Record.__annotations__:
+                continue  # Python 3.9 shows those of the class above, this one's, too
+            field = vars(record).get(name, REQUIRED)
+            found[name] = field if isinstance(field, Field) else Field(field)
+            found[name].kind = kind
+        record._fields = found
+        record._mappings = [name for name, field in found.items() if field.default == {}]
+        record._usual = {name: field.default for name, field in found.items()}
     return record._fields
 
 
@@ -1392,7 +1409,7 @@ def digest(content: bytes | None) -> str:
 
 def clean_text(text: str) -> str:
     """Return text with everything that could steer a terminal shown as an escape."""
-    if text.isascii() and text.isprintable():
+    if text.replace("\n", "").replace("\t", "").isprintable():
         return text
     # Controls, bidirectional marks and line separators: text from a node or a file could
     # use them to rewrite the terminal or to look like something else.
@@ -1417,6 +1434,8 @@ def guard_terminal(text: str) -> str:
 
     What comes from outside is cleaned where it is put into words; this is for what was not.
     """
+    if "\x1b" not in text:
+        return clean_text(text)
     parts = _DRAWN.split(text)
     parts[::2] = map(clean_text, parts[::2])
     return "".join(parts)
@@ -33487,7 +33506,8 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
             raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
                              fix=f"subagent-fleet {row.name} --help")
 
-    parser = Parser(prog="subagent-fleet", add_help=False, allow_abbrev=False,
+    # It would write a usage with each parse, for errors that are not its own here.
+    parser = Parser(prog="subagent-fleet", usage="", add_help=False, allow_abbrev=False,
                     # without a width it imports shutil, and with it three packers
                     formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
     # Commands share functions: the flags of another one are there,

@@ -47,6 +47,31 @@ def test_an_empty_mapping_is_a_new_one_in_each_record():
     assert sf.Ask("/", str).headers == {} and sf.Ask("/", str, headers=ask.headers).headers is ask.headers
 
 
+def test_the_first_record_of_a_kind_and_the_hundredth_are_alike():
+    class Pair(sf.Record):
+        left: str
+        right: str = "r"
+        more: dict = {}
+    pairs = [Pair("a", more={"b": number}) for number in range(100)]
+    assert [list(vars(pair).items()) for pair in pairs] == [
+        [("left", "a"), ("right", "r"), ("more", {"b": number})] for number in range(100)]
+    assert Pair.__init__ is not sf.Record.__init__, "many were made: it has one of its own"
+
+    class Triple(Pair):
+        last: int = 3
+    assert vars(Triple("a")) == {"left": "a", "right": "r", "more": {}, "last": 3}
+    for wrong in ((), ("a", "b", {}, 4, 5)):
+        with pytest.raises(TypeError):
+            Triple(*wrong)
+
+
+def test_a_noted_field_has_its_default_in_the_class():
+    class Spelt(sf.Record):
+        kind: "str" = sf.noted("kindOf", "usual")
+    assert Spelt.kind == "usual" and Spelt().kind == "usual" and Spelt("x").kind == "x"
+    assert sf.read(Spelt, {"kindOf": "y"}).kind == "y" and Spelt.kind == "usual"
+
+
 def test_a_record_of_a_record_has_the_fields_of_both():
     class Retry(sf.Try):
         after: float = 1.5

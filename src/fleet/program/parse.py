@@ -96,7 +96,8 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
             raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
                              fix=f"subagent-fleet {row.name} --help")
 
-    parser = Parser(prog="subagent-fleet", add_help=False, allow_abbrev=False,
+    # It would write a usage with each parse, for errors that are not its own here.
+    parser = Parser(prog="subagent-fleet", usage="", add_help=False, allow_abbrev=False,
                     # without a width it imports shutil, and with it three packers
                     formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
     # Commands share functions: the flags of another one are there,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 REQUIRED = object()  # the default of what has none
 _ABSENT = object()  # the value of what was not given
+MANY = 20  # records of a kind: from then on it pays to compile how one is made
 
 
 class Field:
@@ -26,6 +27,9 @@ class Field:
 
     def __init__(self, default: Any, note: Any = None) -> None:
         self.default, self.note = default, note
+
+    def __get__(self, record: object, kind: type) -> Any:
+        return self.default  # as the class has it where nothing is noted
 
 
 def noted(note: object, default: Any = REQUIRED) -> Any:
@@ -58,33 +62,35 @@ class Record:
     """Values under the names that a subclass annotates; they stay as they are.
 
     To a checker they are frozen dataclasses. The standard library writes and compiles eight
-    functions for each of those when the file is imported, which was two thirds of a start;
-    here `__init__` alone is compiled, at a class's first instance. `{}` as a default is a
-    new one in each record. A record of a record has the fields of both.
+    functions for each of those when the file is imported, which was two thirds of a start.
+    Here a class is looked at when its first record is made, and only a kind with many records
+    gets an `__init__` of its own: to compile one takes as long as a hundred records. `{}` as a
+    default is a new one in each record. A record of a record has the fields of both.
     """
 
     kinds: ClassVar[dict[str, type[Record]]] = {}  # every record, by its name: for `read`
     _fields: ClassVar[dict[str, Field]] = {}
     _usual: ClassVar[dict[str, Any]] = {}  # the default of each, in the order of the fields
+    _mappings: ClassVar[list[str]] = []  # those whose default is `{}`
+    _made = 0  # records so far
 
     def __init_subclass__(cls) -> None:
         Record.kinds[cls.__name__] = cls
-        cls._fields = dict(cls._fields)
-        for name, kind in cls.__annotations__.items():
-            if name in cls._fields and name not in vars(cls) or name in Record.__annotations__:
-                continue  # Python 3.9 shows those of the class above, this one's, too
-            field = vars(cls).get(name, REQUIRED)
-            if isinstance(field, Field):
-                setattr(cls, name, field.default)  # as it is where nothing is noted
-            else:
-                field = Field(field)
-            field.kind = kind
-            cls._fields[name] = field
-        cls._usual = {name: field.default for name, field in cls._fields.items()}
-        cls.__init__ = Record.__init__  # type: ignore[method-assign] # not the one above's
+        if cls.__base__ is not Record:
+            cls.__init__ = Record.__init__  # type: ignore[method-assign] # not the one above's
 
     def __init__(self, *values: Any, **named: Any) -> None:
         cls = type(self)
+        fields(cls)
+        cls._made += 1
+        given = {**dict(zip(cls._usual, values)), **named}
+        made = {**cls._usual, **{name: {} for name in cls._mappings}, **given}
+        fits = (len(given) == len(values) + len(named) and len(made) == len(cls._usual)
+                and REQUIRED not in made.values())
+        if fits and cls._made < MANY:
+            vars(self).update(made)
+            return
+        # Where it does not fit, Python says what is wrong.
         cls.__init__ = _compile_start(cls._usual)  # type: ignore[method-assign]
         cls.__init__(self, *values, **named)
 
@@ -107,8 +113,19 @@ class Record:
     __delattr__ = __setattr__
 
 
-def fields(record: type[Record]) -> dict[str, Field]:
+def fields(record: type[_Record]) -> dict[str, Field]:
     """Return what a kind of record consists of, by name."""
+    if "_usual" not in vars(record):
+        found = dict(fields(record.__mro__[1]))
+        for name, kind in record.__annotations__.items():
+            if name in found and name not in vars(record) or name in Record.__annotations__:
+                continue  # Python 3.9 shows those of the class above, this one's, too
+            field = vars(record).get(name, REQUIRED)
+            found[name] = field if isinstance(field, Field) else Field(field)
+            found[name].kind = kind
+        record._fields = found
+        record._mappings = [name for name, field in found.items() if field.default == {}]
+        record._usual = {name: field.default for name, field in found.items()}
     return record._fields
 
 

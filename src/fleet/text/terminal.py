@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def clean_text(text: str) -> str:
     """Return text with everything that could steer a terminal shown as an escape."""
-    if text.isascii() and text.isprintable():
+    if text.replace("\n", "").replace("\t", "").isprintable():
         return text
     # Controls, bidirectional marks and line separators: text from a node or a file could
     # use them to rewrite the terminal or to look like something else.
@@ -48,6 +48,8 @@ def guard_terminal(text: str) -> str:
 
     What comes from outside is cleaned where it is put into words; this is for what was not.
     """
+    if "\x1b" not in text:
+        return clean_text(text)
     parts = _DRAWN.split(text)
     parts[::2] = map(clean_text, parts[::2])
     return "".join(parts)
