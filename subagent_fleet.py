@@ -20945,7 +20945,8 @@ class Confinement:
         """Return the refusal of tasks that want to be confined."""
         return FleetError("not-confined", f"{names}: `sandbox: required`, but commands are not "
                           f"confined on this machine: {self.reason}", status=EXIT_REFUSED,
-                          fix="install bubblewrap, or write `sandbox: auto`")
+                          fix="install bubblewrap, or write `sandbox: auto`"
+                          if self.reason == NO_CONFINER else "write `sandbox: auto`")
 
 
 def clear_directory(world: World, path: str) -> None:

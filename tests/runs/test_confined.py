@@ -315,6 +315,7 @@ def test_what_does_not_confine_is_not_believed(shop, how):
     done = shop.run()
     assert done.code == 3 and f"t: `sandbox: required`, but commands are not confined on this machine: {WHY[how]}" \
         in " ".join(done.err.split())
+    assert "fix: write `sandbox: auto`" in done.err and "install" not in done.err  # it is there
     assert not list(shop.home.glob("state/subagent-fleet/worktrees/*/t"))
     assert shop.work(coder=shell(EDIT), check="true") == "done"
     assert f"Commands are not confined on this machine: {WHY[how]}." in " ".join(shop.said.err.split())
