@@ -2553,9 +2553,9 @@ class Model(Record):
     name: str
     node: str = key("reference", "the node it runs on")
     ollama_model: str = key(
-        "model name", "its name on the node, as in `ollama list`", also="model")
-    alias: str = key(
-        "alias", "the name Claude Code asks for", name="litellm_alias", also="alias")
+        "model name", "its name on the node, as in `ollama list`", name="model",
+        also="ollama_model")
+    alias: str = key("alias", "the name Claude Code asks for", also="litellm_alias")
     context: int = key("tokens", "context window in tokens", 8192)
     timeout: int = key("seconds", "seconds to wait for its first token", 300)
     max_parallel: int = key("parallel", "requests at the same time", 1)
@@ -2565,7 +2565,7 @@ class Model(Record):
     fallback: tuple[str, ...] = key(
         "references", "models that answer when this one cannot", ())
     cloud: bool = key("boolean", "it may leave your house: at ollama.com or Anthropic", False)
-    name_key: str = "ollama_model"  # as the file spells the key of its name
+    name_key: str = "model"  # as the file spells the key of its name
 
 
 class Agent(Record):
@@ -2715,7 +2715,8 @@ FILE_KEYS = {kind: keys_of(record) for kind, record in SECTIONS.items() if kind 
 FILE_KEYS["defaults"] = {
     name: one for name, one in keys_of(TaskSpec).items()
     if name not in ("prompt", "prompt_file", "after")}
-# What people write for a key, coming from other programs; each only where that key is absent.
+# What people write for the key of an attribute, coming from other programs; each only where
+# that key is absent.
 KEY_WORDS = {
     "name": "title label",
     "provider": "engine type",
@@ -2727,7 +2728,7 @@ KEY_WORDS = {
     "memory_gb": "memory ram vram ram_gb vram_gb",
     "node": "machine host server runs_on",
     "ollama_model": "model_name ollama name",
-    "litellm_alias": "model_alias",
+    "alias": "model_alias",
     "api_key_env": "api_key key key_env token",
     "context": "num_ctx ctx context_length context_window context_size max_context",
     "max_parallel": "parallel num_parallel concurrency",
@@ -2859,7 +2860,7 @@ class Checker:
                 self.error("missing-key", (*path, name), "is missing",
                            fix=f"add `{name}:` ({key.words})")
         if kind == "model":
-            values["name_key"] = spellings.get("ollama_model", "ollama_model")
+            values["name_key"] = spellings.get("model", "model")
         return SECTIONS[kind](**values)
 
     def spell(self, kind: str, path: tuple, section: dict) -> dict[str, str]:
@@ -2867,7 +2868,7 @@ class Checker:
         keys = FILE_KEYS[kind]
         words = {}
         for key in keys.values():
-            others = f"{key.also} {KEY_WORDS.get(key.name, '')}".replace("_", "").split()
+            others = f"{key.also} {KEY_WORDS.get(key.attribute, '')}".replace("_", "").split()
             words.update(dict.fromkeys(others, key.name))
         spellings = {name: name for name in keys if name in section}
         for name in section:
@@ -3117,7 +3118,7 @@ def _check_model(check: Checker, model: Model, node: Node | None) -> None:
     path = ("models", model.name)
     alias = model.alias or ""
     if alias.lower() in CLAUDE_WORDS:
-        check.error("reserved-alias", (*path, "litellm_alias"),
+        check.error("reserved-alias", (*path, "alias"),
                     f"is `{alias}`: Claude Code gives `{alias}` a meaning of its own",
                     fix=f"write `claude-{alias.lower()}-local`")
     where = ""
@@ -6107,7 +6108,7 @@ $claude
 nodes:
 $nodes  # mini: {endpoint: http://192.168.1.50:11434}
 
-# What runs where. Two models with one litellm_alias share the load. `# key:` shows a default.
+# What runs where. Two models with one alias share the load. `# key:` shows a default.
 ${mark}models:
 $models
 # Claude Code's subagents.
@@ -6608,7 +6609,7 @@ def lint_twins(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     for name, model in fleet.models.items():
         owner = owners.setdefault(model.alias, model)
         if full_model_name(owner.ollama_model) != full_model_name(model.ollama_model):
-            yield warn(fleet, "alias-collision", ("models", name, "litellm_alias"),
+            yield warn(fleet, "alias-collision", ("models", name, "alias"),
                        what=f"`{model.alias}` is also the alias of {owner.name}, a different "
                             f"model: {owner.ollama_model}, {model.ollama_model}",
                        fix="give each its own alias")
@@ -6831,7 +6832,7 @@ def _name_large_model(fleet: Fleet, load: Load) -> Finding:
     """Return the Finding on a model that does not fit its machine, even alone."""
     model = load.model
     memory = fleet.nodes[model.node].memory_gb or 0
-    key = "ollama_model"
+    key = model.name_key
     what = f"by its name, {model.ollama_model} needs"
     fix = FIND_ROOM
     if load.held:
@@ -6875,7 +6876,7 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
     if model.cloud:
         return
     held = held_model(model, state)
-    where = locate_key(fleet, "models", model.name, "ollama_model")
+    where = locate_key(fleet, "models", model.name, model.name_key)
     if not held.name:
         what = f"models.{model.name}: {model.ollama_model} is not on {model.node}"
         yield Finding("model-missing", "error", what, where,
@@ -6893,7 +6894,7 @@ def _ability_flaws(fleet: Fleet, model: Model, facts: Facts, users: Sequence[str
     held = held_model(model, state)
     capabilities = held.capabilities
     what = f"models.{model.name}: {model.ollama_model}"
-    where = locate_key(fleet, "models", model.name, "ollama_model")
+    where = locate_key(fleet, "models", model.name, model.name_key)
     known = find_measurement(facts.measured, state.endpoint, model.ollama_model)
     if users and capabilities is not None and "tools" not in capabilities:
         yield Finding("no-tools", "error",
@@ -28944,14 +28945,14 @@ nodes:
 models:
   heavy-coder:
     node: laptop
-    ollama_model: qwen3-coder:30b       # yours: what `ollama list` shows
-    litellm_alias: claude-sonnet-local
+    model: qwen3-coder:30b          # yours: what `ollama list` shows
+    alias: claude-sonnet-local
     context: 65536
     timeout: 600
   small-coder:
     node: laptop
-    ollama_model: qwen3:8b              # yours
-    litellm_alias: claude-haiku-local
+    model: qwen3:8b                 # yours
+    alias: claude-haiku-local
     context: 32768
 agents:
   planner:
@@ -28986,21 +28987,21 @@ nodes:
 models:
   heavy-coder:
     node: mini
-    ollama_model: qwen3-coder:30b       # yours
-    litellm_alias: claude-sonnet-local
+    model: qwen3-coder:30b          # yours
+    alias: claude-sonnet-local
     context: 65536
     timeout: 600
     fallback: [second-coder, small-coder]
   second-coder:
     node: gpu
-    ollama_model: devstral:24b          # yours
-    litellm_alias: claude-opus-local
+    model: devstral:24b             # yours
+    alias: claude-opus-local
     context: 65536
     timeout: 600
   small-coder:
     node: laptop
-    ollama_model: qwen3:8b              # yours
-    litellm_alias: claude-haiku-local
+    model: qwen3:8b                 # yours
+    alias: claude-haiku-local
     context: 32768
 agents:
   planner:
@@ -32241,15 +32242,15 @@ nodes:
 models:
   heavy-coder:
     node: mac-mini
-    ollama_model: qwen3-coder:30b
-    litellm_alias: claude-sonnet-local
+    model: qwen3-coder:30b
+    alias: claude-sonnet-local
     context: 65536
     timeout: 600
     fallback: [small-coder]
   small-coder:
     node: laptop
-    ollama_model: qwen3:8b
-    litellm_alias: claude-haiku-local
+    model: qwen3:8b
+    alias: claude-haiku-local
     context: 32768
 agents:
   planner:
@@ -32267,7 +32268,7 @@ agents:
 
 @KEYS@
 
-You can write `model` for `ollama_model` and `alias` for `litellm_alias`, but not both.
+`ollama_model` is read as `model`, and `litellm_alias` as `alias`; a model has one of the two.
 
 `init --example list` lists examples to start from: `laptop`, `three-machines` and `hybrid`.
 
@@ -33044,7 +33045,7 @@ $ subagent-fleet recommend --json
     "context": 65536, "fallback": ["small-coder"]}}], "measured": [],
  "unknown": ["Never measured: qwen3:8b on laptop, qwen3-coder…"],
  "counted": ["mini: qwen3-coder:30b takes 20.5 GB, and 24.0 G…"],
- "block": "models:\n  heavy-coder:\n    node: mini\n    ollam…", "written": false}
+ "block": "models:\n  heavy-coder:\n    node: mini\n    model…", "written": false}
 ```
 
 `block` is YAML to paste; `now` or `planned` is null if there is none.

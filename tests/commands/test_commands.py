@@ -749,14 +749,14 @@ def test_add_puts_a_machine_in_and_leaves_the_rest(two, quick, tmp_path):
 """, """    timeout: 600
   qwen3-8b:
     node: mini
-    ollama_model: qwen3:8b
-    litellm_alias: claude-sonnet-local
+    model: qwen3:8b
+    alias: claude-sonnet-local
     context: 32768
     timeout: 600
   big-32b:
     node: mini
-    ollama_model: big:32b
-    litellm_alias: big-32b
+    model: big:32b
+    alias: big-32b
     context: 32768
 """)
     assert shown.stderr == ""  # that nothing asks them yet is what `recommend` is about

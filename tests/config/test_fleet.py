@@ -24,7 +24,8 @@ def test_example_is_a_fleet_with_defaults():
     assert fleet.nodes["mini"] == sf.Node("mini", "http://192.168.1.50:11434", ("heavy",), None)
     assert fleet.models["small-coder"] == sf.Model(
         "small-coder", "laptop", "qwen3:8b", "claude-haiku-local", context=8192, timeout=300,
-        max_parallel=1, keep_alive=-1, thinking=False, max_output=8192, fallback=(), cloud=False)
+        max_parallel=1, keep_alive=-1, thinking=False, max_output=8192, fallback=(), cloud=False,
+        name_key="ollama_model")
     assert fleet.agents["implementer"].tools is None and fleet.agents["implementer"].prompt is None
     assert list(fleet.agents) == ["planner", "implementer"]
 
@@ -101,11 +102,11 @@ ERRORS = [
     ("claude-sonnet-local", "Inherit", "reserved-alias", "`Inherit` a meaning of its own", "17:20"),
     ("claude-sonnet-local", "a b", "bad-value", "litellm_alias is `a b`", "17:20"),
     ("claude-sonnet-local", "a[1m]", "bad-value", "litellm_alias is `a[1m]`", "17:20"),
-    ("node: mini", "node: mini\n    model: x", "two-spellings", "`ollama_model` and `model`", "16:5"),
-    ("node: mini", "node: mini\n    alias: x", "two-spellings", "`litellm_alias` and `alias`", "16:5"),
+    ("node: mini", "node: mini\n    model: x", "two-spellings", "`model` and `ollama_model`", "17:5"),
+    ("node: mini", "node: mini\n    alias: x", "two-spellings", "`alias` and `litellm_alias`", "18:5"),
     ("ollama_model: qwen3-coder:30b", "model: 7", "bad-value", "models.heavy-coder.model is `7`", "16:12"),
     ("ollama_model: qwen3-coder:30b", "model: a-cloud", "cloud-model", "heavy-coder.model is", "16:12"),
-    ("litellm_alias: claude-sonnet-local", "alias: sonnet", "reserved-alias", "heavy-coder.litellm_alias is", "17:12"),
+    ("litellm_alias: claude-sonnet-local", "alias: sonnet", "reserved-alias", "heavy-coder.alias is", "17:12"),
     ("tags: [heavy]", "provider: lamacpp", "bad-value", "nodes.mini.provider is `\"lamacpp\"`", "10:15"),
     ("tags: [heavy]", "api_key_env: AWS_SECRET_KEY", "bad-value", "ends in _API_KEY or", "10:18"),
     ("qwen3-coder:30b", "gpt-oss:120b-cloud", "cloud-model", "ollama.com", "16:19"),
@@ -306,8 +307,8 @@ def test_long_lists_end(count, text):
 @pytest.mark.parametrize("old, new, fix", [
     ("node: mini", "host: qwen3:8b\n    node: mini",
      "remove it: `node:` is already there"),
-    ("ollama_model: qwen3-coder:30b", "model_name: qwen3:8b", "did you mean `ollama_model`?"),
-    ("litellm_alias: claude-sonnet-local", "model_alias: a", "did you mean `litellm_alias`?"),
+    ("ollama_model: qwen3-coder:30b", "model_name: qwen3:8b", "did you mean `model`?"),
+    ("litellm_alias: claude-sonnet-local", "model_alias: a", "did you mean `alias`?"),
     ("context: 65536", "context: 65536\n    contxt: 3", "remove it: `context:` is already there"),
     ("context: 65536", "num_ctx: 65536", "did you mean `context`?"),
     ("context: 65536", "max_tokens: 65536", "did you mean `max_output`?"),
@@ -316,7 +317,7 @@ def test_long_lists_end(count, text):
     ("endpoint: http://localhost:11434", "endpoint:http://x",
      "put a space after the colon: `endpoint: http://x`"),
     ("claude-haiku-local\nagents:", "a\n  more:\nagents:",
-     "write its keys on the lines below, such as `ollama_model: qwen3:8b`"),
+     "write its keys on the lines below, such as `model: qwen3:8b`"),
 ])
 def test_a_wrong_key_gets_the_one_that_is_absent(old, new, fix):
     _, findings = check(edited((old, new)))
@@ -509,8 +510,8 @@ def test_schema_is_the_table_that_checks():
     model = schema["properties"]["models"]["additionalProperties"]
     assert model["required"] == ["node"]
     assert model["allOf"] == [
-        {"oneOf": [{"required": ["ollama_model"]}, {"required": ["model"]}]},
-        {"oneOf": [{"required": ["litellm_alias"]}, {"required": ["alias"]}]}]
+        {"oneOf": [{"required": ["model"]}, {"required": ["ollama_model"]}]},
+        {"oneOf": [{"required": ["alias"]}, {"required": ["litellm_alias"]}]}]
     assert model["properties"]["context"]["default"] == 8192
     assert model["additionalProperties"] is False
     assert schema["required"] == ["project", "nodes", "models", "agents"]
@@ -541,7 +542,7 @@ def test_every_key_has_a_rule_or_a_section_and_a_default_that_obeys_it():
                 assert sf.obeys(default, key.rule), key
             seen += 1
     assert seen > 30 and tuple(sf.FILE_KEYS["claude"]) == (*sf.TIERS, "lean")
-    assert set(sf.KEY_WORDS) <= {name for keys in sf.FILE_KEYS.values() for name in keys}
+    assert set(sf.KEY_WORDS) <= {key.attribute for keys in sf.FILE_KEYS.values() for key in keys.values()}
     for name, rule in sf.RULES.items():
         if name not in ("reference", "references"):  # what there is to refer to is not known
             assert sf.obeys(rule.example, name), name
@@ -677,7 +678,7 @@ def test_starter_is_valid_and_says_what_its_model_lacks(told, kept, flaw, warned
 def test_starter_says_why_no_model_will_do(told, why):
     tree, found, flaw = starter([state("a", told), state("b", told)])
     assert not found and flaw == f"{told.name} {why}"
-    assert [m["ollama_model"] for m in tree["models"].values()] == ["qwen3-coder:30b", "qwen3:8b"]
+    assert [m["model"] for m in tree["models"].values()] == ["qwen3-coder:30b", "qwen3:8b"]
 
 
 def test_starter_shows_every_key_and_each_default_may_be_uncommented():

@@ -326,7 +326,7 @@ def test_a_model_that_is_nearly_there_is_named_before_a_pull(wanted, there, near
     states = state_with(models=held)
     missing = the("model-missing", fleet, facts_with(states=states))
     pull = f"`ollama pull {wanted}` on mini, or `subagent-fleet warmup --pull`"
-    correction = f"write `ollama_model: {near}` in models.small, which mini has"
+    correction = f"write `model: {near}` in models.small, which mini has"
     fix = f"{correction}, or {pull}" if near else pull
     assert (missing.fix, missing.what.endswith("on mini")) == (fix, True)
     step = sf.plan_next_step(fleet, states, {"small": sf.RouteState("model missing")},
@@ -372,7 +372,7 @@ def test_what_the_name_says_gives_way_to_what_the_node_says():
                 if f.slug == "model-too-large"]
 
     assert large(facts_with(states={"mini": OFFLINE})) == [
-        "models.small.ollama_model: by its name, qwen3:8b needs about 5 GB; mini has 5"]
+        "models.small.model: by its name, qwen3:8b needs about 5 GB; mini has 5"]
     assert large(facts_with()) == [
         "models.small.context: qwen3:8b with a context of 32,768 needs about 9 GB; mini has 5"]
 

@@ -137,7 +137,7 @@ def test_three_machines_all_work_and_stand_in_for_each_other():
 def test_a_model_that_stands_alone_has_no_key_that_says_nothing():
     tree = sf.plan_starter((node("laptop", QWEN),)).tree
     assert list(tree["models"]["heavy-coder"]) == [
-        "node", "ollama_model", "litellm_alias", "context", "timeout", "max_parallel"]
+        "node", "model", "alias", "context", "timeout", "max_parallel"]
 
 
 def test_one_model_on_two_machines_has_one_alias():

@@ -86,7 +86,7 @@ class Checker:
                 self.error("missing-key", (*path, name), "is missing",
                            fix=f"add `{name}:` ({key.words})")
         if kind == "model":
-            values["name_key"] = spellings.get("ollama_model", "ollama_model")
+            values["name_key"] = spellings.get("model", "model")
         return SECTIONS[kind](**values)
 
     def spell(self, kind: str, path: tuple, section: dict) -> dict[str, str]:
@@ -94,7 +94,7 @@ class Checker:
         keys = FILE_KEYS[kind]
         words = {}
         for key in keys.values():
-            others = f"{key.also} {KEY_WORDS.get(key.name, '')}".replace("_", "").split()
+            others = f"{key.also} {KEY_WORDS.get(key.attribute, '')}".replace("_", "").split()
             words.update(dict.fromkeys(others, key.name))
         spellings = {name: name for name in keys if name in section}
         for name in section:
@@ -344,7 +344,7 @@ def _check_model(check: Checker, model: Model, node: Node | None) -> None:
     path = ("models", model.name)
     alias = model.alias or ""
     if alias.lower() in CLAUDE_WORDS:
-        check.error("reserved-alias", (*path, "litellm_alias"),
+        check.error("reserved-alias", (*path, "alias"),
                     f"is `{alias}`: Claude Code gives `{alias}` a meaning of its own",
                     fix=f"write `claude-{alias.lower()}-local`")
     where = ""

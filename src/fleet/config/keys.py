@@ -34,7 +34,8 @@ FILE_KEYS = {kind: keys_of(record) for kind, record in SECTIONS.items() if kind 
 FILE_KEYS["defaults"] = {
     name: one for name, one in keys_of(TaskSpec).items()
     if name not in ("prompt", "prompt_file", "after")}
-# What people write for a key, coming from other programs; each only where that key is absent.
+# What people write for the key of an attribute, coming from other programs; each only where
+# that key is absent.
 KEY_WORDS = {
     "name": "title label",
     "provider": "engine type",
@@ -46,7 +47,7 @@ KEY_WORDS = {
     "memory_gb": "memory ram vram ram_gb vram_gb",
     "node": "machine host server runs_on",
     "ollama_model": "model_name ollama name",
-    "litellm_alias": "model_alias",
+    "alias": "model_alias",
     "api_key_env": "api_key key key_env token",
     "context": "num_ctx ctx context_length context_window context_size max_context",
     "max_parallel": "parallel num_parallel concurrency",

@@ -96,9 +96,9 @@ class Model(Record):
     name: str
     node: str = key("reference", "the node it runs on")
     ollama_model: str = key(
-        "model name", "its name on the node, as in `ollama list`", also="model")
-    alias: str = key(
-        "alias", "the name Claude Code asks for", name="litellm_alias", also="alias")
+        "model name", "its name on the node, as in `ollama list`", name="model",
+        also="ollama_model")
+    alias: str = key("alias", "the name Claude Code asks for", also="litellm_alias")
     context: int = key("tokens", "context window in tokens", 8192)
     timeout: int = key("seconds", "seconds to wait for its first token", 300)
     max_parallel: int = key("parallel", "requests at the same time", 1)
@@ -108,7 +108,7 @@ class Model(Record):
     fallback: tuple[str, ...] = key(
         "references", "models that answer when this one cannot", ())
     cloud: bool = key("boolean", "it may leave your house: at ollama.com or Anthropic", False)
-    name_key: str = "ollama_model"  # as the file spells the key of its name
+    name_key: str = "model"  # as the file spells the key of its name
 
 
 class Agent(Record):

@@ -41,7 +41,7 @@ $claude
 nodes:
 $nodes  # mini: {endpoint: http://192.168.1.50:11434}
 
-# What runs where. Two models with one litellm_alias share the load. `# key:` shows a default.
+# What runs where. Two models with one alias share the load. `# key:` shows a default.
 ${mark}models:
 $models
 # Claude Code's subagents.

@@ -133,7 +133,7 @@ def lint_twins(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     for name, model in fleet.models.items():
         owner = owners.setdefault(model.alias, model)
         if full_model_name(owner.ollama_model) != full_model_name(model.ollama_model):
-            yield warn(fleet, "alias-collision", ("models", name, "litellm_alias"),
+            yield warn(fleet, "alias-collision", ("models", name, "alias"),
                        what=f"`{model.alias}` is also the alias of {owner.name}, a different "
                             f"model: {owner.ollama_model}, {model.ollama_model}",
                        fix="give each its own alias")

@@ -108,7 +108,7 @@ def _name_large_model(fleet: Fleet, load: Load) -> Finding:
     """Return the Finding on a model that does not fit its machine, even alone."""
     model = load.model
     memory = fleet.nodes[model.node].memory_gb or 0
-    key = "ollama_model"
+    key = model.name_key
     what = f"by its name, {model.ollama_model} needs"
     fix = FIND_ROOM
     if load.held:

@@ -42,7 +42,7 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
     if model.cloud:
         return
     held = held_model(model, state)
-    where = locate_key(fleet, "models", model.name, "ollama_model")
+    where = locate_key(fleet, "models", model.name, model.name_key)
     if not held.name:
         what = f"models.{model.name}: {model.ollama_model} is not on {model.node}"
         yield Finding("model-missing", "error", what, where,
@@ -60,7 +60,7 @@ def _ability_flaws(fleet: Fleet, model: Model, facts: Facts, users: Sequence[str
     held = held_model(model, state)
     capabilities = held.capabilities
     what = f"models.{model.name}: {model.ollama_model}"
-    where = locate_key(fleet, "models", model.name, "ollama_model")
+    where = locate_key(fleet, "models", model.name, model.name_key)
     known = find_measurement(facts.measured, state.endpoint, model.ollama_model)
     if users and capabilities is not None and "tools" not in capabilities:
         yield Finding("no-tools", "error",
