@@ -1868,7 +1868,7 @@ class NodeState(Record):
     reason: str = ""  # "" is online, else a class: refused, timeout, dns, …
     detail: str = ""
     version: str = ""
-    latency_ms: float | None = None
+    latency_seconds: float | None = None
     models: tuple[NodeModel, ...] = ()
     loaded: tuple[LoadedModel, ...] = ()
     provider: str = "ollama"
@@ -12478,7 +12478,7 @@ def probe(world: World, node: Node, deadline: float,
     began = world.clock()
     try:
         version = ask(backend.identify())
-        latency = round((world.clock() - began) * 1000, 1)
+        latency = round(world.clock() - began, 4)
         models = ask(backend.list_models())
     except NodeFailure as failure:
         failure = explain_failure(failure, backend)
@@ -12496,7 +12496,7 @@ def probe(world: World, node: Node, deadline: float,
     for name, facts in ask_all(more).items():
         details[name].update(facts)
     described = tuple(replace(model, **details.get(model.name, {})) for model in models)
-    return NodeState(node.name, node.endpoint, version=version, latency_ms=latency,
+    return NodeState(node.name, node.endpoint, version=version, latency_seconds=latency,
                      models=described, loaded=loaded or (), provider=node.provider,
                      tells_loaded=loaded is not None)
 
@@ -13209,8 +13209,8 @@ def relay(exchange: Exchange, reader: Reader, translation: Translation,
 #
 # What is kept of requests: receipts, the ledger, the log.
 
-class Try(Record):
-    """A node that was asked in vain."""
+class FailedTry(Record):
+    """A node that was asked and failed."""
 
     node: str
     why: str  # a class of reasons
@@ -13222,15 +13222,15 @@ class Stage(Record):
     at: float  # seconds since 1970
     what: str  # wait, read or write
     node: str = ""  # that does it, or that failed
-    model: str = ""
-    runs: str = ""  # `model` as its machine calls it
+    route: str = ""  # the key of `models:`
+    model: str = ""  # as its machine calls it
     why: str = ""  # the node failed
 
 
 class Passed(Record):
     """A candidate that was not asked: the request needs what it cannot do."""
 
-    model: str
+    route: str
     why: str  # images, context, tools or format
 
 
@@ -13243,37 +13243,42 @@ class Receipt(Record):
     time: float
     id: str
     session: str
-    agent: str
+    agent_id: str  # "": the main session
     alias: str
-    model: str | None  # who was asked last; None: nobody was
+    route: str | None  # the key of `models:` that was asked last; None: none was
     node: str | None
     context: int | None
-    tries: tuple[Try, ...]
-    waited: float | None  # seconds for slots, without those that failed attempts took
-    first_byte: float | None
-    total: float
+    failures: tuple[FailedTry, ...]
+    waited_seconds: float | None  # for slots; what failed tries took is not in it
+    first_byte_seconds: float | None
+    total_seconds: float
     input_tokens: int
     output_tokens: int
     outcome: str  # ok, left, stopped, prompt_too_long, or the kind of the error
-    sent: int = 0  # tokens that the prompt was thought to have; 0: not known
+    sent_tokens: int = 0  # the estimate of the prompt; 0: not known
     cloud: bool = False  # it left the house
     passed_over: tuple[Passed, ...] = ()
     # Who failed and in which words, as far as those are no prompt's or answer's.
     said: str = ""
     cached_tokens: int = 0  # of the input tokens: that the machine still had
-    read_again: int = 0  # and that a machine had read before, but not this one or no more
+    read_again_tokens: int = 0  # and that a machine had read before, but not this one or no more
     read_again_why: str = ""  # pushed out, or from where it moved
     waited_for: str = ""  # the agent or session whose prompt was kept warm meanwhile
     broken_calls: int = 0  # of the answer: dropped, because their arguments were not JSON
-    asked: float = 0.0  # seconds until the machine that answered was asked; 0: not known
-    runs: str = ""  # `model` as its machine calls it; "": an older receipt
+    asked_seconds: float = 0.0  # until the machine that answered was asked; 0: not known
+    model: str = ""  # that answered, as its machine calls it; "": an older receipt
     digest: str = ""  # of that model, where the machine says it
     steps: tuple[Stage, ...] = ()  # (): an older receipt
 
     @property
+    def queue_seconds(self) -> float:
+        """How long it took until the machine that answered was asked, as far as is known."""
+        return self.asked_seconds or self.waited_seconds or 0.0
+
+    @property
     def model_name(self) -> str:
         """The model that was asked last: as its machine calls it, else as fleet.yaml did."""
-        return self.runs or self.model or ""
+        return self.model or self.route or ""
 
 
 class Rejection(Record):
@@ -13298,14 +13303,14 @@ SAID_LIMIT = 400  # characters of the words of who failed
 def plan_row(receipt: Receipt) -> dict[str, Any]:
     """Return the row of a request that is over."""
     if not receipt.steps:
-        began = receipt.time - receipt.total
-        asked = began + (receipt.asked or receipt.waited or 0.0)
+        began = receipt.time - receipt.total_seconds
+        asked = began + receipt.queue_seconds
         receipt = replace(receipt, steps=(
             Stage(began, "wait"),
-            Stage(asked, "write", receipt.node or "", receipt.model or "", receipt.runs)))
+            Stage(asked, "write", receipt.node or "", receipt.route or "", receipt.model)))
     return {"kind": "request", "id": receipt.id, "session": receipt.session,
-            "agent": receipt.agent, "alias": receipt.alias,
-            "tokens": receipt.output_tokens, "receipt": receipt}
+            "agent_id": receipt.agent_id, "alias": receipt.alias,
+            "output_tokens": receipt.output_tokens, "receipt": receipt}
 
 
 class OpenReceipt:
@@ -13316,14 +13321,14 @@ class OpenReceipt:
         self._names = names  # its id, session, agent and alias
         self._tell_at = 0.0
         self._steps: list[Stage] = []
-        self.tries: list[Try] = []
+        self.failures: list[FailedTry] = []
         self.passed: tuple[Passed, ...] = ()  # candidates that cannot do what is needed
         self.said: list[str] = []  # by those who failed
         self.tokens = 0  # of the answer so far, about
         # What else its Receipt holds; seconds are from the beginning.
         self.values: dict[str, Any] = {
-            "model": None, "node": None, "context": None, "waited": None, "first_byte": None,
-            "input_tokens": 0, "output_tokens": 0, "cloud": False}
+            "route": None, "node": None, "context": None, "waited_seconds": None,
+            "first_byte_seconds": None, "input_tokens": 0, "output_tokens": 0, "cloud": False}
 
     def mark(self, name: str) -> None:
         """Note when something happened."""
@@ -13337,8 +13342,8 @@ class OpenReceipt:
     def write(self, tokens: int, **more: str) -> None:
         """Tell that the answer is written, and once a second how far."""
         now = self._world.clock()
-        if self.values["first_byte"] is None:
-            self.mark("first_byte")
+        if self.values["first_byte_seconds"] is None:
+            self.mark("first_byte_seconds")
             self.step("write", **more)
             self._tell_at = now + PROGRESS_SECONDS
         self.tokens += tokens
@@ -13348,13 +13353,13 @@ class OpenReceipt:
 
     def _tell(self, **more: float) -> None:
         self._log.put({"kind": "request", **self._names, "steps": tuple(self._steps),
-                       "tokens": self.tokens, **more})
+                       "output_tokens": self.tokens, **more})
 
     def close(self, outcome: str, waited_for: str) -> Receipt:
         """Return what the request came to."""
-        self.mark("total")
+        self.mark("total_seconds")
         return Receipt(
-            time=round(self._world.now(), 3), tries=tuple(self.tries),
+            time=round(self._world.now(), 3), failures=tuple(self.failures),
             passed_over=self.passed, waited_for=waited_for, outcome=outcome,
             said=clean_line("; ".join(self.said))[:SAID_LIMIT], steps=tuple(self._steps),
             **self._names, **self.values)
@@ -13431,13 +13436,13 @@ class Ledger:
 
     def add(self, receipt: Receipt) -> None:
         with self._lock:
-            for attempt in receipt.tries:
+            for attempt in receipt.failures:
                 self.totals[attempt.node]["failures"] += 1
             if receipt.node is None:
                 return
             total = self.totals[receipt.node]
-            total["waited_seconds"] = round(total["waited_seconds"] + (receipt.waited or 0.0),
-                                            3)
+            total["waited_seconds"] = round(
+                total["waited_seconds"] + (receipt.waited_seconds or 0.0), 3)
             for sums in (total, self.left_house) if receipt.cloud else (total,):
                 sums["requests"] += 1
                 sums["input_tokens"] += receipt.input_tokens
@@ -13675,7 +13680,7 @@ class Reception(abc.ABC):
         self._visitors[visitor] = "following"
         visitor.stays = False
         epoch, version = self.log.epoch, 0
-        hello = {"kind": "hello", "schema": "subagent-fleet/events/2", **self._hello(),
+        hello = {"kind": "hello", "schema": "subagent-fleet/events/3", **self._hello(),
                  "time": round(self.world.now(), 3)}
         frame = b"retry: 1000\ndata: %b\n\n" % render_json(hello)  # ms: a browser comes back
         visitor.stream(frame, head=EVENTS_HEAD)
@@ -14543,7 +14548,7 @@ _NO_LOGIN = (
 
 def describe_place(model: Model) -> dict[str, str]:
     """Return where a request goes, as its receipt keeps it when fleet.yaml has changed."""
-    return {"model": model.name, "node": model.node, "runs": model.ollama_model}
+    return {"route": model.name, "node": model.node, "model": model.ollama_model}
 
 
 class Service:
@@ -14568,7 +14573,7 @@ class Service:
         self._conversation = conversation
         self._receipt = OpenReceipt(server.log, server.world, {
             "id": f"req_{self._id}", "session": conversation.session,
-            "agent": conversation.agent, "alias": talk.alias})
+            "agent_id": conversation.agent, "alias": talk.alias})
 
     def run(self) -> None:
         """Answer the request; the receipt is filed however it ends."""
@@ -14685,8 +14690,8 @@ class Service:
     def _go_on(self, ticket: Ticket, model: Model, why: str, refusal: Refusal) -> None:
         """Leave a model that failed for the next; where none is left, refuse."""
         is_missing = refusal.http == 404
-        self._receipt.tries.append(Try(model.node, why))
-        self._receipt.values["first_byte"] = None  # that of the node that answers in the end counts
+        self._receipt.failures.append(FailedTry(model.node, why))
+        self._receipt.values["first_byte_seconds"] = None  # the node that answers will set it
         seconds = self._server.scheduler.fail(ticket, why, is_missing=is_missing,
                                               is_over=self._has_content)
         self._receipt.step("wait", node=model.node, why=why)
@@ -14703,7 +14708,8 @@ class Service:
             if self._server.stops:
                 raise Refusal(529, "the gateway is stopping")
             if ticket.silent:
-                self._receipt.tries += [Try(node, why) for node, why in ticket.silent.items()]
+                self._receipt.failures += [FailedTry(node, why)
+                                           for node, why in ticket.silent.items()]
                 said = [f"{node}: {why}" for node, why in ticket.silent.items()]
                 self._receipt.said += said
                 seconds = self._server.scheduler.rest_seconds(ticket.alias)
@@ -14714,9 +14720,10 @@ class Service:
             while not (ticket.model or ticket.silent or self._server.stops
                        or woken.wait(CLIENT_SECONDS)):
                 self._wait(None, 0)
-        self._receipt.mark("asked")
+        self._receipt.mark("asked_seconds")
         values = self._receipt.values
-        values["waited"] = round((values["waited"] or 0.0) + self._world.clock() - began, 3)
+        waited = (values["waited_seconds"] or 0.0) + self._world.clock() - began
+        values["waited_seconds"] = round(waited, 3)
         self._receipt.step("read", **describe_place(ticket.model))
         return ticket.model
 
@@ -14724,14 +14731,14 @@ class Service:
         """Send the request to the model's node, and its answer to the client."""
         node, model = translation.node, translation.model
         place, values = describe_place(model), self._receipt.values
-        values.update(place, context=model.context, first_byte=None,
+        values.update(place, context=model.context, first_byte_seconds=None,
                       digest=self._server.learned[model.name].digest)
         backend = backend_of(node)
         if self._talk.answer_format and not backend.takes_formats:
             raise Refusal(400, f"response_format: {backend.title} takes none from this "
                           "dialect; ask for JSON in the prompt, or another model")
         has_images = bool(translation.talk.images())  # what a machine counts for one, it knows
-        values["sent"] = 0 if has_images else translation.estimate
+        values["sent_tokens"] = 0 if has_images else translation.estimate
         self._receipt.tokens = 0
         self._writer = self._dialect.writes(self._talk, self._id)
         if self._has_headers:
@@ -14755,8 +14762,8 @@ class Service:
                         # Now: the last word may be minutes away.
                         self._server.tell_rest(node.name)
                 if end:
-                    if values["first_byte"] is None:  # it said nothing
-                        self._receipt.mark("first_byte")
+                    if values["first_byte_seconds"] is None:  # it said nothing
+                        self._receipt.mark("first_byte_seconds")
                     self._learn(translation, end, ticket)
                     self._whole = None if end.stop else exchange
         finally:
@@ -14787,10 +14794,10 @@ class Service:
             return
         seconds = end.prompt_seconds
         if seconds is None:
-            seconds = receipt["first_byte"] - receipt["asked"]
+            seconds = receipt["first_byte_seconds"] - receipt["asked_seconds"]
         warm, again, why = self._server.scheduler.learn(ticket, end, seconds)
-        receipt.update(cached_tokens=warm, read_again=again, read_again_why=why)
-        if receipt["sent"] and 0.5 <= translation.weight / tokens <= 16:
+        receipt.update(cached_tokens=warm, read_again_tokens=again, read_again_why=why)
+        if receipt["sent_tokens"] and 0.5 <= translation.weight / tokens <= 16:
             self._server.learned[translation.model.name].ratio = translation.weight / tokens
 
     def _flush(self, more: bytes = b"", *, last: bool = False) -> None:
@@ -14825,7 +14832,7 @@ class Service:
 
         A slow model is waited for, a hung machine is not.
         """
-        while self._receipt.values["first_byte"] is None:
+        while self._receipt.values["first_byte_seconds"] is None:
             look_at = self._world.clock() + SILENCE_SECONDS
             if look_at >= exchange.deadline:
                 break
@@ -14931,11 +14938,11 @@ class Server(Reception):
         self.log.put(plan_row(receipt))
         self.hand_on(receipt)
 
-    def tell_rest(self, node: str, model: str = "", seconds: float = 0.0,
+    def tell_rest(self, node: str, route: str = "", seconds: float = 0.0,
                   why: str = "") -> None:
         """Tell how long a node, or one model there, is left alone; 0: it answers again."""
-        self.log.put({"kind": "rest", "id": f"rest {node} {model}", "node": node,
-                      "model": model, "time": round(self.world.now(), 3), "seconds": seconds,
+        self.log.put({"kind": "rest", "id": f"rest {node} {route}", "node": node,
+                      "route": route, "time": round(self.world.now(), 3), "seconds": seconds,
                       "why": why})
 
     def _ask_rested(self) -> None:
@@ -15107,13 +15114,13 @@ class Server(Reception):
     def show(self) -> dict[str, Any]:
         """Return nodes, slots, the queue and totals as plain values."""
         places, waiting = self.scheduler.show()
-        models = [{"name": model.name, "node": model.node, "alias": model.alias,
-                   "ollama_model": model.ollama_model, "context": model.context,
+        models = [{"route": model.name, "node": model.node, "model": model.ollama_model,
+                   "alias": model.alias, "context": model.context,
                    **places[model.name]} for model in self.fleet.models.values()]
         nodes = [{"name": node.name, "endpoint": node.endpoint,
                   **self.ledger.totals[node.name]}
                  for node in self.fleet.nodes.values()]
-        return {"schema": "subagent-fleet/fleet/1",
+        return {"schema": "subagent-fleet/fleet/2",
                 "fleet": self.fleet.name, "waiting": waiting,
                 "config": fleet_digest(self.fleet), "nodes": nodes, "models": models,
                 "left_house": self.ledger.left_house,
@@ -15319,7 +15326,7 @@ class AgentTrace(Record):
     @property
     def began(self) -> float:
         """When it was first heard of."""
-        times = [receipt.time - receipt.total for receipt in self.receipts[:1]]
+        times = [receipt.time - receipt.total_seconds for receipt in self.receipts[:1]]
         if self.transcript and self.transcript.began:
             times.append(self.transcript.began)
         return min(times, default=0.0)
@@ -15369,7 +15376,7 @@ def trace_session(session: str, transcripts: Iterable[Transcript],
     by_agent = {transcript.agent: transcript for transcript in transcripts}
     served: dict[str, list[Receipt]] = {"": []}
     for receipt in receipts:
-        served.setdefault(receipt.agent, []).append(receipt)
+        served.setdefault(receipt.agent_id, []).append(receipt)
     owners = agents_by_alias(fleet) if fleet else {}
 
     agents = []
@@ -15447,12 +15454,12 @@ class Served(Record):
     why: str = ""
     at: float = 0.0  # when the first of them began
     requests: int = 0
-    waited: float | None = None  # seconds in the queue, all together
-    first_token: float | None = None  # the median, from the slot on
-    rate: float | None = None  # tokens a second
+    waited_seconds: float | None = None  # in the queue, all together
+    first_token_seconds: float | None = None  # the median, from the slot on
+    answer_rate: float | None = None  # tokens a second
     input_tokens: int = 0
     output_tokens: int = 0
-    read_again: int = 0  # of the input tokens; another turn had them read before
+    read_again_tokens: int = 0  # of the input tokens; another turn had them read before
     read_again_why: str = ""  # the reasons
     waited_for: str = ""  # agents or sessions whose prompts were kept warm meanwhile
 
@@ -15465,15 +15472,15 @@ def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
     if fleet is None:
         return Judged(receipt, "unknown", "no valid fleet file", None)
 
-    model = fleet.models.get(receipt.model or "")
+    model = fleet.models.get(receipt.route or "")
     beyond = _tell_beyond(receipt, fleet)
     if model and model.node == receipt.node and _is_as_written(receipt, model):
         if model.alias == receipt.alias:
-            after = ", ".join(f"{tried.node}: {tried.why}" for tried in receipt.tries)
+            after = ", ".join(f"{tried.node}: {tried.why}" for tried in receipt.failures)
             return Judged(receipt, "yes", after and f"after {after}", beyond)
         if model.alias in plan_fallbacks(fleet).get(receipt.alias, ()):
-            tries = [f"{tried.node}: {tried.why}" for tried in receipt.tries]
-            tries += [f"{one.model} was passed over: {one.why}"
+            tries = [f"{tried.node}: {tried.why}" for tried in receipt.failures]
+            tries += [f"{one.route} was passed over: {one.why}"
                       for one in receipt.passed_over]
             # Who failed just before is skipped, and then neither says so.
             why = (clean_line(receipt.said) or ", ".join(tries)
@@ -15488,23 +15495,23 @@ def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
 
 def _is_as_written(receipt: Receipt, model: Model) -> bool:
     """Tell whether the model that answered is the one that a fleet file names now."""
-    return not receipt.runs or \
-        full_model_name(receipt.runs) == full_model_name(model.ollama_model)
+    return not receipt.model or \
+        full_model_name(receipt.model) == full_model_name(model.ollama_model)
 
 
 def _tell_beyond(receipt: Receipt, fleet: Fleet) -> str:
     """Return which of the machines that were asked is outside, "" if none is."""
     is_remote = receipt.cloud
-    if not receipt.runs:  # an older receipt: only the file can tell more
+    if not receipt.model:  # an older receipt: only the file can tell more
         node = fleet.nodes.get(receipt.node or "")
-        model = fleet.models.get(receipt.model or "")
+        model = fleet.models.get(receipt.route or "")
         is_remote |= bool(node and plan_node_stakes([node]))
         is_remote |= bool(model and (model.cloud or leaves_house(model.ollama_model)))
     if not is_remote:
         return ""
     who = f"`{receipt.model_name}` on `{receipt.node}`"
     clouds = {other.node for other in fleet.models.values() if is_cloud(fleet, other)}
-    tried = [attempt.node for attempt in receipt.tries if attempt.node in clouds]
+    tried = [attempt.node for attempt in receipt.failures if attempt.node in clouds]
     if tried and receipt.node not in clouds:  # which came to the rescue
         who = f"`{tried[0]}`, asked before `{receipt.node}`,"
     return f"{who} is outside your machines and networks"
@@ -15514,8 +15521,9 @@ def judge_answer(answer: SessionAnswer, facts: TraceFacts) -> Judged:
     """Judge an answer without a receipt by its id: ours have their own form."""
     fleet = facts.fleet
     receipt = Receipt(
-        time=answer.time, id=answer.id, session="", agent="", alias=answer.asked, model=None,
-        node=None, context=None, tries=(), waited=None, first_byte=None, total=0.0,
+        time=answer.time, id=answer.id, session="", agent_id="", alias=answer.asked, route=None,
+        node=None, context=None, failures=(), waited_seconds=None, first_byte_seconds=None,
+        total_seconds=0.0,
         input_tokens=answer.input_tokens, output_tokens=answer.output_tokens, outcome="ok")
     unknown = Judged(receipt, "unknown", "no record says which machine answered", None,
                      is_kept=False)
@@ -15549,7 +15557,7 @@ def plan_served(judged: Sequence[Judged]) -> list[Served]:
     for one in judged:
         receipt = one.receipt
         origin = "" if receipt.node else one.why
-        place = receipt.runs, receipt.model or receipt.alias, receipt.node or "", origin
+        place = receipt.model, receipt.route or receipt.alias, receipt.node or "", origin
         groups.setdefault(place, []).append(one)
     return [_sum_up(group) for group in groups.values()]
 
@@ -15559,21 +15567,22 @@ def _sum_up(group: Sequence[Judged]) -> Served:
     first = group[0].receipt
     planned, why = _sum_up_plan(group)
     receipts = [one.receipt for one in group]
-    waits = [receipt.waited for receipt in receipts if receipt.waited is not None]
-    firsts = sorted(max(receipt.first_byte - (receipt.asked or receipt.waited or 0), 0)
-                    for receipt in receipts if receipt.first_byte is not None)
+    waits = [receipt.waited_seconds for receipt in receipts
+             if receipt.waited_seconds is not None]
+    firsts = sorted(max(receipt.first_byte_seconds - receipt.queue_seconds, 0)
+                    for receipt in receipts if receipt.first_byte_seconds is not None)
     sums = {}
-    for key in ("input_tokens", "output_tokens", "read_again"):
+    for key in ("input_tokens", "output_tokens", "read_again_tokens"):
         sums[key] = sum(getattr(receipt, key) for receipt in receipts)
     for key in ("read_again_why", "waited_for"):
         sums[key] = ", ".join(sorted({getattr(receipt, key) for receipt in receipts} - {""}))
     return Served(
-        first.runs, first.model or first.alias, first.node or "", planned, why,
-        first.time - first.total, len(receipts),
-        waited=sum(waits) if waits else None,
+        first.model, first.route or first.alias, first.node or "", planned, why,
+        first.time - first.total_seconds, len(receipts),
+        waited_seconds=sum(waits) if waits else None,
         # Not the mean: an answer that waited for its model to load would hide all the others.
-        first_token=firsts[len(firsts) // 2] if firsts else None,
-        rate=_answer_rate(receipts), **sums)
+        first_token_seconds=firsts[len(firsts) // 2] if firsts else None,
+        answer_rate=_answer_rate(receipts), **sums)
 
 
 def _sum_up_plan(group: Sequence[Judged]) -> tuple[str, str]:
@@ -15594,7 +15603,7 @@ def _answer_rate(receipts: Iterable[Receipt]) -> float | None:
     """Return tokens a second while answers came; None where that took no time to speak of."""
     tokens = seconds = 0.0
     for receipt in receipts:
-        span = receipt.total - (receipt.first_byte or receipt.total)
+        span = receipt.total_seconds - (receipt.first_byte_seconds or receipt.total_seconds)
         if span > GENERATING_SECONDS:
             tokens += receipt.output_tokens
             seconds += span
@@ -15651,7 +15660,7 @@ def audit_agent(agent: AgentTrace, judged: Sequence[Judged], session: SessionTra
 
     verdicts = (_audit_model(agent, session, facts), _audit_machine(agent, judged),
                 _audit_house(agent, judged), _audit_context(agent, judged))
-    was_answered = any(one.receipt.outcome == "ok" or one.receipt.first_byte is not None
+    was_answered = any(one.receipt.outcome == "ok" or one.receipt.first_byte_seconds is not None
                        for one in judged)
     for verdict in verdicts:
         if verdict.answer == "yes" and not was_answered:
@@ -15747,9 +15756,9 @@ def _audit_context(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
         if receipt.outcome == "prompt_too_long":
             what = (f"a prompt was refused: longer than the {receipt.context or 0:,} tokens "
                     f"of `{receipt.model_name}`")
-        elif receipt.outcome == "ok" and receipt.sent > CUT_RATIO * receipt.input_tokens > 0:
+        elif receipt.outcome == "ok" and receipt.sent_tokens > CUT_RATIO * receipt.input_tokens > 0:
             what = (f"`{receipt.node}` counted {receipt.input_tokens:,} tokens of a prompt "
-                    f"of about {receipt.sent:,}")
+                    f"of about {receipt.sent_tokens:,}")
         if what:
             return Verdict("Context", "no", what, _evidence(agent, receipt.id))
 
@@ -15761,7 +15770,7 @@ def _audit_context(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
     if lost:
         return Verdict("Context", "unknown", "no receipt says how long its prompts were",
                        _evidence(agent, lost[0]))
-    if not any(one.receipt.sent for one in judged):
+    if not any(one.receipt.sent_tokens for one in judged):
         return Verdict("Context", "unknown", "its receipts do not say what was sent")
     return Verdict("Context", "yes")
 
@@ -15842,7 +15851,7 @@ def show_session(report: SessionReport) -> dict[str, Any]:
         agent = told.agent
         transcript = agent.transcript
         agents.append({
-            "agent": agent.id, "name": agent.kind,
+            "agent_id": agent.id, "agent": agent.kind,
             "parent": agent.parent if agent.id else None,
             "state": told.state, "began": agent.began, "ended": agent.ended,
             "transcript": transcript.path if transcript else None,
@@ -15920,7 +15929,7 @@ class KeptWarm(Record):
 class ModelSlots(Record):
     """How busy a model is, as `/fleet` says it."""
 
-    name: str
+    route: str
     running: int
     slots: int
     rests_seconds: float = 0
@@ -15963,8 +15972,8 @@ class Sight(Record):
 
     @property
     def places(self) -> dict[str, ModelSlots]:
-        """How busy each model is."""
-        return {model.name: model for model in self.said.models}
+        """How busy each model is, by its key in `models:`."""
+        return {model.route: model for model in self.said.models}
 
     def find_measured(self, node: str, ollama_model: str) -> Measurement | None:
         """Return what was measured of a model on a node."""
@@ -16076,15 +16085,15 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
     warm = {load.model.name: load.warm for load in list_loads(fleet, sight.states)}
     models = []
     for name, model in fleet.models.items():
-        models.append({"name": name, "node": model.node, "runs": model.ollama_model,
+        models.append({"name": name, "node": model.node, "model": model.ollama_model,
                        "alias": model.alias, "context": model.context,
                        "slots": places[name].slots, "fallback": list(model.fallback),
                        "warm": warm.get(name),
                        "kept": busy[name].warm.conversations if name in busy else 0,
                        "state": routes[name].state, "instead": routes[name].fallback})
 
-    agents = [{"name": "main", "model": plan_tiers(fleet)["main"]}]
-    agents += [{"name": agent.name, "model": agent.model} for agent in fleet.agents.values()]
+    agents = [{"name": "main", "route": plan_tiers(fleet)["main"]}]
+    agents += [{"name": agent.name, "route": agent.model} for agent in fleet.agents.values()]
     return {
         "fleet": fleet.name,
         "level": level,
@@ -16114,10 +16123,10 @@ def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
                        "gpu": model.gpu_percent, "unloads": unloads})
     return {"name": node.name, "endpoint": node.endpoint,
             "colour": plan_machine_colours(sight.fleet.nodes)[node.name],
-            "runs": state.runs,
+            "server": state.runs,
             "online": state.online, "why": state.reason,
             "fix": state.fix if state.reason else "",
-            "latency": state.latency_ms, "loaded": loaded,
+            "latency_seconds": state.latency_seconds, "loaded": loaded,
             "memory": node.memory_gb * 1e9 if node.memory_gb else None}
 
 
@@ -16395,13 +16404,13 @@ const HAPPENS = {
     requests.set(row.id, {...row, receipt, begun: steps[0].at, end: receipt && receipt.time,
       steps: steps.map((each) => each.why ? {at: each.at, what: each.what} : each),
       marks: steps.filter(({why}) => why).map((each) => ({...each, time: each.at})),
-      tokens: receipt ? receipt.output_tokens : row.tokens,
+      tokens: receipt ? receipt.output_tokens : row.output_tokens,
       countedAt: receipt ? receipt.time : row.counted_at ?? steps.at(-1).at});
     for (const [id, each] of requests)
       if (requests.size > KEPT && !isOpen(each)) requests.delete(id);
   },
   rest(row) {
-    const place = `${row.node}\n${row.model}`;
+    const place = `${row.node}\n${row.route}`;
     if (row.seconds) rests.set(place, {...row, until: row.time + row.seconds});
     else rests.delete(place);
   },
@@ -16424,12 +16433,12 @@ const isOpen = (request) => !request.receipt;
 const isAtWork = (request) => isOpen(request) && lastStep(request).node;
 const stateOf = (request) => request.receipt ? request.receipt.outcome
   : {wait: "waiting", read: "reading", write: "writing"}[lastStep(request).what];
-const laneOf = (request) => `${request.session}\n${request.agent}`;
+const laneOf = (request) => `${request.session}\n${request.agent_id}`;
 const colourOf = (node) =>
   `m${picture?.machines.find((each) => each.name === node)?.colour ?? "x"}`;
-function nameOf(lane, [session, agent] = lane.split("\n")) {
-  const known = picture?.names.find((each) => each.agent === agent && each.session === session);
-  return known?.name || agent || "main";
+function nameOf(lane, [session, id] = lane.split("\n")) {
+  const known = picture?.names.find((each) => each.agent_id === id && each.session === session);
+  return known?.agent || id || "main";
 }
 function titleOf(session) {
   const known = picture?.sessions.find((each) => each.session === session);
@@ -16545,20 +16554,20 @@ function drawIcon(state) {
   $("icon").setAttribute("href", canvas.toDataURL());
 }
 const restOf = (machine) => [...rests.values()].find((each) =>
-  each.node === machine.name && (!each.model || each.until > now()));
+  each.node === machine.name && (!each.route || each.until > now()));
 // What a machine runs: the fleet's models, one under two names once, then what else is loaded.
 function modelsOn(machine) {
   const rows = new Map();
   const row = (name, key = name.toLowerCase().replace(/:latest$/, "")) => rows.get(key)
     || rows.set(key, {name, slots: 0, names: [], aliases: [], agents: [],
       state: "not of this fleet"}).get(key);
-  for (const {runs, slots, context, state, node, name, alias, warm, kept} of picture.models) {
+  for (const {model, slots, context, state, node, name, alias, warm, kept} of picture.models) {
     if (node !== machine.name) continue;
-    const {names, aliases, agents} = Object.assign(row(runs), {slots, context, state});
-    Object.assign(row(runs), {warm: warm ?? row(runs).warm, kept: kept || row(runs).kept});
+    const {names, aliases, agents} = Object.assign(row(model), {slots, context, state});
+    Object.assign(row(model), {warm: warm ?? row(model).warm, kept: kept || row(model).kept});
     names.push(name);
     aliases.push(alias);
-    agents.push(...picture.agents.filter((each) => each.model === name).map((each) => each.name));
+    agents.push(...picture.agents.filter((each) => each.route === name).map((each) => each.name));
   }
   for (const loaded of machine.loaded) row(loaded.name).loaded = loaded;
   return [...rows];
@@ -16584,8 +16593,8 @@ function drawMachines() {
     say(parts.name, machine.name);
     say(parts.state, state);
     parts.state.className = level;
-    say(parts.what, joined([machine.runs, host(machine.endpoint),
-      machine.latency === null ? "" : `${count(machine.latency)} ms`]));
+    say(parts.what, joined([machine.server, host(machine.endpoint),
+      machine.latency_seconds === null ? "" : `${count(1000 * machine.latency_seconds)} ms`]));
     say(parts.why, why, true);
     parts.why.hidden = !why;
     keep(parts.models, modelsOn(machine), makeModel, fillModel);
@@ -16598,7 +16607,7 @@ function drawMachines() {
 }
 function fillModel(row, model, {name, busy, what}) {
   const open = [...requests.values()].filter(isOpen), {loaded} = model;
-  const full = open.filter((each) => model.names.includes(lastStep(each).model)).length;
+  const full = open.filter((each) => model.names.includes(lastStep(each).route)).length;
   const queue = open.filter((each) => !isAtWork(each) && model.aliases.includes(each.alias)).length;
   const context = loaded?.context || model.context;
   say(name, model.name);
@@ -16641,9 +16650,9 @@ function drawRoutes() {
       };
     });
   list(agents, picture.agents, (each) => [each.name, "",
-    `${each.name}: ${model[each.model].runs} on ${model[each.model].node}`]);
-  list(models, picture.models, (each) => [each.runs, each.alias,
-    joined([`${each.alias}: ${each.runs} on ${each.node}`, ...each.fallback], ", else ")]);
+    `${each.name}: ${model[each.route].model} on ${model[each.route].node}`]);
+  list(models, picture.models, (each) => [each.model, each.alias,
+    joined([`${each.alias}: ${each.model} on ${each.node}`, ...each.fallback], ", else ")]);
   list(machines, picture.machines, (each, item) => {
     item.className = `box m${each.colour}`;
     return [each.name, each.online ? "" : each.why, each.endpoint];
@@ -16657,20 +16666,20 @@ function plan(model) {
   const edges = new Map();
   const add = (from, to, isSpare = false, key = JSON.stringify([from, to])) => edges.get(key)
     || edges.set(key, {from, to, isSpare, works: ""}).get(key);
-  for (const {name, model: wanted} of picture.agents) add(["agents", name], ["models", wanted]);
+  for (const {name, route: wanted} of picture.agents) add(["agents", name], ["models", wanted]);
   for (const {name, node, fallback} of picture.models)
     for (const each of [node, ...fallback.map((other) => model[other].node)])
       add(["models", name], ["machines", each], each !== node);
   for (const request of [...requests.values()].filter(isAtWork)) {
-    const {model: name, node} = lastStep(request), works = `works ${colourOf(node)}`;
+    const {route: name, node} = lastStep(request), works = `works ${colourOf(node)}`;
     const asker = nameOf(laneOf(request)).replace(/\?$/, "");
     const agent = picture.agents.find((each) => each.name === asker);
     const asked = picture.models.filter((each) => each.alias === request.alias);
-    const planned = asked.find((each) => each.name === agent?.model)
+    const planned = asked.find((each) => each.name === agent?.route)
       || asked.find((each) => each.name === name) || asked[0];
     if (!planned) continue;
     const models = ["models", planned.name];
-    if (planned.name === agent?.model) add(["agents", asker], models).works = works;
+    if (planned.name === agent?.route) add(["agents", asker], models).works = works;
     add(models, ["machines", node], true).works = works;
   }
   return edges;
@@ -16692,12 +16701,12 @@ function drawEdges(svg, edges, columns) {
 """
 LANES_SCRIPT = r"""
 // -- the time line --
-function warmthOf({waited_for, cached_tokens, read_again, read_again_why, session}) {
+function warmthOf({waited_for, cached_tokens, read_again_tokens, read_again_why, session}) {
   const isSession = picture?.sessions.some((each) => each.session === waited_for);
   const other = isSession ? titleOf(waited_for) : nameOf(`${session}\n${waited_for}`);
   return [waited_for && `waited so that ${other} stays warm`,
     cached_tokens && `${count(cached_tokens)} tokens were still warm`,
-    read_again && `${count(read_again)} tokens read again: ${read_again_why}`];
+    read_again_tokens && `${count(read_again_tokens)} tokens read again: ${read_again_why}`];
 }
 function words(request) {
   const steps = request.steps.map((each, index) => {
@@ -16818,16 +16827,16 @@ const REQUESTS = [["Time", ".one.small"], ["Agent", ".one"], ["Model", ".one.sma
   ["Tok/s", ".number"], ["In", ".number"], ["Out", ".number"]];
 function cells(request) {
   const {receipt, steps} = request, placed = steps.filter((each) => each.node);
-  const {node = "", model = "-", runs = model} = placed.at(-1) || {};  // never today's file's
+  const {node = "", route = "-", model = route} = placed.at(-1) || {};  // never today's file's
   const first = steps.find((each) => each.what === "write")?.at ?? NaN, state = stateOf(request);
   const level = !receipt || state === "ok" ? "" : "bad";
   const asker = joined([isTask(request) && titleOf(request.session), called.get(laneOf(request))]);
-  return [clock(request.end ?? request.begun), asker, runs,
+  return [clock(request.end ?? request.begun), asker, model,
     [node || "-", "", node],
     [joined([state, ...request.marks.map((mark) => `${mark.node} ${mark.why}`),
-      receipt?.read_again && `${count(receipt.read_again)} read again`]), level],
-    seconds(receipt ? receipt.waited : (placed[0]?.at ?? now()) - request.begun),
-    seconds(receipt ? receipt.first_byte : first ? first - request.begun : null),
+      receipt?.read_again_tokens && `${count(receipt.read_again_tokens)} read again`]), level],
+    seconds(receipt ? receipt.waited_seconds : (placed[0]?.at ?? now()) - request.begun),
+    seconds(receipt ? receipt.first_byte_seconds : first ? first - request.begun : null),
     speedOf(request) ? count(speedOf(request)) : "-",
     receipt ? count(receipt.input_tokens) : "-", count(request.tokens)];
 }
@@ -17947,13 +17956,13 @@ def sum_served(receipts: Iterable[Receipt], session: str) -> list[dict[str, Any]
     sums: dict[tuple[str, str | None], dict[str, Any]] = {}
     for receipt in receipts:
         if receipt.session == session and receipt.node:
-            row = sums.setdefault((receipt.node, receipt.model), {
-                "node": receipt.node, "model": receipt.model, "requests": 0, "input": 0,
-                "output": 0, "waited_seconds": 0.0})
+            row = sums.setdefault((receipt.node, receipt.route), {
+                "node": receipt.node, "route": receipt.route, "model": receipt.model_name,
+                "requests": 0, "input_tokens": 0, "output_tokens": 0, "waited_seconds": 0.0})
             row["requests"] += 1
-            row["input"] += receipt.input_tokens
-            row["output"] += receipt.output_tokens
-            row["waited_seconds"] = round(row["waited_seconds"] + (receipt.waited or 0), 1)
+            row["input_tokens"] += receipt.input_tokens
+            row["output_tokens"] += receipt.output_tokens
+            row["waited_seconds"] = round(row["waited_seconds"] + (receipt.waited_seconds or 0), 1)
     return list(sums.values())
 
 
@@ -18964,16 +18973,16 @@ class TaskRow(Record):
     name: str
     group: str
     state: str
-    attempt: str  # such as 1/2
-    seconds: float  # in this state
-    total: float  # of all its tries
-    idle: float | None  # since it was heard of
+    try_: str  # such as 1/2; `try` in JSON
+    state_seconds: float  # since it has this state
+    total_seconds: float  # of all its tries
+    idle_seconds: float | None  # since its agent was last heard
     now: str
-    context: int | None  # percent
+    context_percent: int | None
     files: int
     plus: int
     minus: int
-    where: str  # the machine, or the alias; of a task that has moved up, each
+    runs_on: str  # the machine, or the alias; of a task that has moved up, each
     rung: str
     climbed: tuple[str, ...]
     memory_mb: int
@@ -23130,7 +23139,7 @@ def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]
     live = [state for state in tasks.values() if state.has_agent]
     # The session's own, not a subagent's.
     served = {one.session: one for one in backing.receipts()
-              if one.session and not one.agent} \
+              if one.session and not one.agent_id} \
         if live else {}
     limits = find_limits(folder.world, backing, tasks, {})
     attached = frozenset(name for name, state in tasks.items()
@@ -23972,7 +23981,7 @@ def tell_apart(standings: Sequence[Standing]) -> Iterator[tuple[str, list[str], 
 
 def find_outcome(state: TaskState, receipt: Mapping[str, Any], examinee: Examinee) -> str:
     """Return how a task has ended; in other words where that says nothing of the model."""
-    others = {row["model"] for row in receipt.get("served") or ()}
+    others = {row["route"] for row in receipt.get("served") or ()}
     others -= {model.name for model in examinee.models}
     if others:
         return f"{some_of(sorted(others))} answered instead"
@@ -24228,8 +24237,8 @@ class Exam:
         sitting = Sitting(
             fix.commit, self.plan.digest, self.repository, examinee.name, outcome, number,
             examinee.digest, code, seconds, receipt.get("turns") or 0,
-            sum(int(row["input"]) for row in served),
-            sum(int(row["output"]) for row in served), today(world))
+            sum(int(row["input_tokens"]) for row in served),
+            sum(int(row["output_tokens"]) for row in served), today(world))
         with self._lock:
             self._note(sittings=(*self.page.sittings, sitting))
 
@@ -25152,10 +25161,25 @@ def latest_receipts(workspace: Workspace) -> Iterator[Receipt]:
             yield from parse_receipts([line])
 
 
+# What the keys of receipts were called before: {old: new}. `model` was the route.
+OLD_KEYS = {"model": "route", "runs": "model", "agent": "agent_id", "tries": "failures",
+            "waited": "waited_seconds", "first_byte": "first_byte_seconds",
+            "total": "total_seconds", "asked": "asked_seconds", "sent": "sent_tokens",
+            "read_again": "read_again_tokens"}
+
+
 def parse_receipts(lines: Iterable[bytes]) -> list[Receipt]:
     """Return the receipts in lines of a file; broken or foreign lines are skipped."""
-    return [receipt for receipt in (read(Receipt, parse_object(line)) for line in lines)
-            if receipt]
+    receipts = []
+    for line in lines:
+        fields = parse_object(line)
+        if fields and "agent" in fields:  # an older program wrote it
+            fields = {OLD_KEYS.get(key, key): value for key, value in fields.items()
+                      if key != "steps"}
+        receipt = read(Receipt, fields)
+        if receipt:
+            receipts.append(receipt)
+    return receipts
 
 
 SESSION_ID = LatePattern("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # a part of a path, too
@@ -25754,9 +25778,16 @@ def tell_findings(findings: Iterable[Finding], world: World) -> None:
         world.err(format_finding(finding, look=look_of(world, "stderr")))
 
 
+# The version of a command's JSON, if it is not 1. In 2, `model` is what a machine runs, `route`
+# the key in `models:`, `agent` a name, `agent_id` its id, and a duration ends in `_seconds`.
+SCHEMA_VERSIONS = dict.fromkeys(("generate", "discover", "status", "recommend", "warmup", "logs",
+                                 "doctor", "trace", "tasks"), 2)
+
+
 def render_report(command: str, fields: Mapping[str, object]) -> str:
     """Return the JSON object of a command: plain ASCII, whatever a node calls its models."""
-    report = {"schema": f"subagent-fleet/{command}/1", **fields}
+    version = SCHEMA_VERSIONS.get(command, 1)
+    report = {"schema": f"subagent-fleet/{command}/{version}", **fields}
     return json.dumps(report, indent=2, default=show_record) + "\n"
 
 
@@ -26693,15 +26724,15 @@ def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, teller: Teller
 WARMUP_FILE = f"{STATE_DIRECTORY}/warmup.json"
 WARMUP_SECONDS = 10.0  # what is older was left by one that was cut off, or is long over
 SHOWN_WARMTHS_LIMIT = 200
-WARMUP_SCHEMA = "warmup-progress/1"
+WARMUP_SCHEMA = "warmup-progress/2"
 
 
 class WarmRow(Record):
     """How far the warm-up of a model is."""
 
-    model: str
+    route: str
     node: str
-    ollama_model: str
+    model: str
     stage: str
     state: str
     detail: str
@@ -26759,8 +26790,8 @@ def plan_warmths(fleet: Fleet, options: Namespace) -> dict[str, Warmth]:
 def report_warmth(name: str, warmth: Warmth, now: float) -> dict[str, object]:
     """Return what `warmup --json` says of a model."""
     seconds = warmth.seconds or (now - warmth.began if warmth.began else 0.0)
-    return {"model": name, "node": warmth.node.name,
-            "ollama_model": warmth.model.ollama_model, "ok": warmth.ok,
+    return {"route": name, "node": warmth.node.name,
+            "model": warmth.model.ollama_model, "ok": warmth.ok,
             "stage": warmth.stage, "state": warmth.state, "seconds": round(seconds, 1),
             "loaded": warmth.loaded, "pulled_bytes": warmth.pulled,
             "size_bytes": warmth.size, "detail": warmth.detail, "fix": warmth.fix}
@@ -27279,12 +27310,12 @@ def format_tasks(rows: Sequence[TaskRow], look: Look = PLAIN) -> str:
     text = format_table(
         ("NAME", "STATE", "TRY", "FOR", "TOTAL", "IDLE", "NOW", "CONTEXT", "DIFF", "WHERE",
          "USES"),
-        [[row.name, mark_task(row.state, look), row.attempt,
-          show_span(row.total if row.state in TERMINAL_STATES else row.seconds),
-          show_span(row.total or None), show_span(row.idle),
+        [[row.name, mark_task(row.state, look), row.try_,
+          show_span(row.total_seconds if row.state in TERMINAL_STATES else row.state_seconds),
+          show_span(row.total_seconds or None), show_span(row.idle_seconds),
           crop(clean_line(row.now), TASK_NOW_WIDTH) or "-",
-          "-" if row.context is None else f"{row.context}%",
-          f"+{row.plus} -{row.minus}" if row.files else "-", row.where or "-",
+          "-" if row.context_percent is None else f"{row.context_percent}%",
+          f"+{row.plus} -{row.minus}" if row.files else "-", row.runs_on or "-",
           f"{row.memory_mb} MB {row.cpu_percent:.0f}%" if row.processes else "-"]
          for row in rows],
         look=look, spare=("USES", "TOTAL", "CONTEXT", "IDLE", "WHERE", "TRY"))
@@ -28035,10 +28066,10 @@ class LogTable:
                 self._widths[column] = max(self._widths[column], width_of(clean_line(cell)))
 
     def _cells(self, request: Mapping[str, Any], now: float) -> dict[str, str]:
-        return {"Time": show_moment(request["time"], now), "Agent": request["name"],
+        return {"Time": show_moment(request["time"], now), "Agent": request["agent"],
                 "Model": request["model"] or request["route"] or "-",
                 "Machine": request["node"] or "-",
-                "Took": show_span(request["total"]).rjust(7)}
+                "Took": show_span(request["total_seconds"]).rjust(7)}
 
     def head(self) -> str:
         """Return the line above it."""
@@ -28069,7 +28100,7 @@ def _describe_outcome(request: Mapping[str, Any]) -> str:
 
 def choose_failed(receipts: Iterable[Receipt]) -> list[Receipt]:
     """Return those in which something failed."""
-    return [receipt for receipt in receipts if receipt.outcome != "ok" or receipt.tries]
+    return [receipt for receipt in receipts if receipt.outcome != "ok" or receipt.failures]
 
 
 def log_requests(world: World, fleet: Fleet) -> Callable[[list[Receipt | Rejection]], None]:
@@ -28078,8 +28109,8 @@ def log_requests(world: World, fleet: Fleet) -> Callable[[list[Receipt | Rejecti
     names = AgentNames(world, agents_by_alias(fleet))
     known = [("", model.ollama_model, model.node) for model in fleet.models.values()]
     known += [(agent, "-", "") for agent in fleet.agents]
-    table = LogTable([{"time": now, "total": 0.0, "name": name, "model": model, "node": node}
-                      for name, model, node in known], look, now)
+    table = LogTable([{"time": now, "total_seconds": 0.0, "agent": name, "model": model,
+                       "node": node} for name, model, node in known], look, now)
     world.err(table.head())
 
     def take(things: list[Receipt | Rejection]) -> None:
@@ -28129,12 +28160,9 @@ class AgentNames:
 
 
 def report_receipt(receipt: Receipt, names: AgentNames) -> dict[str, Any]:
-    """Return a request for display: its receipt, its agent, and why a machine failed."""
-    shown = {**vars(receipt), "route": receipt.model or "", "node": receipt.node or "",
-             "name": names.find(receipt.session, receipt.agent, receipt.alias),
-             "failures": receipt.tries}
-    shown["model"] = shown.pop("runs")
-    return shown
+    """Return a request for display: its receipt, and its agent's name."""
+    return {**vars(receipt), "route": receipt.route or "", "node": receipt.node or "",
+            "agent": names.find(receipt.session, receipt.agent_id, receipt.alias)}
 
 
 def name_task_sessions(options: Namespace, world: World) -> dict[str, str]:
@@ -28152,8 +28180,8 @@ def report_requests(receipts: Sequence[Receipt], names: AgentNames, options: Nam
     requests = []
     for receipt in receipts:
         request = {**report_receipt(receipt, names), "task": tasks.get(receipt.session, "")}
-        if request["task"] and not receipt.agent and not options.json:
-            request["name"] = request["task"]
+        if request["task"] and not receipt.agent_id and not options.json:
+            request["agent"] = request["task"]
         requests.append(request)
     return requests
 
@@ -28169,7 +28197,7 @@ def list_failures(workspace: Workspace, fleet: Fleet, began: float, stream: str)
         return ""
     # Who left or stopped the gateway ended a request: that is no failure.
     failed = [receipt for receipt in receipts if receipt.time >= began
-              and (receipt.tries or receipt.outcome not in ("left", "stopped"))]
+              and (receipt.failures or receipt.outcome not in ("left", "stopped"))]
     if not failed:
         return ""
     look, now = look_of(workspace.world, stream), workspace.world.now()
@@ -28508,12 +28536,12 @@ class Lookout:
         for each in self._dashboard.log.since(0)[1]:
             row = each.row
             if row["kind"] == "request":
-                session, agent = row["session"], row["agent"]
+                session, agent = row["session"], row["agent_id"]
                 name = self._names.find(session, agent, row["alias"])
                 names[session, agent] = name if agent else agents.get(session) or name
                 if session not in titles:
                     titles[session] = self._names.title(session)
-        return {"names": [{"session": session, "agent": agent, "name": name}
+        return {"names": [{"session": session, "agent_id": agent, "agent": name}
                           for (session, agent), name in names.items()],
                 "sessions": [{"session": session, "title": title}
                              for session, title in titles.items()]}
@@ -28552,9 +28580,9 @@ def report_task(row: TaskRow, state: TaskState) -> dict[str, Any]:
         answers = "\n".join(f"{label}: {fix[:-1]} {number}`"
                             for number, label in enumerate(questions[0][1], 1))
     return {"name": row.name, "state": row.state, "mark": TASK_MARKS[level], "level": level,
-            "agent": row.agent, "where": row.where, "session": row.session,
+            "agent": row.agent, "where": row.runs_on, "session": row.session,
             "now": row.now.removesuffix(f"; {row.fix}" if row.fix else ""),  # it is beside
-            "seconds": row.total, "diff": f"+{row.plus} -{row.minus}" if row.files else "",
+            "seconds": row.total_seconds, "diff": f"+{row.plus} -{row.minus}" if row.files else "",
             "over": state.is_over and level not in ("warn", "bad"), "fix": fix,
             "answers": answers}
 
@@ -29501,7 +29529,7 @@ def report_recommendation(advised: Recommendation, written: Sequence[str]) -> di
     def report_model(model: Model | None) -> dict[str, Any] | None:
         if model is None:
             return None
-        return {"name": model.name, "node": model.node, "model": model.ollama_model,
+        return {"route": model.name, "node": model.node, "model": model.ollama_model,
                 "context": model.context, "fallback": model.fallback}
 
     roles = [{"role": advice.job or None, "changes": advice.is_change, "why": advice.why,
@@ -29544,8 +29572,8 @@ def cmd_generate(options: Namespace, world: World) -> int:
     is_written = writes and not edited
     if is_written:
         workspace.write(changes)
-    routes = [{"agent": agent, "node": model.node, "model": model.name,
-               "ollama_model": model.ollama_model, "alias": model.alias}
+    routes = [{"agent": agent, "route": model.name, "node": model.node,
+               "model": model.ollama_model, "alias": model.alias}
               for agent, model in plan_routes(fleet).items()]
     report = {"out": workspace.out, "written": is_written,
               "findings": (*config.warnings, *others),
@@ -29697,7 +29725,7 @@ def cmd_validate(options: Namespace, world: World) -> int:
     return EXIT_OK
 
 
-# == commands/discover.py, from line 32 =======================================
+# == commands/discover.py, from line 33 =======================================
 #
 # `discover`: what the machines have.
 
@@ -29710,7 +29738,7 @@ def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> 
     for model in models:
         state = model["state"]
         words = f"missing: {model['fix']}" if state == "missing" else state
-        rows.append((model["name"], model["node"], model["ollama_model"],
+        rows.append((model["route"], model["node"], model["model"],
                      mark(words, _PRESENCE_ROLES[state], look)))
     return format_table(("Model", "Node", "Ollama model", "Found"), rows, look=look)
 
@@ -29719,7 +29747,9 @@ def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
     """Return what each node said of itself and its models, or why it said nothing."""
     text = ""
     for state in states.values():
-        says = f"{state.runs}, {state.latency_ms} ms" if state.online else state.why
+        says = state.why
+        if state.online:
+            says = f"{state.runs}, {1000 * (state.latency_seconds or 0):.1f} ms"
         heading = Cell(f"{state.name} ({state.endpoint}):", "bold")
         text += "\n" + format_words([heading, Cell(says)], look, indent="  ")
 
@@ -29836,8 +29866,8 @@ def discover_machines(options: Namespace, world: World) -> int:
 
 def report_scan(scan: Scan, known: Mapping[str, str]) -> dict[str, Any]:
     """Return what `discover --scan --json` says."""
-    found = [{"node": one.state, "provider": one.node.provider,
-              "known": known.get(one.node.endpoint)} for one in scan.found]
+    found = [{**show_record(one.state), "known": known.get(one.node.endpoint)}
+             for one in scan.found]
     others = [{"address": address, "why": why} for address, why in scan.others]
     peers = [{"name": peer.name, "address": peer.address} for peer in scan.peers]
     return {"addresses": scan.addresses, "peers": peers, "found": found, "others": others,
@@ -29853,7 +29883,7 @@ def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str
         fix = ""
         if route.state == "model missing":
             fix = fix_for_missing(fleet, model, states[model.node])
-        models.append({"name": name, "node": model.node, "ollama_model": model.ollama_model,
+        models.append({"route": name, "node": model.node, "model": model.ollama_model,
                        "state": words.get(route.state, "present"), "fix": fix})
     return models
 
@@ -30022,11 +30052,11 @@ def report_status(sight: Sight) -> dict[str, list[Any]]:
     fleet = sight.fleet
     models = {}
     for name, model in fleet.models.items():
-        models[name] = {"name": name, "node": model.node, "ollama_model": model.ollama_model,
+        models[name] = {"route": name, "node": model.node, "model": model.ollama_model,
                         "alias": model.alias, "context": model.context,
                         "cloud": is_cloud(fleet, model), **vars(sight.routes[name]),
                         "measured": sight.find_measured(model.node, model.ollama_model)}
-    agents = [{"agent": agent.name, "model": agent.model, **models[agent.model]}
+    agents = [{"agent": agent.name, **models[agent.model]}
               for agent in fleet.agents.values()]
     return {"models": list(models.values()), "routes": agents}
 
@@ -30124,7 +30154,7 @@ def cmd_doctor(options: Namespace, world: World) -> int:
         listed = [{"topic": topic, **show_record(finding)}
                   for topic, finding in findings]
         print_report(world, "doctor", {
-            "verdict": verdict, "mended": fixed, "findings": listed})
+            "verdict": verdict, "fixed": fixed, "findings": listed})
     else:
         world.out(format_doctor(findings, verdict, look_of(world), fixed=fixed,
                                 verbose=options.verbose))
@@ -30221,7 +30251,7 @@ def tell_all_read(workspace: Workspace, receipts: Sequence[Receipt], count: int)
 def tell_node_logs(receipts: Iterable[Receipt], options: Namespace, world: World) -> None:
     """Say where a machine's own log is, of those that refused what they were asked."""
     kinds = {"api_error", *REFUSAL_KINDS.values()}
-    names = {tried.node for receipt in receipts for tried in receipt.tries
+    names = {tried.node for receipt in receipts for tried in receipt.failures
              if tried.why in kinds}
     with contextlib.suppress(FleetError):  # without a valid fleet nobody knows what they run
         fleet = load_config(world, options.config).fleet
@@ -30277,18 +30307,19 @@ def _trace_cells(served: Served, colours: Mapping[str, int]) -> list[object]:
     if served.node in colours:
         machine = Cell(served.node, f"machine {colours[served.node]}")
     return [served.model or served.route, machine, served.requests,
-            show_span(round(served.waited or 0, 1) or None), show_span(served.first_token),
-            f"{served.rate:.0f}" if served.rate else "-", show_amount(served.input_tokens),
-            show_amount(served.output_tokens)]
+            show_span(round(served.waited_seconds or 0, 1) or None),
+            show_span(served.first_token_seconds),
+            f"{served.answer_rate:.0f}" if served.answer_rate else "-",
+            show_amount(served.input_tokens), show_amount(served.output_tokens)]
 
 
 def _tell_rereading(name: str, served: Served, look: Look) -> str:
     """Return what an agent's machine had to read again and why, and whom it waited for."""
     said = []
-    if served.read_again:
+    if served.read_again_tokens:
         why = served.read_again_why.replace("pushed out",
                                             "other prompts had pushed them out of the cache")
-        said.append(f"{served.read_again:,} tokens were read twice "
+        said.append(f"{served.read_again_tokens:,} tokens were read twice "
                     f"({why})")
     if served.waited_for:
         said.append(f"it waited for {served.waited_for}")
@@ -31142,7 +31173,7 @@ def show_tasks(folders: Sequence[Folder], options: Namespace, world: World) -> N
     if options.json:
         reports = [{"repository": folder.repository.main, "supervisor": sight.holder,
                     "unreadable_files": sight.unreadable,
-                    "tasks": [vars(row) for row in plan_task_rows(sight)]}
+                    "tasks": [report_row(row) for row in plan_task_rows(sight)]}
                    for folder, sight in sights.items()]
         print_report(world, "tasks", {"repositories": reports} if options.everywhere
                                 else reports[0])
@@ -31153,6 +31184,11 @@ def show_tasks(folders: Sequence[Folder], options: Namespace, world: World) -> N
         if options.everywhere:
             world.out(f"{clean_line(folder.repository.main)}\n")
         show_sight(folder, sight, world)
+
+
+def report_row(row: TaskRow) -> dict[str, Any]:
+    """Return what `--json` says of a task; `try` is no name in Python."""
+    return {name.rstrip("_"): value for name, value in vars(row).items()}
 
 
 def show_sight(folder: Folder, sight: TaskSight, world: World) -> None:
@@ -31180,13 +31216,13 @@ def show_group(folder: Folder, options: Namespace) -> bool:
     if options.json:
         print_report(world, "tasks", {
             "group": options.task, "best": best.name if best else None,
-            "tasks": [{**vars(row), "tokens": tokens[row.name]} for row in rows]})
+            "tasks": [{**report_row(row), "tokens": tokens[row.name]} for row in rows]})
         return True
     look = look_of(world)
     world.out(format_table(
         ("NAME", "MODEL", "STATE", "TOOK", "TOKENS", "DIFF", "WHY"),
         [[row.name, row.rung or row.alias or "-", mark_task(row.state, look),
-          show_span(row.total), f"{tokens[row.name]:,}" if tokens[row.name] else "-",
+          show_span(row.total_seconds), f"{tokens[row.name]:,}" if tokens[row.name] else "-",
           f"+{row.plus} -{row.minus}" if row.files else "-", crop(clean_line(row.reason), 40)]
          for row in rows], look=look))
     world.err(wrap_text(f"{suggest_best(rows)}\n" if best else "", look_of(world, "stderr")))
@@ -31197,8 +31233,10 @@ def count_tokens(folder: Folder, state: TaskState) -> int:
     """Return the tokens that a task has read and written in all its tries, by its receipts."""
     receipts = [folder.read_receipt(state, number)
                 for number in range(state.first + 1, state.tried + 1)]
+    # `input` and `output`: as an older program called them.
+    words = ("input_tokens", "output_tokens", "input", "output")
     return sum(int(row.get(word) or 0) for receipt in receipts
-               for row in receipt.get("served") or [] for word in ("input", "output"))
+               for row in receipt.get("served") or [] for word in words)
 
 
 def suggest_forget(tasks: Mapping[str, TaskState]) -> str:
@@ -31223,7 +31261,7 @@ def show_task(folder: Folder, name: str, options: Namespace) -> None:
         folder.read_receipt(state, number)
         for number in range(state.first + 1, state.tried + 1)) if receipt]
     if options.json:
-        print_report(world, "tasks", {**vars(row), "tries": tries, "keys": [
+        print_report(world, "tasks", {**report_row(row), "tries": tries, "keys": [
             {"key": word, "value": value if isinstance(value, str) else json.dumps(value),
              "origin": origin} for word, value, origin in keys]})
         return
@@ -31248,13 +31286,14 @@ def list_keys(folder: Folder, state: TaskState,
 def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
                         tries: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
     """Return one task in detail: its state, its keys with their origin, its tries."""
-    lines = [(name, clean_line(str(getattr(row, name)))) for name in (
-        "state", "reason", "now", "agent", "alias", "where", "branch", "worktree", "session",
+    lines = [(name.replace("_", " "), clean_line(str(getattr(row, name)))) for name in (
+        "state", "reason", "now", "agent", "alias", "runs_on", "branch", "worktree", "session",
         "confined", "port", "fix") if getattr(row, name)]
+    since, total = show_span(row.state_seconds), show_span(row.total_seconds)
     if row.state in TERMINAL_STATES:
-        lines.insert(1, ("took", f"{show_span(row.total)}; over since {show_span(row.seconds)}"))
+        lines.insert(1, ("took", f"{total}; ended {since} ago"))
     else:
-        lines.insert(1, ("for", f"{show_span(row.seconds)}, {show_span(row.total)} in all"))
+        lines.insert(1, ("for", f"{since}, {total} in all"))
     if row.processes:
         lines.append(("uses", f"{count_of(row.processes, 'process')}, {row.memory_mb} MB, "
                       f"{row.cpu_percent:.0f}% CPU"))
@@ -32944,9 +32983,19 @@ SECURITY_PAGE = r"""# Security
 JSON_PAGE = r"""# JSON output
 
 With `--json` a command prints one object and nothing else. `schema` is
-`subagent-fleet/COMMAND/1`; the number changes when a field changes its meaning. stderr and the
-exit code are the same as without `--json`. A command that cannot do its work adds `error`, a
-finding; if the config is invalid, `findings` holds every problem.
+`subagent-fleet/COMMAND/VERSION`; the version changes when a key changes its name or its meaning.
+stderr and the exit code are the same as without `--json`. A command that cannot do its work adds
+`error`, a finding; if the config is invalid, `findings` holds every problem.
+
+One key has one meaning, here and in the gateway's `/fleet`, `/events` and `requests.jsonl`:
+
+- `node` is a machine, by its name under `nodes:`.
+- `model` is what a machine runs (`qwen3-coder:30b`), `route` its key under `models:`, and
+  `alias` the name that Claude Code asks for.
+- `agent` is an agent's name, `agent_id` the id that its session gave it.
+- A duration is `seconds` or ends in `_seconds`; a count of tokens is `tokens` or ends in
+  `_tokens`.
+- In a list of machines, or of the models on one, `name` is the entry's own.
 
 The examples below are real output. Each list is cut to one entry, and long texts end in `…`.
 Times (`time`, `began`, `ended`, `at`) are seconds since 1970. `null` means not known or none.
@@ -32970,25 +33019,25 @@ $ subagent-fleet validate --json
 
 ```json
 $ subagent-fleet generate --json
-{"schema": "subagent-fleet/generate/1", "out": ".", "written": true, "findings": [],
+{"schema": "subagent-fleet/generate/2", "out": ".", "written": true, "findings": [],
  "files": [{"path": ".claude/agents/implementer.md", "action": "created"}], "diff": null,
- "routes": [{"agent": "implementer", "node": "mini", "model": "heavy-coder",
-   "ollama_model": "qwen3-coder:30b", "alias": "claude-sonnet-local"}]}
+ "routes": [{"agent": "implementer", "route": "heavy-coder", "node": "mini",
+   "model": "qwen3-coder:30b", "alias": "claude-sonnet-local"}]}
 ```
 
 `action` is created, updated, unchanged, removed or edited (yours, so it was kept).
 
 ```json
 $ subagent-fleet discover --json
-{"schema": "subagent-fleet/discover/1", "fleet": "local-dev",
+{"schema": "subagent-fleet/discover/2", "fleet": "local-dev",
  "nodes": [{"name": "mini", "endpoint": "http://192.168.1.50:11434", "reason": "",
-   "detail": "", "version": "0.32.15", "latency_ms": 0.0,
+   "detail": "", "version": "0.32.15", "latency_seconds": 0.0,
    "models": [{"name": "qwen3-coder:30b", "size": 18600000000, "parameters": "30.5B",
      "quantization": "Q4_K_M", "capabilities": ["completion"], "trained_context": 262144,
      "remote": "", "token_bytes": null, "window_bytes": 0,
      "digest": "00000000000000000000000000000000000000000000000…"}], "loaded": [],
    "provider": "ollama", "tells_loaded": true, "online": true}],
- "models": [{"name": "heavy-coder", "node": "mini", "ollama_model": "qwen3-coder:30b",
+ "models": [{"route": "heavy-coder", "node": "mini", "model": "qwen3-coder:30b",
    "state": "present", "fix": ""}], "written": null}
 ```
 
@@ -32996,18 +33045,18 @@ $ subagent-fleet discover --json
 
 ```json
 $ subagent-fleet status --json
-{"schema": "subagent-fleet/status/1", "fleet": "local-dev", "ready": true,
+{"schema": "subagent-fleet/status/2", "fleet": "local-dev", "ready": true,
  "next": "Ready: all models are loaded.", "gateway": {"id": "gateway-up", "level": "ok",
   "what": "this fleet's gateway answers at http://127.0.0.…", "where": "", "fix": ""},
- "work": {"heavy-coder": {"name": "heavy-coder", "running": 2, "slots": 2, "rests_seconds": 0,
+ "work": {"heavy-coder": {"route": "heavy-coder", "running": 2, "slots": 2, "rests_seconds": 0,
    "warm": {"conversations": 0, "tokens": 0}},
-  "small-coder": {"name": "small-coder", "running": 0, "slots": 1, "rests_seconds": 0,
+  "small-coder": {"route": "small-coder", "running": 0, "slots": 1, "rests_seconds": 0,
    "warm": {"conversations": 0, "tokens": 0}},
-  "reviewer-model": {"name": "reviewer-model", "running": 0, "slots": 1,
+  "reviewer-model": {"route": "reviewer-model", "running": 0, "slots": 1,
    "rests_seconds": 12.0, "warm": {"conversations": 0, "tokens": 0}}}, "waiting": 1,
  "left_house": {}, "tasks": [],
  "nodes": [{"name": "mini", "endpoint": "http://192.168.1.50:11434", "reason": "",
-   "detail": "", "version": "0.32.15", "latency_ms": 0.0,
+   "detail": "", "version": "0.32.15", "latency_seconds": 0.0,
    "models": [{"name": "qwen3-coder:30b", "size": 18600000000, "parameters": "30.5B",
      "quantization": "Q4_K_M", "capabilities": ["completion"], "trained_context": 262144,
      "remote": "", "token_bytes": null, "window_bytes": 0,
@@ -33017,31 +33066,31 @@ $ subagent-fleet status --json
    "provider": "ollama", "tells_loaded": true, "online": true}],
  "loads": [{"node": "mini", "model": "qwen3-coder:30b", "context": 65536,
    "gigabytes": 44.45, "agents": ["main session"], "warm": null}],
- "models": [{"name": "heavy-coder", "node": "mini", "ollama_model": "qwen3-coder:30b",
+ "models": [{"route": "heavy-coder", "node": "mini", "model": "qwen3-coder:30b",
    "alias": "claude-sonnet-local", "context": 65536, "cloud": false, "state": "ready",
    "loaded": {"name": "qwen3-coder:30b", "context": 65536, "gpu_percent": 100,
     "size": 18600000000, "expires": "2318-12-01T10:00:00.123456789+01:00"},
    "fallback": null, "measured": null}],
- "routes": [{"agent": "implementer", "model": "heavy-coder", "name": "heavy-coder",
-   "node": "mini", "ollama_model": "qwen3-coder:30b", "alias": "claude-sonnet-local",
-   "context": 65536, "cloud": false, "state": "ready",
+ "routes": [{"agent": "implementer", "route": "heavy-coder", "node": "mini",
+   "model": "qwen3-coder:30b", "alias": "claude-sonnet-local", "context": 65536,
+   "cloud": false, "state": "ready",
    "loaded": {"name": "qwen3-coder:30b", "context": 65536, "gpu_percent": 100,
     "size": 18600000000, "expires": "2318-12-01T10:00:00.123456789+01:00"},
    "fallback": null, "measured": null}]}
 ```
 
-`state` of a model is ready, cold, model missing or node offline; `fallback` is the model that
+`state` of a model is ready, cold, model missing or node offline; `fallback` is the route that
 would answer instead. `rests_seconds` is how long a model is still skipped after a failure.
 `left_house` counts what the running gateway sent outside your networks.
 
 ```json
 $ subagent-fleet recommend --json
-{"schema": "subagent-fleet/recommend/1", "fleet": "local-dev",
+{"schema": "subagent-fleet/recommend/2", "fleet": "local-dev",
  "roles": [{"role": "main session", "changes": true,
    "why": "the strongest: 30.5 B, a coder", "settings": "a fallback on laptop",
-   "now": {"name": "heavy-coder", "node": "mini", "model": "qwen3-coder:30b",
+   "now": {"route": "heavy-coder", "node": "mini", "model": "qwen3-coder:30b",
     "context": 65536, "fallback": ["reviewer-model"]},
-   "planned": {"name": "heavy-coder", "node": "mini", "model": "qwen3-coder:30b",
+   "planned": {"route": "heavy-coder", "node": "mini", "model": "qwen3-coder:30b",
     "context": 65536, "fallback": ["small-coder"]}}], "measured": [],
  "unknown": ["Never measured: qwen3:8b on laptop, qwen3-coder…"],
  "counted": ["mini: qwen3-coder:30b takes 20.5 GB, and 24.0 G…"],
@@ -33052,8 +33101,8 @@ $ subagent-fleet recommend --json
 
 ```json
 $ subagent-fleet warmup --json
-{"schema": "subagent-fleet/warmup/1",
- "results": [{"model": "heavy-coder", "node": "mini", "ollama_model": "qwen3-coder:30b",
+{"schema": "subagent-fleet/warmup/2",
+ "results": [{"route": "heavy-coder", "node": "mini", "model": "qwen3-coder:30b",
    "ok": true, "stage": "done", "state": "ok", "seconds": 0.0,
    "loaded": {"name": "qwen3-coder:30b", "context": 65536, "gpu_percent": 100,
     "size": 18600000000, "expires": "2318-12-01T10:00:00.123456789+01:00"},
@@ -33064,27 +33113,28 @@ $ subagent-fleet warmup --json
 
 ```json
 $ subagent-fleet logs --json
-{"schema": "subagent-fleet/logs/1",
- "requests": [{"time": 1795003161.0, "id": "req_1", "session": "5b3c", "agent": "",
-   "alias": "claude-sonnet-local", "model": "", "node": "mini", "context": 65536,
-   "tries": [{"node": "mini", "why": "api_error"}], "waited": 0.0, "first_byte": 1.25,
-   "total": 0.3, "input_tokens": 18200, "output_tokens": 412, "outcome": "api_error",
-   "sent": 0, "cloud": false, "passed_over": [],
-   "said": "mini: model requires more system memory (19.3 G…", "cached_tokens": 0,
-   "read_again": 0, "read_again_why": "", "waited_for": "", "broken_calls": 0, "asked": 0.0,
-   "digest": "", "steps": [], "route": "heavy-coder", "name": "main",
-   "failures": [{"node": "mini", "why": "api_error"}], "task": ""}]}
+{"schema": "subagent-fleet/logs/2",
+ "requests": [{"time": 1795003161.0, "id": "req_1", "session": "5b3c", "agent_id": "",
+   "alias": "claude-sonnet-local", "route": "heavy-coder", "node": "mini", "context": 65536,
+   "failures": [{"node": "mini", "why": "api_error"}], "waited_seconds": 0.0,
+   "first_byte_seconds": 1.25, "total_seconds": 0.3, "input_tokens": 18200,
+   "output_tokens": 412, "outcome": "api_error", "sent_tokens": 0, "cloud": false,
+   "passed_over": [], "said": "mini: model requires more system memory (19.3 G…",
+   "cached_tokens": 0, "read_again_tokens": 0, "read_again_why": "", "waited_for": "",
+   "broken_calls": 0, "asked_seconds": 0.0, "model": "", "digest": "", "steps": [],
+   "agent": "main", "task": ""}]}
 ```
 
 `node` answered; `failures` lists the machines that failed before, and `said` their words.
-`waited` and `asked` are seconds in the queue and until the machine was asked. `passed_over` lists
-models that could not serve the request. `read_again` counts tokens that
-were read twice; `waited_for` is the agent whose prompt was kept warm meanwhile.
+`waited_seconds` were spent in the queue; after `asked_seconds` the machine was asked.
+`passed_over` lists models that could not serve the request. `read_again_tokens` were read
+twice; `waited_for` is the agent whose prompt was kept warm meanwhile. `model` is empty if an
+older version wrote the record.
 
 ```json
 $ subagent-fleet doctor --json
-{"schema": "subagent-fleet/doctor/1",
- "verdict": "1 of 3 models ready, with 3 warnings. No gatewa…", "mended": [],
+{"schema": "subagent-fleet/doctor/2",
+ "verdict": "1 of 3 models ready, with 3 warnings. No gatewa…", "fixed": [],
  "findings": [{"topic": "Gateway", "id": "port-free", "level": "info",
    "what": "no gateway runs at http://127.0.0.1:4000", "where": "fleet.yaml:1:1",
    "fix": "`subagent-fleet serve` in another terminal, or …"}]}
@@ -33092,17 +33142,18 @@ $ subagent-fleet doctor --json
 
 ```json
 $ subagent-fleet trace last --audit --json
-{"schema": "subagent-fleet/trace/1",
+{"schema": "subagent-fleet/trace/2",
  "sessions": [{"session": "3f1c2d4e-0000-4000-8000-123456789abc", "task": "",
    "prompt": "Fix the login bug", "ended": 1795010992.0, "subagents": 4, "requests": 42,
    "began": 1795010702.0, "torn": [],
-   "agents": [{"agent": "i1", "name": "implementer", "parent": "", "state": "done",
+   "agents": [{"agent_id": "i1", "agent": "implementer", "parent": "", "state": "done",
      "began": 1795010743.0, "ended": 1795010992.0,
      "transcript": "~/.claude/projects/-home-me-shop/3f1c2d4e-0000-…",
      "served": [{"model": "qwen3-coder:30b", "route": "heavy", "node": "mini",
-       "planned": "yes", "why": "", "at": 1795010747.0, "requests": 7, "waited": 22.4,
-       "first_token": 0.9, "rate": 96.61, "input_tokens": 65800, "output_tokens": 3990,
-       "read_again": 0, "read_again_why": "", "waited_for": ""}],
+       "planned": "yes", "why": "", "at": 1795010747.0, "requests": 7,
+       "waited_seconds": 22.4, "first_token_seconds": 0.9, "answer_rate": 96.61,
+       "input_tokens": 65800, "output_tokens": 3990, "read_again_tokens": 0,
+       "read_again_why": "", "waited_for": ""}],
      "audit": [{"question": "Machine", "answer": "yes",
        "what": "2 requests served by a configured fallback, `de…",
        "evidence": ["req_00000000000000000000000e"]}], "notes": []}]}]}
@@ -33114,27 +33165,28 @@ lines of a transcript that cannot be read.
 
 ```json
 $ subagent-fleet tasks --json
-{"schema": "subagent-fleet/tasks/1", "repository": "/home/me/repo", "supervisor": 2311,
+{"schema": "subagent-fleet/tasks/2", "repository": "/home/me/repo", "supervisor": 29042,
  "unreadable_files": 0,
- "tasks": [{"name": "storage", "group": "storage", "state": "asking", "attempt": "1/2",
-   "seconds": 3.178, "total": 3.637, "idle": 3.27, "now": "Which database?",
-   "context": null, "files": 0, "plus": 0, "minus": 0, "where": "big-local",
-   "rung": "big-local", "climbed": [], "memory_mb": 11, "cpu_percent": 0.3, "processes": 1,
-   "fix": "subagent-fleet task answer storage",
-   "session": "3a9349bd-b458-4493-8ffb-505c46eef4da", "branch": "run/storage",
+ "tasks": [{"name": "storage", "group": "storage", "state": "asking", "try": "1/2",
+   "state_seconds": 2.32, "total_seconds": 2.904, "idle_seconds": 2.413,
+   "now": "Which database?", "context_percent": null, "files": 0, "plus": 0, "minus": 0,
+   "runs_on": "big-local", "rung": "big-local", "climbed": [], "memory_mb": 11,
+   "cpu_percent": 0.8, "processes": 1, "fix": "subagent-fleet task answer storage",
+   "session": "43f0c444-0782-44e5-89f0-d534b2049f70", "branch": "run/storage",
    "worktree": "/home/me/home/state/subagent-fleet/worktrees/re…", "agent": "implementer",
    "alias": "big-local", "reason": "", "cause": "", "confined": "no", "port": 20010}]}
 ```
 
 `state` is waiting, running, asking, checking, done, review, failed, stopped or parked.
+`runs_on` is the machine, or the alias while none has answered; `try` is 1/2 for the first of two.
 `tasks NAME` adds `keys` and `tries`; `tasks --all` prints a list of such objects as
 `repositories`.
 
 ```json
 $ subagent-fleet bench --json
 {"schema": "subagent-fleet/bench/1", "fleet": "benched",
- "measurements": [{"node": "studio", "endpoint": "http://127.0.0.1:40743",
-   "model": "small:8b", "date": "2026-11-20T06:53:11Z", "tokens": 8192, "load_seconds": 2.0,
+ "measurements": [{"node": "studio", "endpoint": "http://127.0.0.1:43543",
+   "model": "small:8b", "date": "2026-11-20T09:31:12Z", "tokens": 8192, "load_seconds": 2.0,
    "prompt_rate": 1000.0, "long_prompt_rate": 1000.0, "answer_rate": 50.0,
    "first_token_seconds": 1.139, "is_counted": true,
    "tools": {"passed": 6, "asked": 6, "instead": ""},
@@ -33773,10 +33825,11 @@ def show_demo_sessions(tour: Tour, fleet: Fleet, mini: SimulatedNode, until: flo
     session = DemoSession(world, fleet, key, place)
     play_session(session, mini, tour.tell)
     receipts = read_receipts(Workspace(world, "."), session.id)
-    worked = [receipt for receipt in receipts if receipt.agent.startswith("implementer")]
-    tour.see(any((receipt.waited or 0) > 0.05 for receipt in worked if not receipt.tries),
+    worked = [receipt for receipt in receipts if receipt.agent_id.startswith("implementer")]
+    tour.see(any((receipt.waited_seconds or 0) > 0.05
+                 for receipt in worked if not receipt.failures),
              "no implementer waited")
-    tour.see(any(tried.node == "sim-mini" for receipt in receipts for tried in receipt.tries),
+    tour.see(any(tried.node == "sim-mini" for receipt in receipts for tried in receipt.failures),
              "nobody noticed that sim-mini was asleep")
     tour.see({receipt.node for receipt in worked} == {"sim-mini", "sim-gpu"},
              "the work of sim-mini did not go on elsewhere")

@@ -14,6 +14,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
+from json_examples import PAGE, keys_of
 from tools import PROC, PROGRAM, clean_environment, free_port, keys_near, on_terminal
 from workspace_cases import (
     ENV,
@@ -394,11 +395,11 @@ def test_diff_writes_nothing_and_shows_it(generated, quick):
 def test_json_is_one_object(fleet, quick):
     done = quick("generate", "--json")
     value = json.loads(done.stdout)
-    assert value["schema"] == "subagent-fleet/generate/1" and value["written"] is True
+    assert value["schema"] == "subagent-fleet/generate/2" and value["written"] is True
     assert [(f["path"], f["action"]) for f in value["files"]] == [(p, "created") for p in FILES]
     assert value["findings"] == [] and value["out"] == "."
-    assert value["routes"][0] == {"agent": "planner", "node": "small", "model": "light",
-                                  "ollama_model": "qwen3:8b", "alias": "claude-haiku-local"}
+    assert value["routes"][0] == {"agent": "planner", "route": "light", "node": "small",
+                                  "model": "qwen3:8b", "alias": "claude-haiku-local"}
     edit(fleet / PLANNER)
     done = quick("generate", "--json")
     assert done.returncode == 3 and json.loads(done.stdout)["written"] is False
@@ -978,14 +979,14 @@ def test_a_note_of_ours_is_renewed_and_a_persons_comment_stays():
 
 # -- logs --
 
-ONE = {"time": 0, "id": "req_1", "session": "s-1", "agent": "", "alias": "claude-sonnet-local",
-       "model": "heavy", "node": "big", "context": 32768, "tries": [], "waited": 0.5, "first_byte": 1, "total": 61.25,
+ONE = {"time": 0, "id": "req_1", "session": "s-1", "agent_id": "", "alias": "claude-sonnet-local",
+       "route": "heavy", "node": "big", "context": 32768, "failures": [], "waited_seconds": 0.5, "first_byte_seconds": 1, "total_seconds": 61.25,
        "input_tokens": 900, "output_tokens": 7, "outcome": "ok"}
-TWO = {**ONE, "time": 1, "agent": "a1", "tries": [{"node": "big", "why": "refused"}], "node": "small",
-       "model": "light", "total": 2}
-THREE = {**ONE, "time": 2, "agent": "a2", "model": None, "node": None, "outcome": "overloaded_error",
-         "tries": [{"node": "big", "why": "timeout"}, {"node": "small", "why": "refused"}],
-         "first_byte": None}
+TWO = {**ONE, "time": 1, "agent_id": "a1", "failures": [{"node": "big", "why": "refused"}], "node": "small",
+       "route": "light", "total_seconds": 2}
+THREE = {**ONE, "time": 2, "agent_id": "a2", "route": None, "node": None, "outcome": "overloaded_error",
+         "failures": [{"node": "big", "why": "timeout"}, {"node": "small", "why": "refused"}],
+         "first_byte_seconds": None}
 
 
 def lines_of(done):
@@ -1018,7 +1019,7 @@ def test_logs_name_agent_model_machine_and_reason(fleet, quick):
 
 def test_logs_say_the_words_of_who_failed_and_where_its_log_is(fleet, quick):
     tries = [{"node": "big", "why": "api_error"}]
-    write_receipts(fleet, {**TWO, "tries": tries, "said": "big: out of memory"},
+    write_receipts(fleet, {**TWO, "failures": tries, "said": "big: out of memory"},
                    {**ONE, "outcome": "prompt_too_long", "said": "big: prompt is too long"})
     done = quick("logs")
     assert [line.split("  ")[-1] for line in lines_of(done)[1:]] == [
@@ -1035,8 +1036,8 @@ def test_logs_say_the_words_of_who_failed_and_where_its_log_is(fleet, quick):
     (40, "00:00:00  planner     small       lapto…\n"
          "          ok after mini: refused\n")])
 def test_a_line_of_the_log_fits(columns, wanted):
-    request = {"time": 0, "name": "planner", "model": "small", "node": "laptop", "total": 2,
-               "outcome": "ok", "failures": [sf.Try("mini", "refused")], "said": ""}
+    request = {"time": 0, "agent": "planner", "model": "small", "node": "laptop", "total_seconds": 2,
+               "outcome": "ok", "failures": [sf.FailedTry("mini", "refused")], "said": ""}
     line = sf.LogTable([request], sf.Look(columns=columns), 0).line(request, 0)
     assert re.sub(r"^\d\d:\d\d:\d\d", "00:00:00", line) == wanted
 
@@ -1052,18 +1053,47 @@ def test_logs_of_a_session_are_its_own(fleet, quick):
 def test_logs_json_is_one_object(fleet, quick):
     write_receipts(fleet, ONE, THREE)
     found = json.loads(quick("logs", "--json").stdout)
-    assert found["schema"] == "subagent-fleet/logs/1"
+    assert found["schema"] == "subagent-fleet/logs/2"
     first, second = found["requests"]
-    assert first == {**ONE, "time": first["time"], "name": "main", "model": "", "route": "heavy",
+    assert first == {**ONE, "time": first["time"], "agent": "main", "model": "", "route": "heavy",
                      "digest": "", "failures": [], "said": "",
-                     "cached_tokens": 0, "read_again": 0, "read_again_why": "", "waited_for": "", "steps": [],
-                     "broken_calls": 0, "asked": 0.0,
-                     "sent": 0, "cloud": False, "passed_over": [], "task": ""}
-    write_receipts(fleet, {**ONE, "runs": "big:30b"})
+                     "cached_tokens": 0, "read_again_tokens": 0, "read_again_why": "", "waited_for": "", "steps": [],
+                     "broken_calls": 0, "asked_seconds": 0.0,
+                     "sent_tokens": 0, "cloud": False, "passed_over": [], "task": ""}
+    write_receipts(fleet, {**ONE, "model": "big:30b"})
     named, = json.loads(quick("logs", "--json").stdout)["requests"]
-    assert (named["model"], named["route"]) == ("big:30b", "heavy") and "runs" not in named
-    assert second["failures"] == THREE["tries"] and second["node"] == second["model"] == ""
+    assert (named["model"], named["route"]) == ("big:30b", "heavy")
+    assert second["failures"] == THREE["failures"] and second["node"] == second["route"] == ""
     assert quick("logs", "--json", "--follow").returncode == 2
+
+
+# What one thing was called beside its name: a second name for it is a mistake.
+SECOND_NAMES = {"ollama_model", "runs", "mended", "attempt", "latency_ms", "waited", "first_byte",
+                "first_token", "rate", "read_again", "sent", "total", "idle", "machine", "model_name"}
+
+
+def test_json_has_one_name_for_one_thing():
+    examples = re.findall(r"(?sm)^\$ subagent-fleet [^\n]+\n(\{.*?)^```$",
+                          PAGE.read_text(encoding="utf-8"))
+    keys = {path.rpartition(".")[2] for example in examples for path in keys_of(json.loads(example))}
+    assert len(examples) > 8 and len(keys) > 100
+    assert not keys & SECOND_NAMES
+    assert {"node", "model", "route", "alias", "agent", "agent_id"} <= keys
+
+
+def test_logs_read_what_an_older_program_wrote(fleet, quick):
+    write_receipts(fleet, {
+        "time": 5, "id": "req_1", "session": "s-1", "agent": "a1", "alias": "x", "model": "heavy",
+        "node": "big", "context": 9, "tries": [{"node": "small", "why": "refused"}], "waited": 0.5,
+        "first_byte": 1, "total": 2, "asked": 0.7, "input_tokens": 8, "output_tokens": 7,
+        "outcome": "ok", "sent": 10, "read_again": 3, "runs": "big:30b",
+        "steps": [{"at": 4, "what": "wait"}]})
+    found, = json.loads(quick("logs", "--json").stdout)["requests"]
+    assert (found["route"], found["model"], found["agent_id"]) == ("heavy", "big:30b", "a1")
+    assert found["failures"] == [{"node": "small", "why": "refused"}]
+    assert [found[f"{name}_seconds"] for name in ("waited", "first_byte", "total", "asked")] == [
+        0.5, 1, 2, 0.7]
+    assert (found["sent_tokens"], found["read_again_tokens"], found["steps"]) == (10, 3, [])
 
 
 def test_logs_without_fleet_or_name_show_the_id(tmp_path, quick):
@@ -1087,9 +1117,9 @@ def test_logs_take_a_name_from_no_other_file(tmp_path, quick, session, agent):
 
 @pytest.mark.parametrize("receipt", [
     "{}", "[]", "nonsense", '{"time": "x"}', '{"time": 1e999}', '{"time": NaN}', '{"time": -1e18}',
-    '{"time": 5, "tries": 3, "total": NaN, "agent": {}, "session": ["../.."]}', "[" * 100_000,
-    '{"time": 5, "tries": [1, {"node": {}}], "agent": "../../x", "session": ".."}',
-    '{"time": 5, "total": 1%s}' % ("0" * 400), '{"time": 1%s}' % ("0" * 400),
+    '{"time": 5, "failures": 3, "total_seconds": NaN, "agent_id": {}, "session": ["../.."]}', "[" * 100_000,
+    '{"time": 5, "failures": [1, {"node": {}}], "agent_id": "../../x", "session": ".."}',
+    '{"time": 5, "total_seconds": 1%s}' % ("0" * 400), '{"time": 1%s}' % ("0" * 400),
     '{"time": 5, "agent": "\\u001b[2J", "model": "\\u202e", "outcome": "\\n\\u001b]0;x"}'])
 def test_logs_survive_any_receipt(tmp_path, quick, receipt):
     (tmp_path / ".git").mkdir()

@@ -204,7 +204,7 @@ def doctor(tmp_path, fake_node, run_here):
     def ask(*words):
         done = run("--json", *words)
         answer = json.loads(done.stdout)
-        assert answer["schema"] == "subagent-fleet/doctor/1"
+        assert answer["schema"] == "subagent-fleet/doctor/2"
         assert all(set(f) == {"topic", "id", "level", "what", "where", "fix"}
                    for f in answer["findings"])
         place.answer, place.status = answer, done.returncode
@@ -240,7 +240,7 @@ def test_doctor_on_a_machine_in_order_is_ready_and_changes_nothing(doctor, run_c
         f"Ready, but no gateway runs at http://127.0.0.1:{port}: `subagent-fleet serve` in another "
         "terminal, or `subagent-fleet up`.")
     assert doctor.ask() == {} and doctor.status == 0
-    assert doctor.answer["mended"] == []
+    assert doctor.answer["fixed"] == []
     assert {path for path, _ in doctor.node.requests} == {
         "/api/version", "/api/tags", "/api/ps", "/api/show"}
 
@@ -335,7 +335,7 @@ def test_doctor_fix_does_what_is_safe_and_says_each(doctor):
     assert doctor.ask("--fix") == {} and doctor.status == 0
     assert environment.stat().st_mode & 0o777 == 0o600
     assert b"40000" in environment.read_bytes() != before
-    assert len(doctor.answer["mended"]) == 3  # its permissions, its text, litellm_config.yaml
+    assert len(doctor.answer["fixed"]) == 3  # its permissions, its text, litellm_config.yaml
     (agent / "planner.md").write_text("mine")
     doctor.fleet["models"]["small"]["context"] = 32768
     doctor.write()
@@ -365,7 +365,7 @@ def test_doctor_fixes_one_agent_edited_and_one_missing_as_it_says(doctor, run_he
     fixes = {finding["id"]: finding["fix"] for finding in doctor.answer["findings"]}
     assert fixes["files-created"] == "subagent-fleet doctor --fix"
     assert doctor.ask("--fix") == {"files-edited": "info"}
-    assert doctor.answer["mended"] == [".claude/agents/reviewer.md: created"]
+    assert doctor.answer["fixed"] == [".claude/agents/reviewer.md: created"]
     assert planner.read_text("utf-8") == mine and fixes["files-edited"] == "subagent-fleet generate --diff"
     doctor.fleet["agents"]["planner"]["prompt"] = mine.partition("\n---\n\n")[2]
     (doctor.path / name).write_text(write(doctor.fleet), encoding="utf-8")

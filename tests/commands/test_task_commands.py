@@ -339,7 +339,7 @@ def test_what_failed_is_said_with_what_to_type(typist):
     assert re.search(f"{advice}$", typist.run("run", status=1))
     shown = typist.run("tasks")
     assert (shown + typist.err).count("task log a check") == 1 and "task retry a\n" in typist.err
-    assert typist.json("tasks", "a")["attempt"] == "1/1"
+    assert typist.json("tasks", "a")["try"] == "1/1"
     assert typist.run("task", "diff", "c") == "" and "c has changed nothing" in typist.err
     typist.run("task", "retry", "a", "nobody", status=2)
     assert typist.rig.states()["a"] == "failed"
@@ -422,19 +422,19 @@ def test_the_cap_of_a_run_can_be_changed_while_it_works_and_starts_nothing_else(
 def test_a_forgotten_task_that_is_typed_again_has_none_of_the_old_tries(typist):
     coder = ("--coder", "[sh, -c, 'echo $MARK; exit 3']", "--check", "true")
     typist.run("run", "b:x", *coder, env={"MARK": "before"}, status=1)
-    assert typist.json("tasks")["tasks"][0]["attempt"] == "2/2"
+    assert typist.json("tasks")["tasks"][0]["try"] == "2/2"
     typist.run("task", "forget", "b")
     typist.run("task", "add", "b:y", *coder)
     row, = typist.json("tasks")["tasks"]
-    assert (row["attempt"], row["total"]) == ("0/2", 0.0)
+    assert (row["try"], row["total_seconds"]) == ("0/2", 0.0)
     typist.run("task", "log", "b", "--try", "1", status=2)
     assert "b was tried 0 times" in typist.err  # slug "no-try"
     typist.run("run", "b", env={"MARK": "after"}, status=1)
     shown = typist.run("tasks", "b")
-    assert typist.json("tasks")["tasks"][0]["attempt"] == "2/2"
+    assert typist.json("tasks")["tasks"][0]["try"] == "2/2"
     assert "try 1 " in shown and "try 2 " in shown and "try 3 " not in shown
     assert typist.run("task", "log", "b", "--try", "1") == "after\n"
-    assert re.search(r"took +[\d.]+ s; over since", shown)
+    assert re.search(r"took +[\d.]+ s; ended", shown)
     refs = typist.rig.git("for-each-ref", "--format=%(refname)", "refs/subagent-fleet/b")
     assert all(f"refs/subagent-fleet/b/{number}" in refs for number in range(1, 5)), refs  # kept
 
@@ -819,17 +819,17 @@ def test_causes_of_what_is_parked_are_ids(typist):
 # -- tables at the widths that terminals have --
 
 ROWS = [
-    dict(name="parser", state="running", attempt="1/2", seconds=130.0, total=310.0, memory_mb=201, cpu_percent=12.4, processes=3, idle=4.0,
-         now="Bash python3 -m pytest -q tests/test_parser.py -k dates", context=38, files=2, plus=12,
-         minus=3, where="studio", fix=""),
-    dict(name="jwt-a", state="asking", attempt="1/2", seconds=362.0, total=700.0, memory_mb=180, cpu_percent=0.0, processes=1, idle=None,
-         now="Which database shall the tokens be kept in?", context=22, files=3, plus=80, minus=11,
-         where="", fix="subagent-fleet task answer jwt-a"),
-    dict(name="jwt-c", state="failed", attempt="2/2", seconds=9000.0, total=512.0, memory_mb=0, cpu_percent=0.0, processes=0, idle=None,
-         now="check failed (exit 1)", context=None, files=1, plus=44, minus=2, where="",
+    dict(name="parser", state="running", try_="1/2", state_seconds=130.0, total_seconds=310.0, memory_mb=201, cpu_percent=12.4, processes=3, idle_seconds=4.0,
+         now="Bash python3 -m pytest -q tests/test_parser.py -k dates", context_percent=38, files=2, plus=12,
+         minus=3, runs_on="studio", fix=""),
+    dict(name="jwt-a", state="asking", try_="1/2", state_seconds=362.0, total_seconds=700.0, memory_mb=180, cpu_percent=0.0, processes=1, idle_seconds=None,
+         now="Which database shall the tokens be kept in?", context_percent=22, files=3, plus=80, minus=11,
+         runs_on="", fix="subagent-fleet task answer jwt-a"),
+    dict(name="jwt-c", state="failed", try_="2/2", state_seconds=9000.0, total_seconds=512.0, memory_mb=0, cpu_percent=0.0, processes=0, idle_seconds=None,
+         now="check failed (exit 1)", context_percent=None, files=1, plus=44, minus=2, runs_on="",
          fix="subagent-fleet task log jwt-c check"),
-    dict(name="docs", state="waiting", attempt="0/2", seconds=200000.0, total=0.0, memory_mb=0, cpu_percent=0.0, processes=0, idle=None, now="for parser",
-         context=None, files=0, plus=0, minus=0, where="", fix="")]
+    dict(name="docs", state="waiting", try_="0/2", state_seconds=200000.0, total_seconds=0.0, memory_mb=0, cpu_percent=0.0, processes=0, idle_seconds=None, now="for parser",
+         context_percent=None, files=0, plus=0, minus=0, runs_on="", fix="")]
 
 
 def shown_row(**more):

@@ -59,8 +59,8 @@ def test_abilities_choose_before_load_does(serve, first, second, request_, who, 
     assert answer(served, **request_) == f"from {who}"
     receipt, = served.receipts()
     model, why = (f"first {passed}" if " " not in passed else passed).split(" ")
-    assert receipt["passed_over"] == ([{"model": model, "why": why}] if why else [])
-    assert receipt["tries"] == []
+    assert receipt["passed_over"] == ([{"route": model, "why": why}] if why else [])
+    assert receipt["failures"] == []
 
 
 def test_a_prompt_that_is_too_long_goes_to_who_holds_it(serve):
@@ -68,7 +68,7 @@ def test_a_prompt_that_is_too_long_goes_to_who_holds_it(serve):
     assert answer(served, messages=LONG) == "from second"
     assert answer(served) == "from first"
     assert [receipt["passed_over"] for receipt in served.receipts(2)] \
-        == [[{"model": "first", "why": "context"}], []]
+        == [[{"route": "first", "why": "context"}], []]
     assert len(served.nodes[0].requests) == 1
 
 
@@ -77,8 +77,8 @@ def test_a_prompt_that_turns_out_too_long_goes_on_to_who_holds_it(serve):
     served = serve({"context": 8192}, {"context": 65536}, refuses)
     assert answer(served) == "from second"
     receipt, = served.receipts()
-    assert receipt["passed_over"] == [{"model": "first", "why": "context"}]
-    assert (receipt["tries"], receipt["outcome"]) == ([], "ok")
+    assert receipt["passed_over"] == [{"route": "first", "why": "context"}]
+    assert (receipt["failures"], receipt["outcome"]) == ([], "ok")
     assert served.server.scheduler.show()[0]["first"]["rests_seconds"] == 0
 
 

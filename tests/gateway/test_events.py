@@ -91,7 +91,7 @@ def test_a_request_is_told_from_its_beginning_to_its_receipt(rig, listen, limits
     ear = listen(served)
     assert ear.status == 200
     assert ear.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert ear.next() == {"kind": "hello", "schema": "subagent-fleet/events/2", "fleet": "test",
+    assert ear.next() == {"kind": "hello", "schema": "subagent-fleet/events/3", "fleet": "test",
                           "config": sf.fleet_digest(served.server.fleet),
                           "time": ear.heard[0]["time"]}
     headers = {"x_claude_code_session_id": "s-1", "x_claude_code_agent_id": "a-1"}
@@ -102,12 +102,12 @@ def test_a_request_is_told_from_its_beginning_to_its_receipt(rig, listen, limits
     rows = ear.heard[1:]
     assert {row["kind"] for row in rows} == {"request"} and {row["id"] for row in rows} == {receipt["id"]}
     assert last["receipt"] == receipt
-    assert (last["session"], last["agent"], last["alias"]) == ("s-1", "a-1", "x")
+    assert (last["session"], last["agent_id"], last["alias"]) == ("s-1", "a-1", "x")
     assert steps_of(last) == [("wait", None), ("read", "n0"), ("write", "n0")]
-    assert all_steps(last)[1]["model"] == "m0"
-    assert last["tokens"] == receipt["output_tokens"] > 0
+    assert all_steps(last)[1]["route"] == "m0"
+    assert last["output_tokens"] == receipt["output_tokens"] > 0
     times = [step["at"] for step in all_steps(last)]
-    assert times == sorted(times) and abs(receipt["time"] - times[0] - receipt["total"]) < 0.1
+    assert times == sorted(times) and abs(receipt["time"] - times[0] - receipt["total_seconds"]) < 0.1
 
 
 def test_who_comes_late_is_told_what_runs_and_what_was(rig, listen):
@@ -133,14 +133,14 @@ def test_a_node_that_rests_and_returns_is_told(rig, listen, limits):
     ear = listen(served)
     assert served.ask()[0] == 500
     rests = ear.until(lambda row: row["kind"] == "rest")
-    assert (rests["node"], rests["model"], rests["why"]) == ("n0", "", "api_error")
+    assert (rests["node"], rests["route"], rests["why"]) == ("n0", "", "api_error")
     again = ear.until(lambda row: row["kind"] == "rest" and row["why"] == "bad answer")
     assert again["seconds"] >= 0.2 and again["id"] == rests["id"]  # it was asked, and did not answer
     late = listen(served)
     assert late.until(lambda row: row["kind"] == "rest")["seconds"]
     (last,) = [row for row in late.heard if "receipt" in row]
     assert steps_of(last) == [("wait", None), ("read", "n0"), ("wait", "n0")]
-    assert all_steps(last)[2]["why"] == last["receipt"]["tries"][0]["why"] == "api_error"
+    assert all_steps(last)[2]["why"] == last["receipt"]["failures"][0]["why"] == "api_error"
 
     served.nodes[0].page = None
     assert ear.until(lambda row: row["kind"] == "rest" and not row["seconds"])["node"] == "n0"
@@ -165,13 +165,13 @@ def test_who_does_not_read_is_waited_for_by_nobody_and_finds_the_latest(rig, lis
     served = rig(says("x"))
     ear = listen(served)
     ear.next()
-    row = {"kind": "request", "agent": "a" * 2000, "steps": [], "tokens": 0}
+    row = {"kind": "request", "agent_id": "a" * 2000, "steps": [], "output_tokens": 0}
     with not_held_up(30):
         for number in range(20_000):  # 40 MB: more than sockets hold
-            served.server.log.put({**row, "id": f"req_{number % 300}", "tokens": number})
+            served.server.log.put({**row, "id": f"req_{number % 300}", "output_tokens": number})
         assert served.ask()[0] == 200
     assert ended(ear)["receipt"]["outcome"] == "ok"
-    tokens = {told["id"]: told["tokens"] for told in ear.heard[1:] if told["agent"]}
+    tokens = {told["id"]: told["output_tokens"] for told in ear.heard[1:] if told["agent_id"]}
     assert sorted(tokens.values()) == list(range(19_700, 20_000))
     assert len(ear.heard) < 10_000
 
@@ -210,10 +210,10 @@ def test_requests_that_have_ended_are_bounded_and_the_others_stay():
 
 
 def test_a_row_of_an_older_receipt_says_what_is_known():
-    receipt = sf.Receipt(time=10.0, id="req_1", session="s", agent="a", alias="x", model="m0", node="n0",
-                         context=8192, tries=(sf.Try("n1", "refused"),), waited=1.0, first_byte=2.0,
-                         total=5.0, input_tokens=12, output_tokens=3, outcome="ok")
+    receipt = sf.Receipt(time=10.0, id="req_1", session="s", agent_id="a", alias="x", route="m0", node="n0",
+                         context=8192, failures=(sf.FailedTry("n1", "refused"),), waited_seconds=1.0, first_byte_seconds=2.0,
+                         total_seconds=5.0, input_tokens=12, output_tokens=3, outcome="ok")
     row = json.loads(sf.render_json(sf.plan_row(receipt)))
     assert steps_of(row) == [("wait", None), ("write", "n0")]
     assert [step["at"] for step in all_steps(row)] == [5.0, 6.0]
-    assert sf.read(sf.Receipt, row["receipt"]).tries == receipt.tries
+    assert sf.read(sf.Receipt, row["receipt"]).failures == receipt.failures

@@ -360,7 +360,7 @@ def test_other_pages(rig):
     served.ask()
     served.receipts()
     fleet = json.loads(served.get("/fleet")[2])
-    assert fleet["schema"] == "subagent-fleet/fleet/1" and fleet["waiting"] == 0
+    assert fleet["schema"] == "subagent-fleet/fleet/2" and fleet["waiting"] == 0
     assert fleet["nodes"][0]["requests"] == 1 and fleet["models"][0]["slots"] == 1
 
 
@@ -403,7 +403,7 @@ def test_an_answer_to_images_teaches_nothing_of_bytes_and_tokens(rig):
     for images in (1, 8):  # counted as 12 tokens
         assert served.ask(messages=[{"role": "user", "content": [image] * images}])[0] == 200
     assert count() == before
-    assert [receipt["sent"] for receipt in served.receipts(2)] == [0, 0], "no cut is proved by it"
+    assert [receipt["sent_tokens"] for receipt in served.receipts(2)] == [0, 0], "no cut is proved by it"
 
 
 def test_one_connection_serves_many_requests_also_pipelined_and_chunked(rig):
@@ -691,7 +691,7 @@ def test_who_waits_for_a_slot_gets_pings_and_is_served_in_order(rig, limits):
     assert order == ["0", "1", "2", "3"]
     assert all(text_of(body) == "ok" for _, _, body in found.values())
     assert b"event: ping" in found["3"][2]
-    waited = sorted(receipt["waited"] for receipt in served.receipts(4))
+    waited = sorted(receipt["waited_seconds"] for receipt in served.receipts(4))
     assert waited[0] < waited[1] and waited[1] > 0.2  # of the 0.5 s that the gate was shut
 
 
@@ -827,8 +827,8 @@ def test_before_any_content_another_node_answers(rig, limits, play, why, stream)
         status, _, body = served.ask(stream=stream)
         assert status == 200 and "PONG" in body.decode() and b"sent" not in body
     receipts = served.receipts(2)
-    assert sorted(len(r["tries"]) for r in receipts) == [0, 1]
-    assert {"node": "n0", "why": why} in [tried for r in receipts for tried in r["tries"]]
+    assert sorted(len(r["failures"]) for r in receipts) == [0, 1]
+    assert {"node": "n0", "why": why} in [tried for r in receipts for tried in r["failures"]]
     assert served.server.ledger.totals["n0"]["failures"] == 1
 
 
@@ -862,7 +862,7 @@ def test_a_node_that_refuses_or_is_slow_costs_no_answer(rig):
     nodes["n0"] = replace(nodes["n0"], endpoint=f"http://127.0.0.1:{free_port()}")
     served.server.scheduler.end_rest("n0", "")
     assert served.ask(headers={"x_claude_code_session_id": "new"})[0] == 200
-    assert [receipt["tries"] for receipt in served.receipts(3)] == [
+    assert [receipt["failures"] for receipt in served.receipts(3)] == [
         [{"node": "n0", "why": "timeout"}], [], [{"node": "n0", "why": "refused"}]]
 
 
@@ -903,7 +903,7 @@ def test_a_model_that_takes_no_images_is_asked_again_without_them(rig, words):
         assert status == 200 and json.loads(body)["content"][0]["text"] == "PONG"
     assert ["images" in asked["messages"][0] for asked in served.nodes[0].requests] \
         == [True, False, False], "it is learned once"
-    assert [receipt["tries"] for receipt in served.receipts(2)] == [[], []]
+    assert [receipt["failures"] for receipt in served.receipts(2)] == [[], []]
     assert rests(served.server.scheduler) == {}
 
 
@@ -976,7 +976,7 @@ def test_what_no_program_can_hold_is_the_nodes_fault(rig, sent, stream):
     for _ in range(2):
         status, _, body = served.ask(stream=stream)
         assert status == 200 and b"PONG" in body
-    assert [tried for receipt in served.receipts(2) for tried in receipt["tries"]] \
+    assert [tried for receipt in served.receipts(2) for tried in receipt["failures"]] \
         == [{"node": "n0", "why": "bad answer"}]
     served.nodes[1].play = sends(HEAD + sent + DONE)
     status, kind, words = error_of(served.ask())
@@ -1019,7 +1019,7 @@ def test_a_machine_that_hangs_is_left_and_a_slow_model_is_not(rig, limits, page)
         status, _, body = served.ask(stream=stream, headers={
             "x_claude_code_session_id": str(stream)})  # 20 s are all that this client waits
         assert status == 200 and b"PONG" in body
-    assert [receipt["tries"] for receipt in served.receipts(2)] \
+    assert [receipt["failures"] for receipt in served.receipts(2)] \
         == [[{"node": "n0", "why": "timeout"}]] * 2
     served.nodes[0].gone.set()
 
@@ -1040,7 +1040,7 @@ def test_a_machine_that_hangs_is_left_although_another_had_begun(rig, limits):
     begin_at(served.server.scheduler, "m0")
     served.server.scheduler.places["m2"].last_number = 2
     assert served.ask()[0] == 200
-    assert [tried["why"] for tried in served.receipts()[0]["tries"]] == ["bad answer", "timeout"]
+    assert [tried["why"] for tried in served.receipts()[0]["failures"]] == ["bad answer", "timeout"]
     served.nodes[1].gone.set()
 
 
@@ -1053,7 +1053,7 @@ def test_a_node_that_cannot_be_reached_any_more_is_left(rig, limits):
         raise sf.NodeFailure("unreachable", "No route to host")
     served.world.ask = unreachable
     assert served.ask()[0] == 200
-    assert served.receipts()[0]["tries"] == [{"node": "n0", "why": "timeout"}]
+    assert served.receipts()[0]["failures"] == [{"node": "n0", "why": "timeout"}]
 
 
 def test_what_only_the_client_can_mend_is_not_tried_elsewhere(rig):
@@ -1089,8 +1089,8 @@ def test_seconds_of_failed_attempts_are_no_wait_for_a_slot(rig):
         connection.close()
     served = rig(dies_late, says("PONG"))
     assert [served.ask()[0] for _ in range(2)] == [200, 200]  # one of them begins at the first
-    receipt, = (receipt for receipt in served.receipts(2) if receipt["tries"])
-    assert receipt["waited"] < 0.4 < 0.6 <= receipt["asked"] <= receipt["first_byte"]
+    receipt, = (receipt for receipt in served.receipts(2) if receipt["failures"])
+    assert receipt["waited_seconds"] < 0.4 < 0.6 <= receipt["asked_seconds"] <= receipt["first_byte_seconds"]
 
 
 def test_a_wait_for_two_slots_is_counted_whole(rig):
@@ -1122,8 +1122,8 @@ def test_a_wait_for_two_slots_is_counted_whole(rig):
     wait_until(lambda: time.monotonic() - began > 0.3)
     gates[1].set()
     assert [read_answer(client.makefile("rb"))[0] for client in clients[1:]] == [200, 200]
-    receipt, = (receipt for receipt in served.receipts(3) if receipt["tries"])
-    assert 0.6 <= receipt["waited"] <= receipt["asked"]
+    receipt, = (receipt for receipt in served.receipts(3) if receipt["failures"])
+    assert 0.6 <= receipt["waited_seconds"] <= receipt["asked_seconds"]
     for client in clients:
         client.close()
 
@@ -1249,7 +1249,7 @@ def test_a_machine_that_hangs_while_it_takes_a_prompt_is_left(deaf, limits):
     deaf.node.lives = False
     status, _, body = deaf.ask(stream=True, messages=HUGE)
     assert status == 200 and text_of(body) == "PONG"
-    assert [tried["why"] for tried in deaf.receipts()[0]["tries"]] == ["timeout"]
+    assert [tried["why"] for tried in deaf.receipts()[0]["failures"]] == ["timeout"]
 
 
 def kept_answer(words):
@@ -1329,17 +1329,17 @@ def test_receipts_say_what_happened(rig):
     served.ask(headers={"x_claude_code_session_id": "s-1", "x_claude_code_agent_id": "a1"})
     served.ask(headers={"x_claude_code_session_id": f"{PROMPT} in a header"}, system="Other.")
     first, second = served.receipts(2)
-    assert set(first) == {"time", "id", "session", "agent", "alias", "model", "node", "context",
-                          "tries", "waited", "first_byte", "total", "input_tokens",
-                          "output_tokens", "outcome", "sent", "cloud", "passed_over", "said",
-                          "cached_tokens", "read_again", "read_again_why", "waited_for", "steps",
-                          "broken_calls", "asked", "runs", "digest"}
-    assert (first["session"], first["agent"], first["alias"]) == ("s-1", "a1", "x")
+    assert set(first) == {"time", "id", "session", "agent_id", "alias", "route", "node", "context",
+                          "failures", "waited_seconds", "first_byte_seconds", "total_seconds", "input_tokens",
+                          "output_tokens", "outcome", "sent_tokens", "cloud", "passed_over", "said",
+                          "cached_tokens", "read_again_tokens", "read_again_why", "waited_for", "steps",
+                          "broken_calls", "asked_seconds", "model", "digest"}
+    assert (first["session"], first["agent_id"], first["alias"]) == ("s-1", "a1", "x")
     assert (first["outcome"], first["input_tokens"], first["context"]) == ("ok", 12, 32768)
-    assert 0 <= first["waited"] <= first["first_byte"] <= first["total"] < 10
+    assert 0 <= first["waited_seconds"] <= first["first_byte_seconds"] <= first["total_seconds"] < 10
     assert second["session"] == "" and {first["node"], second["node"]} == {"n0", "n1"}
     body = json.dumps(served.nodes[0].requests[0], separators=(",", ":"))
-    assert first["sent"] == round(len(body) / sf.BYTES_A_TOKEN) > 40
+    assert first["sent_tokens"] == round(len(body) / sf.BYTES_A_TOKEN) > 40
     wait_until(lambda: len(served.said) == 3)
     assert served.said[0].split() == ["Time", "Agent", "Model", "Machine", "Took", "Outcome"]
     assert re.search(r"(?m)^..:..:..  planner[?] +tiny +n\d +(-|0\.\d s)  ok$",
@@ -1627,13 +1627,13 @@ def test_up_does_the_whole_job(project):
 def test_up_ends_with_the_requests_that_failed_or_fell_back(project):
     (project.place / ".subagent-fleet").mkdir()
     known = {"id": "r", "session": "", "agent": "", "alias": "l", "model": "m", "node": "a",
-             "context": 9, "tries": [{"node": "mini", "why": "refused"}], "waited": 0.5,
-             "first_byte": 1, "total": 2, "input_tokens": 9, "output_tokens": 7, "outcome": "ok"}
+             "context": 9, "failures": [{"node": "mini", "why": "refused"}], "waited_seconds": 0.5,
+             "first_byte_seconds": 1, "total_seconds": 2, "input_tokens": 9, "output_tokens": 7, "outcome": "ok"}
     soon = time.time() + 60
     (project.place / ".subagent-fleet" / "requests.jsonl").write_text("".join(
         json.dumps({**known, **each}) + "\n" for each in (
-            {"time": soon - 120}, {"time": soon}, {"time": soon, "outcome": "left", "tries": []},
-            {"time": soon, "outcome": "overloaded_error", "model": None, "node": None})))
+            {"time": soon - 120}, {"time": soon}, {"time": soon, "outcome": "left", "failures": []},
+            {"time": soon, "outcome": "overloaded_error", "route": None, "node": None})))
     said = project("up").stderr
     head, *lines = said[said.index("2 requests failed"):].splitlines()
     assert head == "2 requests failed or fell back to another machine:"
@@ -1777,7 +1777,7 @@ def test_status_says_who_works_at_the_gateway(project):
     wait_until(lambda: json.loads(project("status", "--json").stdout)["waiting"] == 1)
     said = json.loads(project("status", "--json").stdout)
     work = said["work"]["m"]
-    assert (work["name"], work["running"], work["slots"], work["rests_seconds"]) == ("m", 1, 1, 0)
+    assert (work["route"], work["running"], work["slots"], work["rests_seconds"]) == ("m", 1, 1, 0)
     assert work["warm"]["conversations"] == 1
     ended.set()
     for client in clients:

@@ -262,7 +262,7 @@ def test_a_fallback_answers_where_the_file_names_one_but_not_for_a_login(hybrid)
     served = hybrid(refusal(529, "overloaded_error", "Overloaded"), fallback=["small"])
     assert b"from home" in ask(served)[2]
     receipt, = served.receipts()
-    assert (receipt["node"], receipt["tries"][0]["node"]) == ("home", "cloud")
+    assert (receipt["node"], receipt["failures"][0]["node"]) == ("home", "cloud")
     assert receipt["cloud"] is True  # who refused it has read it
     assert json.loads(served.get("/fleet")[2])["left_house"]["requests"] == 1
     served.cloud.answer = refusal(401, "authentication_error", "token expired")
@@ -417,7 +417,7 @@ def test_status_and_doctor_say_what_leaves_the_house(tmp_path, run_cli):
     status = run_cli("status")
     assert "Sent outside your network: requests to big (127.0.0.1)." in status.stdout
     models = json.loads(run_cli("status", "--json").stdout)["models"]
-    assert {model["name"]: (model["state"], model["cloud"]) for model in models} \
+    assert {model["route"]: (model["state"], model["cloud"]) for model in models} \
         == {"big": ("ready", True), "small": ("node offline", False)}
     warmed = run_cli("warmup", "--model", "big")
     assert "runs at 127.0.0.1, nothing to load" in warmed.stdout and warmed.returncode == 0

@@ -269,7 +269,7 @@ def check_receipts(receipts, clients, served):
     assert sum(node["requests"] for node in totals.values()) \
         == sum(receipt.node is not None for receipt in receipts)
     assert sum(node["failures"] for node in totals.values()) \
-        == sum(len(receipt.tries) for receipt in receipts) > 0
+        == sum(len(receipt.failures) for receipt in receipts) > 0
 
 
 def held():

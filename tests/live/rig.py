@@ -638,7 +638,7 @@ def hear(session, turns, chats, routes):
             each for each in routes.values() if each["alias"] == session.init["model"])
         assert {turn.body["model"] for turn in mine} == {route["alias"]}
         assert len(mine) >= 2, f"{agent or 'the main session'} used no tool"
-        model = route["ollama_model"]
+        model = route["model"]
         expected[route["node"]] += [model.split(":")[0]] * len(mine)
         lines.append(f"  {agent or 'main session'}: {route['alias']} -> {route['node']} -> {model}")
     for name, asked in chats.items():

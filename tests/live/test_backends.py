@@ -86,13 +86,13 @@ def test_add_recognises_a_llama_server_and_every_command_works(project, engines)
     assert [model["name"] for model in nodes["many"]["models"]] == ["pong", "shared", "thinker"]
     assert "tools" in nodes["one"]["models"][0]["capabilities"]
 
-    warmed = {row["model"]: row for row in project.json("warmup")["results"]}
+    warmed = {row["route"]: row for row in project.json("warmup")["results"]}
     assert {name: row["loaded"]["context"] for name, row in warmed.items()} \
         == {"small": 65536, "tight": 16384, "thinker": 16384}
     assert {model["state"] for model in project.json("status")["models"]} == {"ready"}
     assert "llama.cpp at" in project.run("doctor", "--verbose", quiet=True)
     project.json("warmup", "--unload")
-    states = {model["name"]: model["state"] for model in project.json("status")["models"]}
+    states = {model["route"]: model["state"] for model in project.json("status")["models"]}
     assert states == {"small": "ready", "tight": "cold", "thinker": "cold"}
 
     (project.folder / "fleet.yaml").unlink()
@@ -261,7 +261,7 @@ def test_claude_code_stays_on_its_login_and_its_agent_runs_at_home(project, engi
     assert {(receipt["node"], receipt["cloud"]) for receipt in receipts} \
         == {("cloud", True), ("one", False)}
     at_home = [receipt for receipt in receipts if receipt["node"] == "one"]
-    assert at_home and all(receipt["agent"] for receipt in at_home)
+    assert at_home and all(receipt["agent_id"] for receipt in at_home)
     kept = [path for path in project.folder.rglob("*") if path.is_file()]
     assert kept and not [path for path in kept if LOGIN.encode() in path.read_bytes()]
     assert LOGIN not in said and key not in said

@@ -150,7 +150,7 @@ def test_warmup_loads_what_the_route_asks_for_and_no_request_reloads(chain):
     for node in chain.nodes.values():
         node.unload()
     chain.project.run("warmup")
-    wanted = {model["node"]: (model["ollama_model"], model["context"])
+    wanted = {model["node"]: (model["model"], model["context"])
               for model in chain.project.json("status")["models"]}
     loads = {name: node.loads() for name, node in chain.nodes.items()}
     for name, node in chain.nodes.items():
@@ -189,7 +189,7 @@ def test_claude_code_lists_and_dispatches_on_the_alias_and_node_status_printed(
 
 def hear_trace(report, found):
     """Assert that `trace` says of LiteLLM's requests what it knows, and that it knows no more."""
-    agents = {agent["agent"]: agent for agent in report["sessions"][0]["agents"]}
+    agents = {agent["agent_id"]: agent for agent in report["sessions"][0]["agents"]}
     assert set(agents) == {"", *found.dispatched}
     for name, agent in agents.items():
         # Where an alias has one machine and no fallback, the file says which; else nothing does.

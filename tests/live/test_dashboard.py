@@ -286,9 +286,9 @@ def test_the_page_says_what_events_said(page, scene):
     page.wait(f"document.querySelectorAll('#rows tr').length === {min(len(receipts), 200)}")
     page.wait("!document.querySelector('#routes .works, .busy')")  # all rest
     runs = {"small": "qwen3:8b", "coder": "qwen3-coder:30b", "reviewer": "devstral:24b"}
-    wanted = [[re.sub(r" #\d$", "", NAMES[receipt["agent"]]), runs[receipt["model"]],
-               receipt["node"], receipt["outcome"], f"{tenths(receipt['waited'])} s",
-               f"{tenths(receipt['first_byte'])} s", f"{receipt['input_tokens']:,}",
+    wanted = [[re.sub(r" #\d$", "", NAMES[receipt["agent_id"]]), runs[receipt["route"]],
+               receipt["node"], receipt["outcome"], f"{tenths(receipt['waited_seconds'])} s",
+               f"{tenths(receipt['first_byte_seconds'])} s", f"{receipt['input_tokens']:,}",
                f"{receipt['output_tokens']:,}"] for receipt in receipts]
     shown = [[re.sub(r" #\d$", "", row[1]), *row[2:7], *row[8:]] for row in rows(page)]
     assert shown == wanted
@@ -416,10 +416,10 @@ HOSTILE = {"markup": "<img src=x onerror=alert(1)><script>alert(2)</script>", "l
 
 def hostile_picture(name):
     """A picture in which every text is somebody else's."""
-    machine = {"name": name, "endpoint": name, "colour": 0, "runs": name, "online": False,
-               "why": name, "fix": name, "latency": None, "memory": None,
+    machine = {"name": name, "endpoint": name, "colour": 0, "server": name, "online": False,
+               "why": name, "fix": name, "latency_seconds": None, "memory": None,
                "loaded": [{"name": name, "bytes": 1, "context": 1, "gpu": None, "unloads": name}]}
-    model = {"name": name, "node": name, "runs": name, "alias": name, "context": 1, "slots": 1,
+    model = {"name": name, "node": name, "model": name, "alias": name, "context": 1, "slots": 1,
              "fallback": [name], "state": name, "instead": None, "warm": 2, "kept": 1}
     note = {"level": "warn", "what": name, "fix": name}
     task = {"name": name, "state": name, "mark": name, "level": "work", "agent": name,
@@ -427,12 +427,12 @@ def hostile_picture(name):
             "over": False, "fix": name, "answers": name}
     return {"fleet": name, "level": "bad", "sentence": name, "hint": name, "needs": [note],
             "gateway": {"url": name, "says": name, "provider": "litellm", "followed": False},
-            "machines": [machine], "models": [model], "agents": [{"name": name, "model": name}],
+            "machines": [machine], "models": [model], "agents": [{"name": name, "route": name}],
             "findings": [note],
-            "warmup": [{"model": name, "node": name, "state": name, "stage": "loading",
+            "warmup": [{"route": name, "model": name, "node": name, "state": name, "stage": "loading",
                         "detail": name, "seconds": 1, "size_bytes": 0, "pulled_bytes": 0}],
             "tasks": [task, {**task, "name": f"{name}2", "over": True}],
-            "names": [{"session": name, "agent": name, "name": name}],
+            "names": [{"session": name, "agent_id": name, "agent": name}],
             "sessions": [{"session": name, "title": name}],
             "log": [{"level": "error", "line": name}]}
 
@@ -456,10 +456,10 @@ def test_hostile_names_are_text_and_break_nothing(browser, board):
     for kind, name in HOSTILE.items():
         board.show(hostile_picture(name))
         ident = f"req_{kind}"
-        board.log.put({"kind": "rest", "id": f"rest {name}", "node": name, "model": name,
+        board.log.put({"kind": "rest", "id": f"rest {name}", "node": name, "route": name,
                        "time": time.time(), "seconds": 2.0, "why": name})
         board.log.put(sf.plan_row(sf.Receipt(
-            time.time(), ident, name, name, name, name, name, 1, (sf.Try(name, name),), 0.1, 0.2,
+            time.time(), ident, name, name, name, name, name, 1, (sf.FailedTry(name, name),), 0.1, 0.2,
             0.5, 1, 2, name)))
         shown = f"document.querySelector('.card h3')?.textContent === {json.dumps(name)}"
         opened.wait(shown)
@@ -476,8 +476,8 @@ def test_routes_stay_small_and_in_sight_beside_a_long_time_line(browser, board):
     opened = browser.open(board.invite(), context=browser.context())
     plain = hostile_picture("gpu")
     names = ("planner", "implementer", "reviewer")
-    board.show({**plain, "agents": [{"name": name, "model": "gpu"} for name in names],
-                "models": [{**plain["models"][0], "runs": "qwen3-coder:30b"}],
+    board.show({**plain, "agents": [{"name": name, "route": "gpu"} for name in names],
+                "models": [{**plain["models"][0], "model": "qwen3-coder:30b"}],
                 "tasks": [{**plain["tasks"][0], "agent": "implementer", "diff": "+31 −4",
                            "now": "Bash python3 -m pytest -q tests/test_parser.py"}]})
     for number in range(40):
@@ -517,14 +517,14 @@ def eight_hours(put):
     for number in range(14_000):
         at = now - 8 * 3600 + number * 2.05
         ident, agent = f"req_{number}", f"agent-{number // 40}-{number % 5}"
-        tries = (sf.Try("mini", "refused"),) if number % 50 == 0 else ()
-        row = sf.plan_row(sf.replace(receipt, time=at, id=ident, agent=agent, tries=tries))
+        tries = (sf.FailedTry("mini", "refused"),) if number % 50 == 0 else ()
+        row = sf.plan_row(sf.replace(receipt, time=at, id=ident, agent_id=agent, failures=tries))
         for tokens in range(4):
-            put({name: value for name, value in {**row, "tokens": 50 * tokens}.items()
+            put({name: value for name, value in {**row, "output_tokens": 50 * tokens}.items()
                  if name != "receipt"})
         if tries:
             for seconds in (2.0, 0.0):
-                put({"kind": "rest", "id": "rest mini ", "node": "mini", "model": "", "time": at,
+                put({"kind": "rest", "id": "rest mini ", "node": "mini", "route": "", "time": at,
                      "seconds": seconds, "why": "refused"})
         put(row)
         if number % 20 == 0:

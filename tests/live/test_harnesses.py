@@ -243,12 +243,12 @@ def test_a_dispatched_agent_arrives_on_its_own_alias_and_machine(bench, name):
     tools = [tool["function"]["name"] for tool in json.loads(planner[0]).get("tools", ())]
     if name != "codex":  # which cannot limit them, and says so
         assert tools == [PROGRAMS[name].read[0]]
-    dispatched = [receipt for receipt in made.receipts() if receipt["agent"]]
+    dispatched = [receipt for receipt in made.receipts() if receipt["agent_id"]]
     if name != "qwen":  # which names no session
         assert {receipt["alias"] for receipt in dispatched} == {"claude-haiku-local"}
         assert {receipt["node"] for receipt in dispatched} == {"mini"}
         sessions = {receipt["session"] for receipt in made.receipts()}
-        assert len(sessions) == 1 and len({receipt["agent"] for receipt in dispatched}) == 1
+        assert len(sessions) == 1 and len({receipt["agent_id"] for receipt in dispatched}) == 1
 
 
 @pytest.mark.parametrize("name", ["opencode", "codex", "qwen"])
@@ -258,7 +258,7 @@ def test_the_fallback_answers_when_a_node_dies(bench, name):
     status, said, _ = made.launch()
     assert (status, made.note.read_text()) == (0, "two\n"), said[-3000:]
     assert len(made.studio.answered) == 1 and "All done." in made.mini.answered
-    tries = [each for receipt in made.receipts() for each in receipt["tries"]]
+    tries = [each for receipt in made.receipts() for each in receipt["failures"]]
     assert {each["node"] for each in tries} == {"studio"}
 
 

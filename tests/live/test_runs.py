@@ -336,13 +336,13 @@ def test_a_person_takes_the_session_and_gives_it_back(runs):
 def test_attach_that_only_looks_costs_a_done_task_nothing(runs):
     runs.write(mend=MENDED)
     assert runs.states()["mend"] == "done"
-    before = runs.task("mend")["attempt"], runs.git("rev-parse", "run/mend")
+    before = runs.task("mend")["try"], runs.git("rev-parse", "run/mend")
     shown = read_terminal(runs.project.argv("task", "attach", "mend"),
                           runs.project.environment(COLUMNS="100", LINES="40"), runs.repo,
                           leave_at=b"@play mend")
     assert b"@play mend" in shown, shown[-2000:]  # the gateway was started for it
     assert runs.states()["mend"] == "done"
-    assert (runs.task("mend")["attempt"], runs.git("rev-parse", "run/mend")) == before
+    assert (runs.task("mend")["try"], runs.git("rev-parse", "run/mend")) == before
 
 
 def test_sigkill_of_everything_and_run_again(runs):

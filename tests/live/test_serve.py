@@ -207,7 +207,7 @@ def test_claude_code_dispatches_to_the_nodes_of_its_agents(warm, tmp_path, which
     routes = {route["agent"]: route for route in warm.project.json("status")["routes"]}
     turns = warm.recorder.since(before, "/v1/messages")
     rig.hear(found, turns, warm.chats(marks), routes)
-    agents = {receipt["agent"] for receipt in warm.receipts()[-len(turns):]}
+    agents = {receipt["agent_id"] for receipt in warm.receipts()[-len(turns):]}
     assert agents == {"", *found.dispatched}
 
 
@@ -254,7 +254,7 @@ def audit(served, status):
     """What `trace last --audit` says of the session: {agent's name: (served, verdicts)}."""
     report, = served.project.json("trace", "last", "--audit", status=status)["sessions"]
     assert report["torn"] == []
-    return {agent["name"]: (agent["served"], {verdict["question"]: verdict
+    return {agent["agent"]: (agent["served"], {verdict["question"]: verdict
                                               for verdict in agent["audit"]})
             for agent in report["agents"]}
 
@@ -331,9 +331,9 @@ def test_a_node_dead_before_the_answer_is_passed_over(warm, tmp_path):
     chats = warm.chats(marks)
     assert not chats["mini"] and len(chats["studio"]) >= 4
     receipt = next(each for each in warm.receipts()[::-1] if each["alias"] == "claude-haiku-local"
-                   and each["tries"])
+                   and each["failures"])
     assert (receipt["node"], receipt["outcome"]) == ("studio", "ok")
-    assert receipt["tries"] == [{"node": "mini", "why": "refused"}]
+    assert receipt["failures"] == [{"node": "mini", "why": "refused"}]
 
 
 @pytest.mark.parametrize("which", sorted(install.CLAUDES))
@@ -459,7 +459,7 @@ def test_the_official_sdk_gets_what_it_expects(warm):
     assert said["call"] == ["Bash", {"command": "echo hi"}, "tool_use"]
     assert said["after_tool"] == "DONE"
     assert "claude-haiku-local" in said["models"]
-    assert said["tokens"] > 0
+    assert said["output_tokens"] > 0
     assert said["errors"] == {"key": 401, "model": 404, "empty": 400, "long": 400}
 
 

@@ -121,7 +121,7 @@ def measure(tmp_path, trap):
         lines = [json.loads(line) for line in
                  (tmp_path / f"True-{cache}-{grows}" / ".subagent-fleet" / "requests.jsonl")
                  .read_text().splitlines()]
-        again = sum(line["read_again"] for line in lines)
+        again = sum(line["read_again_tokens"] for line in lines)
         print(f"cache {cache} MiB, {grows} words a turn: {sums[0]:,.0f} at once, {sums[1]:,.0f} one "
               f"by one: {sums[0] / sums[1]:.2f}; {again:,} told as read again")
         return sums[0] / sums[1], lines
@@ -133,7 +133,7 @@ def measure(tmp_path, trap):
 def test_four_agents_on_one_slot_read_little_again(measure, cache, most, grows):
     ratio, lines = measure(grows, cache)
     assert ratio <= most
-    again = sum(line["read_again"] for line in lines)
+    again = sum(line["read_again_tokens"] for line in lines)
     assert bool(again) == (ratio > 1.1)
 
 

@@ -36,7 +36,7 @@ def test_probe_online_node_tells_models_and_what_is_loaded(fake_node):
     node = fake_node({"tiny": {"capabilities": ["tools", "completion"], "context": 8192}})
     node.loaded["tiny:latest"], node.gpu_percent = 4096, 62
     state = probe(node)
-    assert (state.online, state.version) == (True, "0.32.15") and state.latency_ms >= 0
+    assert (state.online, state.version) == (True, "0.32.15") and state.latency_seconds >= 0
     model, = state.models
     assert vars(model) == {"name": "tiny:latest", "size": 4_700_000_000, "parameters": "7.6B",
                            "quantization": "Q4_K_M", "capabilities": ("tools", "completion"),
@@ -229,8 +229,8 @@ def test_discover_verbose_says_why_and_what_there_is(fleet, command):
 def test_discover_json_tells_everything_and_write_keeps_it(fleet, command, tmp_path):
     done = command("discover", "--json", "--write")
     found = json.loads(done.stdout)
-    assert found["schema"] == "subagent-fleet/discover/1" and found["fleet"] == "local-dev"
-    assert [(m["name"], m["state"]) for m in found["models"]] \
+    assert found["schema"] == "subagent-fleet/discover/2" and found["fleet"] == "local-dev"
+    assert [(m["route"], m["state"]) for m in found["models"]] \
         == [("heavy", "present"), ("light", "present")]
     path = tmp_path / ".subagent-fleet" / "discovery.json"
     assert pathlib.Path(tmp_path, found.pop("written")).samefile(path)
@@ -323,11 +323,11 @@ def test_status_missing_model_says_what_to_pull(fleet, command):
 def test_status_json_holds_nodes_models_and_routes(fleet, command):
     fleet[0].loaded["big:32b"] = 4096
     nodes, found = nodes_of(command, "status")
-    assert found["schema"] == "subagent-fleet/status/1" and found["ready"] is False
+    assert found["schema"] == "subagent-fleet/status/2" and found["ready"] is False
     assert found["next"] == f"{NO_GATEWAY}. Next: `subagent-fleet warmup`"
     assert (found["gateway"]["id"], found["gateway"]["level"]) == ("port-free", "info")
     heavy = found["models"][0]
-    assert (heavy["name"], heavy["state"], heavy["context"], heavy["loaded"]["context"]) \
+    assert (heavy["route"], heavy["state"], heavy["context"], heavy["loaded"]["context"]) \
         == ("heavy", "cold", 32768, 4096)
     assert [(route["agent"], route["state"]) for route in found["routes"]] \
         == [("planner", "cold"), ("implementer", "cold")]
@@ -689,7 +689,7 @@ def test_warmup_json_holds_every_outcome(fleet, command):
     done = command("warmup", "--json")
     found = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (1, "")
-    assert found["schema"] == "subagent-fleet/warmup/1"
+    assert found["schema"] == "subagent-fleet/warmup/2"
     heavy, light = found["results"]
     assert heavy["ok"] and heavy["loaded"]["context"] == 32768 and heavy["seconds"] >= 0
     assert not light["ok"] and light["loaded"] is None and light["detail"] and light["fix"]

@@ -138,7 +138,7 @@ def test_scan_of_a_crowded_network_finds_its_nodes_in_time(neighbourhood, tmp_pa
         status, out, err = scan(tmp_path, environ, "discover", "--scan", "--json")
     assert (status, err) == (0, "")
     report = json.loads(out)["scan"]
-    assert [(one["node"]["name"], one["node"]["endpoint"], len(one["node"]["models"]))
+    assert [(one["name"], one["endpoint"], len(one["models"]))
             for one in report["found"]] == [
         ("lan-11", f"http://{neighbourhood.at(11)}:11434", 2),
         ("lan-12", f"http://{neighbourhood.at(12)}:11434", 1)]
@@ -168,7 +168,7 @@ def test_a_server_on_another_port_is_found_by_what_it_answers(neighbourhood, tmp
     neighbourhood.node(12, {"qwen3:8b": {}}, port=9090)
     environ = list_neighbors(tmp_path, neighbourhood, (11, 12))
     _, out, _ = scan(tmp_path, environ, "discover", "--scan", "--json")
-    assert [(one["node"]["endpoint"], one["provider"]) for one in json.loads(out)["scan"]["found"]] \
+    assert [(one["endpoint"], one["provider"]) for one in json.loads(out)["scan"]["found"]] \
         == [(f"http://{neighbourhood.at(11)}:8080", "ollama")]
 
 
@@ -180,7 +180,7 @@ def test_another_kind_of_server_is_known_by_its_row_of_backends(neighbourhood, t
     environ = list_neighbors(tmp_path, neighbourhood, (11, 12))
     _, out, _ = scan(tmp_path, environ, "discover", "--scan", "--json")
     report = json.loads(out)["scan"]
-    assert [(one["node"]["endpoint"], one["provider"]) for one in report["found"]] \
+    assert [(one["endpoint"], one["provider"]) for one in report["found"]] \
         == [(f"http://{neighbourhood.at(11)}:8000", "openai")]
     assert report["others"] == [{"address": f"{neighbourhood.at(12)}:8000", "why": "asking for a key"}]
 

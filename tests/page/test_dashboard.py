@@ -187,7 +187,7 @@ FOREVER = "2318-12-01T10:00:00Z"
 
 def sight(**more):
     loaded = sf.LoadedModel("tiny", 32768, 80, 5_000_000_000, FOREVER)
-    states = {"a": sf.NodeState("a", "http://127.0.0.1:1", version="0.32.15", latency_ms=1.5,
+    states = {"a": sf.NodeState("a", "http://127.0.0.1:1", version="0.32.15", latency_seconds=0.0015,
                                 models=(sf.NodeModel("tiny"),), loaded=(loaded,)),
               "b": sf.NodeState("b", "http://127.0.0.1:1", reason="refused")}
     view = sf.GatewayView(more.pop("holder", ""), more.pop("page", None))
@@ -457,7 +457,7 @@ def test_ui_shows_machines_gateway_and_requests_as_they_come_and_go(place):
     shown.picture(lambda each: each["gateway"]["followed"])
     assert ask(place) == 200
     ended = shown.until(lambda each: "receipt" in each)["receipt"]
-    assert (ended["node"], ended["model"], ended["outcome"]) == ("a", "m", "ok")
+    assert (ended["node"], ended["route"], ended["outcome"]) == ("a", "m", "ok")
 
     # A machine goes and comes: the page knows within three seconds.
     port = place.node.port
@@ -506,8 +506,8 @@ def test_a_machine_that_says_nothing_holds_up_no_receipt(place):
 def test_ui_tells_what_was_filed_where_no_gateway_runs(place):
     receipts = place.path / ".subagent-fleet" / "requests.jsonl"
     receipts.parent.mkdir()
-    receipt = sf.Receipt(time=time.time(), id="req_1", session="s", agent="", alias="x", model="m",
-                         node="a", context=1, tries=(), waited=0.0, first_byte=0.1, total=0.2,
+    receipt = sf.Receipt(time=time.time(), id="req_1", session="s", agent_id="", alias="x", route="m",
+                         node="a", context=1, failures=(), waited_seconds=0.0, first_byte_seconds=0.1, total_seconds=0.2,
                          input_tokens=1, output_tokens=2, outcome="ok")
 
     def line_of(**more):
@@ -540,7 +540,7 @@ def test_the_page_reads_the_fleet_file_again_when_it_changes(place):
     more = f"nodes: {{b: {{endpoint: 'http://127.0.0.1:{free_port()}'}}, "
     config.write_text(text.replace("nodes: {", more).replace("tiny", "enormous"))
     right = shown.picture(lambda each: len(each["machines"]) == 2)
-    assert [each["runs"] for each in right["models"]] == ["enormous"]
+    assert [each["model"] for each in right["models"]] == ["enormous"]
     assert not any("fleet.yaml" in need["what"] for need in right["needs"])
 
     stop = run_server(place)
@@ -563,7 +563,7 @@ def test_what_has_answered_keeps_its_name_when_the_fleet_file_changes(place, run
     shown = Shown(place.path)
     place.ending.callback(shown.process.kill)
     row = shown.until(lambda each: "receipt" in each)
-    assert [step["runs"] for step in row["receipt"]["steps"]] == ["", "tiny", "tiny"]
+    assert [step["model"] for step in row["receipt"]["steps"]] == ["", "tiny", "tiny"]
     assert shown.end() == 0
     for words in (("logs",), ("trace", "last"), ("logs", "--json"), ("trace", "last", "--json")):
         done = run_cli(*words, env=clean_environment(HOME=str(place.path)))
@@ -628,7 +628,7 @@ def test_a_warm_up_leaves_its_progress_where_there_is_a_workspace(place, run_cli
     (place.path / ".subagent-fleet").mkdir()
     assert run_cli("warmup").returncode == 0
     (row,) = warmup_page(place.path)
-    assert (row["model"], row["node"], row["stage"], row["state"]) == ("m", "a", "done", "ok")
+    assert (row["route"], row["node"], row["stage"], row["state"]) == ("m", "a", "done", "ok")
 
 
 @pytest.mark.slow
@@ -643,7 +643,7 @@ def test_a_warm_up_is_shown_while_it_goes_on(place):
     assert [row["stage"] for row in warmup_page(place.path)] == ["done"]
 
 
-WARM_ROW = {"model": "m", "node": "a", "ollama_model": "qwen3:8b", "stage": "loading",
+WARM_ROW = {"route": "m", "node": "a", "model": "qwen3:8b", "stage": "loading",
             "state": "loading", "detail": "", "pulled_bytes": 0, "size_bytes": 0, "seconds": 1.5}
 
 
@@ -651,7 +651,7 @@ def warmup_file(place, *rows, **changes):
     """Write what a warm-up leaves of these models."""
     path = place / ".subagent-fleet" / "warmup.json"
     path.parent.mkdir(exist_ok=True)
-    page = {"schema": "subagent-fleet/warmup-progress/1", "time": time.time(), "models": rows}
+    page = {"schema": "subagent-fleet/warmup-progress/2", "time": time.time(), "models": rows}
     path.write_text(json.dumps({**page, **changes}))
 
 

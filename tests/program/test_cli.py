@@ -580,7 +580,7 @@ def test_json_of_an_error_is_one_object(run_cli, command):
     words = ("--timeout", "0") if command == "worker" else ("--config", "nowhere.yaml")
     done = run_cli(*command.split(), "--json", *words, env={"PATH": "/nowhere"})
     found = json.loads(done.stdout)
-    assert found["schema"] == f"subagent-fleet/{command}/1"
+    assert found["schema"] == f"subagent-fleet/{command}/{sf.SCHEMA_VERSIONS.get(command, 1)}"
     if command == "skills list":  # which reads no fleet
         assert done.returncode == 0 and found["skills"]
         return

@@ -103,19 +103,19 @@ class Recorded:
                 usage = line["message"]["usage"]
                 written.append({
                     "time": sf.parse_time(line["timestamp"]), "id": line["requestId"],
-                    "session": self.id, "agent": self.agent if path == self.sub else "",
-                    "alias": model.alias, "model": model.name, "node": model.node,
-                    "context": model.context, "tries": [], "waited": 0.5, "first_byte": 1.5,
-                    "total": 3.5, "input_tokens": usage["input_tokens"],
+                    "session": self.id, "agent_id": self.agent if path == self.sub else "",
+                    "alias": model.alias, "route": model.name, "node": model.node,
+                    "context": model.context, "failures": [], "waited_seconds": 0.5, "first_byte_seconds": 1.5,
+                    "total_seconds": 3.5, "input_tokens": usage["input_tokens"],
                     "output_tokens": usage["output_tokens"], "outcome": "ok",
-                    "sent": usage["input_tokens"] + 40})
+                    "sent_tokens": usage["input_tokens"] + 40})
         return sorted(written, key=lambda receipt: receipt["time"])
 
     def file(self, receipts, name="requests.jsonl"):
         """Write receipts where the gateway keeps them; each says what its model ran."""
         fleet, _ = sf.check_fleet(sf.Document(self.FLEET, "fleet.yaml"))
         runs = {model.name: model.ollama_model for model in fleet.models.values()}
-        text = "".join(json.dumps({"runs": runs.get(receipt["model"], ""), **receipt}) + "\n"
+        text = "".join(json.dumps({"model": runs.get(receipt["route"], ""), **receipt}) + "\n"
                        for receipt in receipts)
         self.write(self.project / ".subagent-fleet" / name, text)
 
@@ -145,7 +145,7 @@ class Recorded:
         """The exit status, and {question: verdict} of the subagent."""
         status, out, err = self.run("last", "--audit", "--json", *words, **more)
         report, = json.loads(out)["sessions"]
-        agents = {agent["agent"]: agent for agent in report["agents"]}
+        agents = {agent["agent_id"]: agent for agent in report["agents"]}
         assert agents[""]["audit"] == []
         return status, {verdict["question"]: verdict for verdict in agents[self.agent]["audit"]}
 
@@ -246,11 +246,11 @@ agents:
         request = f"req_{self.number_of:024x}"
         first = {"laptop": 0.6, "mini": 0.9, "gpu": 2.1}[served.node]
         self.written.append({
-            "time": self.BEGAN + at + seconds, "id": request, "session": self.id, "agent": agent,
-            "alias": alias, "model": served.name, "node": served.node, "context": served.context,
-            "tries": list(tries), "waited": waited, "first_byte": waited + first,
-            "total": float(seconds), "input_tokens": tokens[0], "output_tokens": tokens[1],
-            "outcome": "ok", "sent": tokens[0]})
+            "time": self.BEGAN + at + seconds, "id": request, "session": self.id, "agent_id": agent,
+            "alias": alias, "route": served.name, "node": served.node, "context": served.context,
+            "failures": list(tries), "waited_seconds": waited, "first_byte_seconds": waited + first,
+            "total_seconds": float(seconds), "input_tokens": tokens[0], "output_tokens": tokens[1],
+            "outcome": "ok", "sent_tokens": tokens[0]})
         block = {"type": "text", "text": "Done."}
         if tool:
             block = {"type": "tool_use", "id": f"call-{kind or self.number_of}", "name": tool,

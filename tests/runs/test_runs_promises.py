@@ -439,7 +439,7 @@ def test_attach_that_cannot_open_changes_nothing(shop):
     shop.write("fleet.yaml", fleet.replace("project:", "projekt:"))
     assert shop.type("task", "attach", "t").code not in (0, 130)
     shop.write("fleet.yaml", fleet)
-    assert shop.state() == "done" and shop.row("t")["attempt"].startswith("1")
+    assert shop.state() == "done" and shop.row("t")["try"].startswith("1")
 
 
 def test_a_very_long_word_is_refused_or_arrives_and_orders_go_on(shop):
@@ -1313,7 +1313,7 @@ def test_max_that_was_typed_holds_when_the_file_is_edited(shop):
 def test_tidy_of_a_task_that_waits_names_the_way_on(shop):
     shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT), "check": "false", "tries": 3}})
     child = shop.begin("run")
-    row = {"state": "waiting", "attempt": "2/3"}  # its third begins 10 s later
+    row = {"state": "waiting", "try": "2/3"}  # its third begins 10 s later
     shop.wait(lambda: row.items() <= shop.rows().get("t", {}).items())
     child.send_signal(signal.SIGINT)
     shop.end(child)
@@ -1323,15 +1323,15 @@ def test_tidy_of_a_task_that_waits_names_the_way_on(shop):
 
 def test_time_that_a_person_takes_is_not_the_tasks(shop):
     assert shop.work(coder=shell(EDIT)) == "review"
-    before = shop.row("t")["total"]
+    before = shop.row("t")["total_seconds"]
     time.sleep(1.5)
     assert shop.type("task", "accept", "t").code == 0
-    assert shop.row("t")["total"] == pytest.approx(before, abs=0.1)
+    assert shop.row("t")["total_seconds"] == pytest.approx(before, abs=0.1)
     for words in ((), ("--fresh",)):
         assert shop.type("task", "retry", "t", *words).code == 0
-        assert shop.row("t")["total"] == pytest.approx(before, abs=0.1)
+        assert shop.row("t")["total_seconds"] == pytest.approx(before, abs=0.1)
         assert shop.run().code == 0
-        again = shop.row("t")["total"]
+        again = shop.row("t")["total_seconds"]
         assert before < again, words
         before = again
 
@@ -1374,7 +1374,7 @@ def test_a_retry_of_a_task_that_a_run_was_not_asked_for_starts_there(shop):
     assert shop.type("task", "retry", "a").code == 0
     shop.let_go()
     done = shop.end(child)
-    assert "1 failed, 1 done" in done.out and shop.row("a")["attempt"] == "2/2", done.out
+    assert "1 failed, 1 done" in done.out and shop.row("a")["try"] == "2/2", done.out
     assert shop.receipt("a", 2)["verdict"] == "failed"
 
 
@@ -1971,7 +1971,7 @@ def test_who_is_told_something_while_a_command_works_learns_when_it_is_read(shop
                      said.out), said
     shop.let_go()
     assert (shop.end(running) if is_active else shop.run()).code == 0
-    assert shop.row("t")["attempt"] == "2/3" and "hurry" in (shop.home / "prompts").read_text()
+    assert shop.row("t")["try"] == "2/3" and "hurry" in (shop.home / "prompts").read_text()
 
 
 def test_after_two_tasks_it_is_said_that_their_work_is_not_there(shop):

@@ -489,7 +489,7 @@ def test_a_field_that_is_refused_once_is_not_sent_again(tmp_path, provider, word
             "type": "auto", "disable_parallel_tool_use": True})
         assert status == 200, body
     assert [field in request for request in node.requests] == [True, False, False]
-    assert served.receipts(2)[0]["tries"] == []
+    assert served.receipts(2)[0]["failures"] == []
     served.close()
     node.close()
 

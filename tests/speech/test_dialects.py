@@ -692,7 +692,7 @@ def test_a_node_that_fails_before_content_is_left_for_another(rig, path, stream)
     served = rig(sends(b""), says("PONG"))
     status, _, body = post(served, path, stream=stream)
     assert status == 200 and b"NG" in body
-    assert served.receipts()[0]["tries"] == [{"node": "n0", "why": "bad answer"}]
+    assert served.receipts()[0]["failures"] == [{"node": "n0", "why": "bad answer"}]
 
 
 @pytest.mark.parametrize("path", OPEN)

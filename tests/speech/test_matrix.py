@@ -402,7 +402,7 @@ def test_a_node_that_answers_nothing_any_more_is_left(serve, backend, dialect, l
     answers = [ask(served, dialect, stream=True).text for _ in range(2)]
     served.nodes[0].gone.set()
     assert answers == ["from the other"] * 2
-    tries = [tried for receipt in served.receipts(2) for tried in receipt["tries"]]
+    tries = [tried for receipt in served.receipts(2) for tried in receipt["failures"]]
     assert [tried["why"] for tried in tries] == ["timeout"]
 
 

@@ -291,7 +291,7 @@ def test_a_node_of_another_kind_goes_on_where_one_fails(serve, client):
     for _ in range(2):
         text, call, *_ = CLIENTS[client](served, [("user", "which files?")], stream=True)
         assert (text, call["arguments"]) == ("Let me look.", {"command": "ls"})
-    tries = [tried for receipt in served.receipts(2) for tried in receipt["tries"]]
+    tries = [tried for receipt in served.receipts(2) for tried in receipt["failures"]]
     assert tries == [{"node": "n0", "why": "bad answer"}]
 
 

@@ -13,7 +13,7 @@ MODEL = sf.NodeModel("qwen3:8b", 5, capabilities=("tools",))
 def test_a_record_has_what_it_was_given_and_its_defaults():
     assert (MODEL.name, MODEL.size, MODEL.parameters) == ("qwen3:8b", 5, "")
     assert list(vars(MODEL)) == list(sf.fields(sf.NodeModel))
-    assert repr(sf.Try("mini", "refused")) == "Try(node='mini', why='refused')"
+    assert repr(sf.FailedTry("mini", "refused")) == "FailedTry(node='mini', why='refused')"
 
 
 @pytest.mark.parametrize("words, named", [((), {}), (("a", "b", "c"), {}), (("a",), {"who": "b"}),
@@ -21,7 +21,7 @@ def test_a_record_has_what_it_was_given_and_its_defaults():
                                           (("a", "b"), {"why": "b"})])
 def test_a_record_of_other_fields_is_a_mistake(words, named):
     with pytest.raises(TypeError):
-        sf.Try(*words, **named)
+        sf.FailedTry(*words, **named)
 
 
 def test_a_record_stays_as_it_is():
@@ -37,7 +37,7 @@ def test_a_record_stays_as_it_is():
 def test_records_are_equal_by_kind_and_values():
     twin = sf.NodeModel("qwen3:8b", 5, capabilities=("tools",))
     assert twin == MODEL and hash(MODEL) == hash(twin) and len({MODEL, twin}) == 1
-    assert replace(MODEL, size=6) != MODEL and sf.Try("a", "b") != sf.Passed("a", "b")
+    assert replace(MODEL, size=6) != MODEL and sf.FailedTry("a", "b") != sf.Passed("a", "b")
     assert copy.deepcopy(MODEL) == pickle.loads(pickle.dumps(MODEL)) == MODEL
 
 
@@ -73,19 +73,19 @@ def test_a_noted_field_has_its_default_in_the_class():
 
 
 def test_a_record_of_a_record_has_the_fields_of_both():
-    class Retry(sf.Try):
+    class Retry(sf.FailedTry):
         after: float = 1.5
         who: str  # behind a default, and without one
         why: str = "timeout"
     assert list(sf.fields(Retry)) == ["node", "why", "after", "who"]
     assert vars(Retry("mini", who="a")) == {"node": "mini", "why": "timeout", "after": 1.5, "who": "a"}
-    assert vars(sf.Try("mini", "x")) == {"node": "mini", "why": "x"}, "the class above is as it was"
+    assert vars(sf.FailedTry("mini", "x")) == {"node": "mini", "why": "x"}, "the class above is as it was"
     with pytest.raises(TypeError):
         Retry("mini")
 
-    class Same(sf.Try):
+    class Same(sf.FailedTry):
         """Nothing more."""
-    assert Same("a", "b").why == "b" and Same("a", "b") != sf.Try("a", "b")
+    assert Same("a", "b").why == "b" and Same("a", "b") != sf.FailedTry("a", "b")
 
 
 @pytest.mark.parametrize("kind", ["Sequence[str]", "list[str]", "Decimal", "set"])

@@ -623,14 +623,14 @@ def test_a_receipt_holds_no_words_of_the_prompt_or_the_answer():
 
 def test_what_served_a_session_is_summed_by_machine():
     first = sf.Receipt(
-        time=1.0, id="r", session="s", agent="", alias="x", model="m", node="mini", context=None,
-        tries=(), waited=1.5, first_byte=None, total=0.0, input_tokens=10, output_tokens=2,
+        time=1.0, id="r", session="s", agent_id="", alias="x", route="m", node="mini", context=None,
+        failures=(), waited_seconds=1.5, first_byte_seconds=None, total_seconds=0.0, input_tokens=10, output_tokens=2,
         outcome="ok")
-    receipts = [first, sf.replace(first, input_tokens=5, output_tokens=0, waited=None),
+    receipts = [first, sf.replace(first, input_tokens=5, output_tokens=0, waited_seconds=None),
                 sf.replace(first, session="other"), sf.replace(first, node=None)]
     assert sf.sum_served(receipts, "s") == [
-        {"node": "mini", "model": "m", "requests": 2, "input": 15, "output": 2,
-         "waited_seconds": 1.5}]
+        {"node": "mini", "route": "m", "model": "m", "requests": 2, "input_tokens": 15,
+         "output_tokens": 2, "waited_seconds": 1.5}]
 
 
 # -- processes and rows --
@@ -654,13 +654,13 @@ def test_a_row_says_where_it_works_how_often_it_was_tried_and_what_has_gone():
                          open=True, began=60.0, spent=5.0, worktree="/w", git="/g")
     served = {"s": types.SimpleNamespace(node="mini", input_tokens=0)}
     row, = sf.plan_task_rows(sf.TaskSight({"t": state}, {}, 100.0, served=served))
-    assert (row.where, row.attempt, row.total, row.worktree) == ("mini", "2/3", 45.0, "/w")
+    assert (row.runs_on, row.try_, row.total_seconds, row.worktree) == ("mini", "2/3", 45.0, "/w")
     waits = sf.replace(state, state="waiting", tried=0, open=False, failures=0, session="")
     row, = sf.plan_task_rows(sf.TaskSight({"t": waits}, {}, 100.0, served=served))
-    assert (row.where, row.attempt, row.total) == ("", "0/3", 0.0)
+    assert (row.runs_on, row.try_, row.total_seconds) == ("", "0/3", 0.0)
     gone = sf.replace(state, state="done", ended=70.0, git="")
     row, = sf.plan_task_rows(sf.TaskSight({"t": gone}, {}, 100.0))
-    assert (row.worktree, row.total) == ("", 15.0)
+    assert (row.worktree, row.total_seconds) == ("", 15.0)
 
 
 def test_what_to_type_is_said_of_what_waits_for_a_person():

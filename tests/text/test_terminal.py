@@ -348,10 +348,10 @@ def page_of(**names):
               sf.LoadedModel("nomic:1b", 0, None, 1, "2026-11-18T12:04:00Z"))
     laptop, mini, gpu = fleet.nodes
     states = {
-        laptop: sf.NodeState(laptop, "http://localhost:11434", version="0.32.15", latency_ms=3.1,
+        laptop: sf.NodeState(laptop, "http://localhost:11434", version="0.32.15", latency_seconds=0.0031,
                              models=(sf.NodeModel(small.ollama_model, 5 * 10**9, "8B", "Q4"),),
                              loaded=loaded),
-        mini: sf.NodeState(mini, "http://192.168.1.50:11434", version="0.32.15", latency_ms=2.0,
+        mini: sf.NodeState(mini, "http://192.168.1.50:11434", version="0.32.15", latency_seconds=0.002,
                            models=(sf.NodeModel(heavy.ollama_model, 18 * 10**9),)),
         gpu: sf.NodeState(gpu, "http://192.168.1.51:11434", "refused", "nothing listens there")}
     return sf.plan_sight(fleet, states, sf.GatewayView(""), NOW)
@@ -494,7 +494,7 @@ def hostile_outputs(rng, look):
     yield "nodes", sf.format_nodes(replace(fleet, name=pick()), states,
                                    ("Node", "Status", "Endpoint", "Models"), look)
     yield "details", sf.format_details(states, look)
-    yield "presence", sf.format_presence([{"name": pick(), "node": pick(), "ollama_model": pick(),
+    yield "presence", sf.format_presence([{"route": pick(), "node": pick(), "model": pick(),
                                            "state": rng.choice(["present", "missing"]), "fix": pick()}] * 2,
                                          look)
     warmth = types.SimpleNamespace(ok=rng.random() < 0.5, detail=pick(), fix="", seconds=3.0,

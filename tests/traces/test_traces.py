@@ -42,7 +42,7 @@ def only(verdicts, question, answer):
 def file_with(session, change):
     """File the receipts; `change` may change those of the subagent."""
     receipts = session.receipts()
-    for index, receipt in enumerate(each for each in receipts if each["agent"]):
+    for index, receipt in enumerate(each for each in receipts if each["agent_id"]):
         change(index, receipt)
     session.file(receipts)
 
@@ -74,7 +74,7 @@ def test_a_call_that_names_a_model_beats_the_file_and_is_named(newest):
                 block["input"]["model"] = "sonnet"
         return line
     newest.edit(newest.main, name_model)
-    file_with(newest, lambda index, receipt: receipt.update(alias="main-local", model="big",
+    file_with(newest, lambda index, receipt: receipt.update(alias="main-local", route="big",
                                                             node="mini"))
     status, verdicts = newest.audit()
     verdict = only(verdicts, "Model", "no")
@@ -103,7 +103,7 @@ def test_words_of_claude_code_are_resolved_to_aliases(newest, model, alias):
 def test_a_declared_fallback_is_fine_and_told(recorded):
     def fall_back(index, receipt):
         if index:
-            receipt.update(model="other", node="mini", tries=[{"node": "laptop", "why": "refused"}])
+            receipt.update(route="other", node="mini", failures=[{"node": "laptop", "why": "refused"}])
     file_with(recorded, fall_back)
     status, verdicts = recorded.audit()
     assert (status, set(answers(verdicts).values())) == (0, {"yes"})
@@ -115,14 +115,14 @@ def test_a_declared_fallback_is_fine_and_told(recorded):
 
 def test_who_was_passed_over_is_told_with_what_the_request_needs(recorded):
     file_with(recorded, lambda index, receipt: receipt.update(
-        model="other", node="mini", passed_over=[{"model": "first", "why": "images"}]))
+        route="other", node="mini", passed_over=[{"route": "first", "why": "images"}]))
     assert re.search(r"fallback: first was\s+passed over:\s+images", recorded.run("last")[1])
     assert "first was passed over: images" in recorded.audit()[1]["Machine"]["what"]
 
 
 def test_what_failed_everywhere_is_not_as_planned(recorded):
     file_with(recorded, lambda index, receipt: receipt.update(
-        node=None, model=None, outcome="overloaded_error"))
+        node=None, route=None, outcome="overloaded_error"))
     assert re.search(r"failed:\s+nobody\s+answered:\s+overloaded_error", recorded.run("last")[1])
     session, = json.loads(recorded.run("last", "--json")[1])["sessions"]
     served = [row["planned"] for agent in session["agents"] for row in agent["served"]]
@@ -130,11 +130,11 @@ def test_what_failed_everywhere_is_not_as_planned(recorded):
 
 
 @pytest.mark.parametrize("outcome, more, answer", [
-    ("overloaded_error", {"node": None, "model": None}, "unknown"), ("api_error", {}, "unknown"),
-    ("left", {}, "unknown"), ("left", {"first_byte": 1.0}, "yes")])
+    ("overloaded_error", {"node": None, "route": None}, "unknown"), ("api_error", {}, "unknown"),
+    ("left", {}, "unknown"), ("left", {"first_byte_seconds": 1.0}, "yes")])
 def test_where_nobody_answered_nothing_is_known(newest, outcome, more, answer):
     file_with(newest, lambda index, receipt: receipt.update(
-        {"outcome": outcome, "first_byte": None, **more}))
+        {"outcome": outcome, "first_byte_seconds": None, **more}))
     status, verdicts = newest.audit()
     assert status == 0 and answers(verdicts) == dict.fromkeys(QUESTIONS, answer)
     if answer == "unknown":
@@ -144,17 +144,17 @@ def test_where_nobody_answered_nothing_is_known(newest, outcome, more, answer):
 
 def test_one_answer_is_enough_to_be_judged(newest):
     file_with(newest, lambda index, receipt: receipt.update(
-        {"outcome": "api_error", "first_byte": None} if index else {}))
+        {"outcome": "api_error", "first_byte_seconds": None} if index else {}))
     assert answers(newest.audit()[1]) == dict.fromkeys(QUESTIONS, "yes")
 
 
 def test_another_machine_of_the_same_alias_says_after_whom(recorded):
-    file_with(recorded, lambda index, receipt: receipt.update(tries=[{"node": "mini", "why": "refused"}]))
+    file_with(recorded, lambda index, receipt: receipt.update(failures=[{"node": "mini", "why": "refused"}]))
     assert re.search(r"yes: after\s+mini:\s+refused", recorded.run("last")[1])
 
 
 def test_an_undeclared_machine_is_found(recorded):
-    file_with(recorded, lambda index, receipt: receipt.update(model="third", node="spare"))
+    file_with(recorded, lambda index, receipt: receipt.update(route="third", node="spare"))
     status, verdicts = recorded.audit()
     verdict = only(verdicts, "Machine", "no")
     assert status == 1 and "`gemma4:12b` on `spare`" in verdict["what"]
@@ -163,14 +163,14 @@ def test_an_undeclared_machine_is_found(recorded):
 
 
 def test_a_fleet_file_edited_since_proves_nothing(newest):
-    file_with(newest, lambda index, receipt: receipt.update(model="gone", node="away"))
+    file_with(newest, lambda index, receipt: receipt.update(route="gone", node="away"))
     os.utime(newest.project / "fleet.yaml", (NOW, NOW))
     status, verdicts = newest.audit()
     assert status == 0 and "edited since" in only(verdicts, "Machine", "unknown")["what"]
 
 
 def test_another_model_than_the_file_names_now_is_not_declared(newest):
-    file_with(newest, lambda index, receipt: receipt.update(runs="llama3.2:3b"))
+    file_with(newest, lambda index, receipt: receipt.update(model="llama3.2:3b"))
     status, verdicts = newest.audit()
     assert status == 1 and "`llama3.2:3b` on `laptop`" in only(verdicts, "Machine", "no")["what"]
     os.utime(newest.project / "fleet.yaml", (NOW, NOW))
@@ -180,7 +180,7 @@ def test_another_model_than_the_file_names_now_is_not_declared(newest):
 
 @pytest.mark.parametrize("runs, shown", [("qwen3:8b", "qwen3:8b"), ("", "small")])
 def test_what_answered_is_told_and_never_what_the_file_says_now(newest, runs, shown):
-    file_with(newest, lambda index, receipt: receipt.update(runs=runs))
+    file_with(newest, lambda index, receipt: receipt.update(model=runs))
     newest.write(newest.project / "fleet.yaml", FLEET.replace("qwen3:8b", "gemma4:12b"))
     report, = json.loads(newest.run("last", "--json")[1])["sessions"]
     served = report["agents"][1]["served"]
@@ -203,8 +203,8 @@ def test_a_request_that_left_the_house_is_found_by_its_id(recorded):
 
 @pytest.mark.parametrize("fleet, more", [
     (FLEET, {"cloud": True}),
-    (FLEET.replace("http://localhost:11434", "https://ollama.example.com"), {"runs": ""}),
-    (FLEET.replace("qwen3:8b\"", "qwen3:8b-cloud\", cloud: true"), {"runs": ""})])
+    (FLEET.replace("http://localhost:11434", "https://ollama.example.com"), {"model": ""}),
+    (FLEET.replace("qwen3:8b\"", "qwen3:8b-cloud\", cloud: true"), {"model": ""})])
 def test_a_request_that_left_the_house_is_found_by_its_place(newest, fleet, more):
     newest.write(newest.project / "fleet.yaml", fleet)
     file_with(newest, lambda index, receipt: receipt.update(more))
@@ -220,13 +220,13 @@ def test_a_request_that_a_cloud_refused_before_home_answered_has_left_it(newest)
         "nodes:", "nodes:\n  far: {endpoint: https://api.anthropic.com, provider: anthropic, "
         "api_key_env: FAR_API_KEY}", 1))
     file_with(newest, lambda index, receipt: receipt.update(
-        cloud=True, tries=[{"node": "far", "why": "overloaded"}]))
+        cloud=True, failures=[{"node": "far", "why": "overloaded"}]))
     status, verdicts = newest.audit()
     assert status == 1 and "`far`, asked before `laptop`," in only(verdicts, "House", "no")["what"]
 
 
 @pytest.mark.parametrize("change, word", [
-    (lambda index, receipt: receipt.update(sent=receipt["input_tokens"] * 3), "of a prompt of about"),
+    (lambda index, receipt: receipt.update(sent_tokens=receipt["input_tokens"] * 3), "of a prompt of about"),
     (lambda index, receipt: receipt.update(outcome="prompt_too_long") if index else None,
      "longer than the 32,768 tokens of `qwen3:8b`")])
 def test_a_cut_context_is_found(recorded, change, word):
@@ -238,12 +238,12 @@ def test_a_cut_context_is_found(recorded, change, word):
 
 def test_a_prompt_that_shrinks_was_compacted_not_cut(newest):
     file_with(newest, lambda index, receipt: receipt.update(
-        input_tokens=[20000, 3000][index], sent=[21000, 3300][index]))
+        input_tokens=[20000, 3000][index], sent_tokens=[21000, 3300][index]))
     assert answers(newest.audit()[1])["Context"] == "yes"
 
 
 def test_receipts_of_an_older_version_do_not_say_what_was_sent(newest):
-    file_with(newest, lambda index, receipt: receipt.pop("sent"))
+    file_with(newest, lambda index, receipt: receipt.pop("sent_tokens"))
     status, verdicts = newest.audit()
     assert status == 0 and "do not say what was sent" in only(verdicts, "Context", "unknown")["what"]
 
@@ -263,7 +263,7 @@ def without_calls(session, words):
 
 def notes(session):
     report, = json.loads(session.run("last", "--audit", "--json")[1])["sessions"]
-    return [agent["notes"] for agent in report["agents"] if agent["agent"]][0]
+    return [agent["notes"] for agent in report["agents"] if agent["agent_id"]][0]
 
 
 @pytest.mark.parametrize("tools, said", [("Read", ["finished without using any tool"]), ("[]", [])])
@@ -432,14 +432,14 @@ def test_json_says_the_same_and_no_more_of_a_prompt_than_a_line(story):
     compare_example("trace last --audit --json", out)
     report, = json.loads(out)["sessions"]
     assert (status, report["prompt"]) == (0, "Fix the login bug")
-    assert [(agent["name"], agent["parent"], agent["state"]) for agent in report["agents"]] == [
+    assert [(agent["agent"], agent["parent"], agent["state"]) for agent in report["agents"]] == [
         ("main", None, "done"), ("planner", "", "done"), ("implementer", "", "done"),
         ("reviewer", "", "done"), ("explorer", "r1", "done")]
     rows = report["agents"][2]["served"]
     assert [(row["model"], row["node"], row["requests"], row["planned"]) for row in rows] == [
         ("qwen3-coder:30b", "mini", 7, "yes"), ("devstral:24b", "gpu", 2, "fallback")]
-    assert rows[0]["waited"] == pytest.approx(22.4) and rows[0]["first_token"] == pytest.approx(0.9)
-    assert rows[0]["rate"] == pytest.approx(570 / (10 - 4.1))
+    assert rows[0]["waited_seconds"] == pytest.approx(22.4) and rows[0]["first_token_seconds"] == pytest.approx(0.9)
+    assert rows[0]["answer_rate"] == pytest.approx(570 / (10 - 4.1))
     assert "redirect" not in out and "Plan the fix" not in out
 
 
@@ -540,7 +540,7 @@ def test_receipts_alone_name_agents_by_their_alias(story):
 
 def test_what_was_read_again_is_said_with_its_reason(newest):
     file_with(newest, lambda index, receipt: receipt.update(
-        read_again=900, read_again_why="pushed out", waited_for="planner"))
+        read_again_tokens=900, read_again_why="pushed out", waited_for="planner"))
     assert ("note: explorer on laptop: 1,800 tokens were read twice "
             "(other prompts had pushed them out of the cache); it waited for planner\n") in newest.run("last")[1]
 
@@ -655,9 +655,9 @@ def test_with_litellm_only_an_alias_of_the_fleet_stayed_there(newest, asked, ans
 
 def trace_of(agent, at, parent="", call=""):
     return sf.AgentTrace(agent, agent, parent, None, (sf.read(sf.Receipt, {
-        "time": at, "id": f"r{at}", "session": "s", "agent": agent, "alias": "x", "model": None,
-        "node": None, "context": None, "tries": [], "waited": None, "first_byte": None,
-        "total": 0.0, "input_tokens": 0, "output_tokens": 0, "outcome": "ok"}),))
+        "time": at, "id": f"r{at}", "session": "s", "agent_id": agent, "alias": "x", "route": None,
+        "node": None, "context": None, "failures": [], "waited_seconds": None, "first_byte_seconds": None,
+        "total_seconds": 0.0, "input_tokens": 0, "output_tokens": 0, "outcome": "ok"}),))
 
 
 def test_agents_stand_behind_who_started_them():
@@ -675,8 +675,8 @@ def test_receipts_that_no_gateway_wrote_are_read_from_their_end(run_cli, tmp_pat
         'agents: {worker: {model: m, description: Works.}}\n', encoding="utf-8")
     (tmp_path / ".subagent-fleet").mkdir()
     receipt = sf.Receipt(
-        time=1.5, id="req_1", session="0dd5-late", agent="", alias="local", model="m", node="a",
-        context=4096, tries=(), waited=0.0, first_byte=0.1, total=0.2, input_tokens=1,
+        time=1.5, id="req_1", session="0dd5-late", agent_id="", alias="local", route="m", node="a",
+        context=4096, failures=(), waited_seconds=0.0, first_byte_seconds=0.1, total_seconds=0.2, input_tokens=1,
         output_tokens=1, outcome="ok")
     with open(tmp_path / ".subagent-fleet/requests.jsonl", "wb") as stream:
         stream.truncate(3 << 30)

@@ -73,13 +73,13 @@ def test_a_page_of_another_version_is_read_as_far_as_it_is_known(world, serve, m
     fleet = serve(fleet_at(1))
     page = {"fleet": fleet.name, "config": sf.fleet_digest(fleet), "waiting": "few",
             "nodes": [{"name": "mini", "requests": 3, "failures": None}, 7, {"requests": 1}],
-            "models": [{"name": "x"}, {"name": "m", "running": 1, "slots": 2, "more": 5}]}
+            "models": [{"route": "x"}, {"route": "m", "running": 1, "slots": 2, "more": 5}]}
     monkeypatch.setattr(sf, "prove_to", lambda *words: page)
     served = sf.ask_gateway(world, fleet, KEY)
     assert list(served) == ["mini"] and served["mini"]["requests"] == 3
     view = sf.see_gateway(world, fleet, KEY, world.clock() + 3)
     assert view.holder == sf.OUR_GATEWAY and view.page.waiting == 0
-    assert [(model.name, model.slots) for model in view.page.models] == [("m", 2)]
+    assert [(model.route, model.slots) for model in view.page.models] == [("m", 2)]
 
 
 def test_a_gateway_with_another_key_is_not_shown_this_one(world, serve, monkeypatch):

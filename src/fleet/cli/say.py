@@ -62,9 +62,16 @@ def tell_findings(findings: Iterable[Finding], world: World) -> None:
         world.err(format_finding(finding, look=look_of(world, "stderr")))
 
 
+# The version of a command's JSON, if it is not 1. In 2, `model` is what a machine runs, `route`
+# the key in `models:`, `agent` a name, `agent_id` its id, and a duration ends in `_seconds`.
+SCHEMA_VERSIONS = dict.fromkeys(("generate", "discover", "status", "recommend", "warmup", "logs",
+                                 "doctor", "trace", "tasks"), 2)
+
+
 def render_report(command: str, fields: Mapping[str, object]) -> str:
     """Return the JSON object of a command: plain ASCII, whatever a node calls its models."""
-    report = {"schema": f"subagent-fleet/{command}/1", **fields}
+    version = SCHEMA_VERSIONS.get(command, 1)
+    report = {"schema": f"subagent-fleet/{command}/{version}", **fields}
     return json.dumps(report, indent=2, default=show_record) + "\n"
 
 

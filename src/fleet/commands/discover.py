@@ -9,6 +9,7 @@ from fleet.cli.say import open_workspace, print_report, render_report
 from fleet.findings.checks import fix_for_missing
 from fleet.nodes.probe import probe_nodes
 from fleet.nodes.scan import scan_machines
+from fleet.page.sight import show_record
 from fleet.plan.routes import plan_route_state
 from fleet.start.constants import EXIT_OK, STATE_DIRECTORY
 from fleet.steps.words import format_nodes
@@ -38,7 +39,7 @@ def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> 
     for model in models:
         state = model["state"]
         words = f"missing: {model['fix']}" if state == "missing" else state
-        rows.append((model["name"], model["node"], model["ollama_model"],
+        rows.append((model["route"], model["node"], model["model"],
                      mark(words, _PRESENCE_ROLES[state], look)))
     return format_table(("Model", "Node", "Ollama model", "Found"), rows, look=look)
 
@@ -47,7 +48,9 @@ def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
     """Return what each node said of itself and its models, or why it said nothing."""
     text = ""
     for state in states.values():
-        says = f"{state.runs}, {state.latency_ms} ms" if state.online else state.why
+        says = state.why
+        if state.online:
+            says = f"{state.runs}, {1000 * (state.latency_seconds or 0):.1f} ms"
         heading = Cell(f"{state.name} ({state.endpoint}):", "bold")
         text += "\n" + format_words([heading, Cell(says)], look, indent="  ")
 
@@ -164,8 +167,8 @@ def discover_machines(options: Namespace, world: World) -> int:
 
 def report_scan(scan: Scan, known: Mapping[str, str]) -> dict[str, Any]:
     """Return what `discover --scan --json` says."""
-    found = [{"node": one.state, "provider": one.node.provider,
-              "known": known.get(one.node.endpoint)} for one in scan.found]
+    found = [{**show_record(one.state), "known": known.get(one.node.endpoint)}
+             for one in scan.found]
     others = [{"address": address, "why": why} for address, why in scan.others]
     peers = [{"name": peer.name, "address": peer.address} for peer in scan.peers]
     return {"addresses": scan.addresses, "peers": peers, "found": found, "others": others,
@@ -181,6 +184,6 @@ def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str
         fix = ""
         if route.state == "model missing":
             fix = fix_for_missing(fleet, model, states[model.node])
-        models.append({"name": name, "node": model.node, "ollama_model": model.ollama_model,
+        models.append({"route": name, "node": model.node, "model": model.ollama_model,
                        "state": words.get(route.state, "present"), "fix": fix})
     return models

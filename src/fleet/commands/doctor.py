@@ -92,7 +92,7 @@ def cmd_doctor(options: Namespace, world: World) -> int:
         listed = [{"topic": topic, **show_record(finding)}
                   for topic, finding in findings]
         print_report(world, "doctor", {
-            "verdict": verdict, "mended": fixed, "findings": listed})
+            "verdict": verdict, "fixed": fixed, "findings": listed})
     else:
         world.out(format_doctor(findings, verdict, look_of(world), fixed=fixed,
                                 verbose=options.verbose))

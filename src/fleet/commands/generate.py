@@ -80,8 +80,8 @@ def cmd_generate(options: Namespace, world: World) -> int:
     is_written = writes and not edited
     if is_written:
         workspace.write(changes)
-    routes = [{"agent": agent, "node": model.node, "model": model.name,
-               "ollama_model": model.ollama_model, "alias": model.alias}
+    routes = [{"agent": agent, "route": model.name, "node": model.node,
+               "model": model.ollama_model, "alias": model.alias}
               for agent, model in plan_routes(fleet).items()]
     report = {"out": workspace.out, "written": is_written,
               "findings": (*config.warnings, *others),

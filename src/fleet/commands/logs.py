@@ -110,7 +110,7 @@ def tell_all_read(workspace: Workspace, receipts: Sequence[Receipt], count: int)
 def tell_node_logs(receipts: Iterable[Receipt], options: Namespace, world: World) -> None:
     """Say where a machine's own log is, of those that refused what they were asked."""
     kinds = {"api_error", *REFUSAL_KINDS.values()}
-    names = {tried.node for receipt in receipts for tried in receipt.tries
+    names = {tried.node for receipt in receipts for tried in receipt.failures
              if tried.why in kinds}
     with contextlib.suppress(FleetError):  # without a valid fleet nobody knows what they run
         fleet = load_config(world, options.config).fleet

@@ -246,7 +246,7 @@ def report_recommendation(advised: Recommendation, written: Sequence[str]) -> di
     def report_model(model: Model | None) -> dict[str, Any] | None:
         if model is None:
             return None
-        return {"name": model.name, "node": model.node, "model": model.ollama_model,
+        return {"route": model.name, "node": model.node, "model": model.ollama_model,
                 "context": model.context, "fallback": model.fallback}
 
     roles = [{"role": advice.job or None, "changes": advice.is_change, "why": advice.why,

@@ -196,10 +196,10 @@ def report_status(sight: Sight) -> dict[str, list[Any]]:
     fleet = sight.fleet
     models = {}
     for name, model in fleet.models.items():
-        models[name] = {"name": name, "node": model.node, "ollama_model": model.ollama_model,
+        models[name] = {"route": name, "node": model.node, "model": model.ollama_model,
                         "alias": model.alias, "context": model.context,
                         "cloud": is_cloud(fleet, model), **vars(sight.routes[name]),
                         "measured": sight.find_measured(model.node, model.ollama_model)}
-    agents = [{"agent": agent.name, "model": agent.model, **models[agent.model]}
+    agents = [{"agent": agent.name, **models[agent.model]}
               for agent in fleet.agents.values()]
     return {"models": list(models.values()), "routes": agents}

@@ -87,7 +87,7 @@ def show_tasks(folders: Sequence[Folder], options: Namespace, world: World) -> N
     if options.json:
         reports = [{"repository": folder.repository.main, "supervisor": sight.holder,
                     "unreadable_files": sight.unreadable,
-                    "tasks": [vars(row) for row in plan_task_rows(sight)]}
+                    "tasks": [report_row(row) for row in plan_task_rows(sight)]}
                    for folder, sight in sights.items()]
         print_report(world, "tasks", {"repositories": reports} if options.everywhere
                                 else reports[0])
@@ -98,6 +98,11 @@ def show_tasks(folders: Sequence[Folder], options: Namespace, world: World) -> N
         if options.everywhere:
             world.out(f"{clean_line(folder.repository.main)}\n")
         show_sight(folder, sight, world)
+
+
+def report_row(row: TaskRow) -> dict[str, Any]:
+    """Return what `--json` says of a task; `try` is no name in Python."""
+    return {name.rstrip("_"): value for name, value in vars(row).items()}
 
 
 def show_sight(folder: Folder, sight: TaskSight, world: World) -> None:
@@ -125,13 +130,13 @@ def show_group(folder: Folder, options: Namespace) -> bool:
     if options.json:
         print_report(world, "tasks", {
             "group": options.task, "best": best.name if best else None,
-            "tasks": [{**vars(row), "tokens": tokens[row.name]} for row in rows]})
+            "tasks": [{**report_row(row), "tokens": tokens[row.name]} for row in rows]})
         return True
     look = look_of(world)
     world.out(format_table(
         ("NAME", "MODEL", "STATE", "TOOK", "TOKENS", "DIFF", "WHY"),
         [[row.name, row.rung or row.alias or "-", mark_task(row.state, look),
-          show_span(row.total), f"{tokens[row.name]:,}" if tokens[row.name] else "-",
+          show_span(row.total_seconds), f"{tokens[row.name]:,}" if tokens[row.name] else "-",
           f"+{row.plus} -{row.minus}" if row.files else "-", crop(clean_line(row.reason), 40)]
          for row in rows], look=look))
     world.err(wrap_text(f"{suggest_best(rows)}\n" if best else "", look_of(world, "stderr")))
@@ -142,8 +147,10 @@ def count_tokens(folder: Folder, state: TaskState) -> int:
     """Return the tokens that a task has read and written in all its tries, by its receipts."""
     receipts = [folder.read_receipt(state, number)
                 for number in range(state.first + 1, state.tried + 1)]
+    # `input` and `output`: as an older program called them.
+    words = ("input_tokens", "output_tokens", "input", "output")
     return sum(int(row.get(word) or 0) for receipt in receipts
-               for row in receipt.get("served") or [] for word in ("input", "output"))
+               for row in receipt.get("served") or [] for word in words)
 
 
 def suggest_forget(tasks: Mapping[str, TaskState]) -> str:
@@ -168,7 +175,7 @@ def show_task(folder: Folder, name: str, options: Namespace) -> None:
         folder.read_receipt(state, number)
         for number in range(state.first + 1, state.tried + 1)) if receipt]
     if options.json:
-        print_report(world, "tasks", {**vars(row), "tries": tries, "keys": [
+        print_report(world, "tasks", {**report_row(row), "tries": tries, "keys": [
             {"key": word, "value": value if isinstance(value, str) else json.dumps(value),
              "origin": origin} for word, value, origin in keys]})
         return
@@ -193,13 +200,14 @@ def list_keys(folder: Folder, state: TaskState,
 def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
                         tries: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
     """Return one task in detail: its state, its keys with their origin, its tries."""
-    lines = [(name, clean_line(str(getattr(row, name)))) for name in (
-        "state", "reason", "now", "agent", "alias", "where", "branch", "worktree", "session",
+    lines = [(name.replace("_", " "), clean_line(str(getattr(row, name)))) for name in (
+        "state", "reason", "now", "agent", "alias", "runs_on", "branch", "worktree", "session",
         "confined", "port", "fix") if getattr(row, name)]
+    since, total = show_span(row.state_seconds), show_span(row.total_seconds)
     if row.state in TERMINAL_STATES:
-        lines.insert(1, ("took", f"{show_span(row.total)}; over since {show_span(row.seconds)}"))
+        lines.insert(1, ("took", f"{total}; ended {since} ago"))
     else:
-        lines.insert(1, ("for", f"{show_span(row.seconds)}, {show_span(row.total)} in all"))
+        lines.insert(1, ("for", f"{since}, {total} in all"))
     if row.processes:
         lines.append(("uses", f"{count_of(row.processes, 'process')}, {row.memory_mb} MB, "
                       f"{row.cpu_percent:.0f}% CPU"))

@@ -88,18 +88,19 @@ def _trace_cells(served: Served, colours: Mapping[str, int]) -> list[object]:
     if served.node in colours:
         machine = Cell(served.node, f"machine {colours[served.node]}")
     return [served.model or served.route, machine, served.requests,
-            show_span(round(served.waited or 0, 1) or None), show_span(served.first_token),
-            f"{served.rate:.0f}" if served.rate else "-", show_amount(served.input_tokens),
-            show_amount(served.output_tokens)]
+            show_span(round(served.waited_seconds or 0, 1) or None),
+            show_span(served.first_token_seconds),
+            f"{served.answer_rate:.0f}" if served.answer_rate else "-",
+            show_amount(served.input_tokens), show_amount(served.output_tokens)]
 
 
 def _tell_rereading(name: str, served: Served, look: Look) -> str:
     """Return what an agent's machine had to read again and why, and whom it waited for."""
     said = []
-    if served.read_again:
+    if served.read_again_tokens:
         why = served.read_again_why.replace("pushed out",
                                             "other prompts had pushed them out of the cache")
-        said.append(f"{served.read_again:,} tokens were read twice "
+        said.append(f"{served.read_again_tokens:,} tokens were read twice "
                     f"({why})")
     if served.waited_for:
         said.append(f"it waited for {served.waited_for}")

@@ -104,7 +104,7 @@ class NodeState(Record):
     reason: str = ""  # "" is online, else a class: refused, timeout, dns, …
     detail: str = ""
     version: str = ""
-    latency_ms: float | None = None
+    latency_seconds: float | None = None
     models: tuple[NodeModel, ...] = ()
     loaded: tuple[LoadedModel, ...] = ()
     provider: str = "ollama"

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-class Try(Record):
-    """A node that was asked in vain."""
+class FailedTry(Record):
+    """A node that was asked and failed."""
 
     node: str
     why: str  # a class of reasons
@@ -32,15 +32,15 @@ class Stage(Record):
     at: float  # seconds since 1970
     what: str  # wait, read or write
     node: str = ""  # that does it, or that failed
-    model: str = ""
-    runs: str = ""  # `model` as its machine calls it
+    route: str = ""  # the key of `models:`
+    model: str = ""  # as its machine calls it
     why: str = ""  # the node failed
 
 
 class Passed(Record):
     """A candidate that was not asked: the request needs what it cannot do."""
 
-    model: str
+    route: str
     why: str  # images, context, tools or format
 
 
@@ -53,37 +53,42 @@ class Receipt(Record):
     time: float
     id: str
     session: str
-    agent: str
+    agent_id: str  # "": the main session
     alias: str
-    model: str | None  # who was asked last; None: nobody was
+    route: str | None  # the key of `models:` that was asked last; None: none was
     node: str | None
     context: int | None
-    tries: tuple[Try, ...]
-    waited: float | None  # seconds for slots, without those that failed attempts took
-    first_byte: float | None
-    total: float
+    failures: tuple[FailedTry, ...]
+    waited_seconds: float | None  # for slots; what failed tries took is not in it
+    first_byte_seconds: float | None
+    total_seconds: float
     input_tokens: int
     output_tokens: int
     outcome: str  # ok, left, stopped, prompt_too_long, or the kind of the error
-    sent: int = 0  # tokens that the prompt was thought to have; 0: not known
+    sent_tokens: int = 0  # the estimate of the prompt; 0: not known
     cloud: bool = False  # it left the house
     passed_over: tuple[Passed, ...] = ()
     # Who failed and in which words, as far as those are no prompt's or answer's.
     said: str = ""
     cached_tokens: int = 0  # of the input tokens: that the machine still had
-    read_again: int = 0  # and that a machine had read before, but not this one or no more
+    read_again_tokens: int = 0  # and that a machine had read before, but not this one or no more
     read_again_why: str = ""  # pushed out, or from where it moved
     waited_for: str = ""  # the agent or session whose prompt was kept warm meanwhile
     broken_calls: int = 0  # of the answer: dropped, because their arguments were not JSON
-    asked: float = 0.0  # seconds until the machine that answered was asked; 0: not known
-    runs: str = ""  # `model` as its machine calls it; "": an older receipt
+    asked_seconds: float = 0.0  # until the machine that answered was asked; 0: not known
+    model: str = ""  # that answered, as its machine calls it; "": an older receipt
     digest: str = ""  # of that model, where the machine says it
     steps: tuple[Stage, ...] = ()  # (): an older receipt
 
     @property
+    def queue_seconds(self) -> float:
+        """How long it took until the machine that answered was asked, as far as is known."""
+        return self.asked_seconds or self.waited_seconds or 0.0
+
+    @property
     def model_name(self) -> str:
         """The model that was asked last: as its machine calls it, else as fleet.yaml did."""
-        return self.runs or self.model or ""
+        return self.model or self.route or ""
 
 
 class Rejection(Record):
@@ -108,14 +113,14 @@ SAID_LIMIT = 400  # characters of the words of who failed
 def plan_row(receipt: Receipt) -> dict[str, Any]:
     """Return the row of a request that is over."""
     if not receipt.steps:
-        began = receipt.time - receipt.total
-        asked = began + (receipt.asked or receipt.waited or 0.0)
+        began = receipt.time - receipt.total_seconds
+        asked = began + receipt.queue_seconds
         receipt = replace(receipt, steps=(
             Stage(began, "wait"),
-            Stage(asked, "write", receipt.node or "", receipt.model or "", receipt.runs)))
+            Stage(asked, "write", receipt.node or "", receipt.route or "", receipt.model)))
     return {"kind": "request", "id": receipt.id, "session": receipt.session,
-            "agent": receipt.agent, "alias": receipt.alias,
-            "tokens": receipt.output_tokens, "receipt": receipt}
+            "agent_id": receipt.agent_id, "alias": receipt.alias,
+            "output_tokens": receipt.output_tokens, "receipt": receipt}
 
 
 class OpenReceipt:
@@ -126,14 +131,14 @@ class OpenReceipt:
         self._names = names  # its id, session, agent and alias
         self._tell_at = 0.0
         self._steps: list[Stage] = []
-        self.tries: list[Try] = []
+        self.failures: list[FailedTry] = []
         self.passed: tuple[Passed, ...] = ()  # candidates that cannot do what is needed
         self.said: list[str] = []  # by those who failed
         self.tokens = 0  # of the answer so far, about
         # What else its Receipt holds; seconds are from the beginning.
         self.values: dict[str, Any] = {
-            "model": None, "node": None, "context": None, "waited": None, "first_byte": None,
-            "input_tokens": 0, "output_tokens": 0, "cloud": False}
+            "route": None, "node": None, "context": None, "waited_seconds": None,
+            "first_byte_seconds": None, "input_tokens": 0, "output_tokens": 0, "cloud": False}
 
     def mark(self, name: str) -> None:
         """Note when something happened."""
@@ -147,8 +152,8 @@ class OpenReceipt:
     def write(self, tokens: int, **more: str) -> None:
         """Tell that the answer is written, and once a second how far."""
         now = self._world.clock()
-        if self.values["first_byte"] is None:
-            self.mark("first_byte")
+        if self.values["first_byte_seconds"] is None:
+            self.mark("first_byte_seconds")
             self.step("write", **more)
             self._tell_at = now + PROGRESS_SECONDS
         self.tokens += tokens
@@ -158,13 +163,13 @@ class OpenReceipt:
 
     def _tell(self, **more: float) -> None:
         self._log.put({"kind": "request", **self._names, "steps": tuple(self._steps),
-                       "tokens": self.tokens, **more})
+                       "output_tokens": self.tokens, **more})
 
     def close(self, outcome: str, waited_for: str) -> Receipt:
         """Return what the request came to."""
-        self.mark("total")
+        self.mark("total_seconds")
         return Receipt(
-            time=round(self._world.now(), 3), tries=tuple(self.tries),
+            time=round(self._world.now(), 3), failures=tuple(self.failures),
             passed_over=self.passed, waited_for=waited_for, outcome=outcome,
             said=clean_line("; ".join(self.said))[:SAID_LIMIT], steps=tuple(self._steps),
             **self._names, **self.values)
@@ -241,13 +246,13 @@ class Ledger:
 
     def add(self, receipt: Receipt) -> None:
         with self._lock:
-            for attempt in receipt.tries:
+            for attempt in receipt.failures:
                 self.totals[attempt.node]["failures"] += 1
             if receipt.node is None:
                 return
             total = self.totals[receipt.node]
-            total["waited_seconds"] = round(total["waited_seconds"] + (receipt.waited or 0.0),
-                                            3)
+            total["waited_seconds"] = round(
+                total["waited_seconds"] + (receipt.waited_seconds or 0.0), 3)
             for sums in (total, self.left_house) if receipt.cloud else (total,):
                 sums["requests"] += 1
                 sums["input_tokens"] += receipt.input_tokens

@@ -165,7 +165,7 @@ class Reception(abc.ABC):
         self._visitors[visitor] = "following"
         visitor.stays = False
         epoch, version = self.log.epoch, 0
-        hello = {"kind": "hello", "schema": "subagent-fleet/events/2", **self._hello(),
+        hello = {"kind": "hello", "schema": "subagent-fleet/events/3", **self._hello(),
                  "time": round(self.world.now(), 3)}
         frame = b"retry: 1000\ndata: %b\n\n" % render_json(hello)  # ms: a browser comes back
         visitor.stream(frame, head=EVENTS_HEAD)

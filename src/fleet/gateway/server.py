@@ -112,11 +112,11 @@ class Server(Reception):
         self.log.put(plan_row(receipt))
         self.hand_on(receipt)
 
-    def tell_rest(self, node: str, model: str = "", seconds: float = 0.0,
+    def tell_rest(self, node: str, route: str = "", seconds: float = 0.0,
                   why: str = "") -> None:
         """Tell how long a node, or one model there, is left alone; 0: it answers again."""
-        self.log.put({"kind": "rest", "id": f"rest {node} {model}", "node": node,
-                      "model": model, "time": round(self.world.now(), 3), "seconds": seconds,
+        self.log.put({"kind": "rest", "id": f"rest {node} {route}", "node": node,
+                      "route": route, "time": round(self.world.now(), 3), "seconds": seconds,
                       "why": why})
 
     def _ask_rested(self) -> None:
@@ -288,13 +288,13 @@ class Server(Reception):
     def show(self) -> dict[str, Any]:
         """Return nodes, slots, the queue and totals as plain values."""
         places, waiting = self.scheduler.show()
-        models = [{"name": model.name, "node": model.node, "alias": model.alias,
-                   "ollama_model": model.ollama_model, "context": model.context,
+        models = [{"route": model.name, "node": model.node, "model": model.ollama_model,
+                   "alias": model.alias, "context": model.context,
                    **places[model.name]} for model in self.fleet.models.values()]
         nodes = [{"name": node.name, "endpoint": node.endpoint,
                   **self.ledger.totals[node.name]}
                  for node in self.fleet.nodes.values()]
-        return {"schema": "subagent-fleet/fleet/1",
+        return {"schema": "subagent-fleet/fleet/2",
                 "fleet": self.fleet.name, "waiting": waiting,
                 "config": fleet_digest(self.fleet), "nodes": nodes, "models": models,
                 "left_house": self.ledger.left_house,

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from fleet.gateway.queue import PATIENCE_SECONDS, pass_over
-from fleet.gateway.receipts import OpenReceipt, Passed, Try
+from fleet.gateway.receipts import FailedTry, OpenReceipt, Passed
 from fleet.gateway.reception import QUIET_SECONDS
 from fleet.gateway.seats import link_turns
 from fleet.nodes.probe import explain_failure
@@ -78,7 +78,7 @@ _NO_LOGIN = (
 
 def describe_place(model: Model) -> dict[str, str]:
     """Return where a request goes, as its receipt keeps it when fleet.yaml has changed."""
-    return {"model": model.name, "node": model.node, "runs": model.ollama_model}
+    return {"route": model.name, "node": model.node, "model": model.ollama_model}
 
 
 class Service:
@@ -103,7 +103,7 @@ class Service:
         self._conversation = conversation
         self._receipt = OpenReceipt(server.log, server.world, {
             "id": f"req_{self._id}", "session": conversation.session,
-            "agent": conversation.agent, "alias": talk.alias})
+            "agent_id": conversation.agent, "alias": talk.alias})
 
     def run(self) -> None:
         """Answer the request; the receipt is filed however it ends."""
@@ -220,8 +220,8 @@ class Service:
     def _go_on(self, ticket: Ticket, model: Model, why: str, refusal: Refusal) -> None:
         """Leave a model that failed for the next; where none is left, refuse."""
         is_missing = refusal.http == 404
-        self._receipt.tries.append(Try(model.node, why))
-        self._receipt.values["first_byte"] = None  # that of the node that answers in the end counts
+        self._receipt.failures.append(FailedTry(model.node, why))
+        self._receipt.values["first_byte_seconds"] = None  # the node that answers will set it
         seconds = self._server.scheduler.fail(ticket, why, is_missing=is_missing,
                                               is_over=self._has_content)
         self._receipt.step("wait", node=model.node, why=why)
@@ -238,7 +238,8 @@ class Service:
             if self._server.stops:
                 raise Refusal(529, "the gateway is stopping")
             if ticket.silent:
-                self._receipt.tries += [Try(node, why) for node, why in ticket.silent.items()]
+                self._receipt.failures += [FailedTry(node, why)
+                                           for node, why in ticket.silent.items()]
                 said = [f"{node}: {why}" for node, why in ticket.silent.items()]
                 self._receipt.said += said
                 seconds = self._server.scheduler.rest_seconds(ticket.alias)
@@ -249,9 +250,10 @@ class Service:
             while not (ticket.model or ticket.silent or self._server.stops
                        or woken.wait(CLIENT_SECONDS)):
                 self._wait(None, 0)
-        self._receipt.mark("asked")
+        self._receipt.mark("asked_seconds")
         values = self._receipt.values
-        values["waited"] = round((values["waited"] or 0.0) + self._world.clock() - began, 3)
+        waited = (values["waited_seconds"] or 0.0) + self._world.clock() - began
+        values["waited_seconds"] = round(waited, 3)
         self._receipt.step("read", **describe_place(ticket.model))
         return ticket.model
 
@@ -259,14 +261,14 @@ class Service:
         """Send the request to the model's node, and its answer to the client."""
         node, model = translation.node, translation.model
         place, values = describe_place(model), self._receipt.values
-        values.update(place, context=model.context, first_byte=None,
+        values.update(place, context=model.context, first_byte_seconds=None,
                       digest=self._server.learned[model.name].digest)
         backend = backend_of(node)
         if self._talk.answer_format and not backend.takes_formats:
             raise Refusal(400, f"response_format: {backend.title} takes none from this "
                           "dialect; ask for JSON in the prompt, or another model")
         has_images = bool(translation.talk.images())  # what a machine counts for one, it knows
-        values["sent"] = 0 if has_images else translation.estimate
+        values["sent_tokens"] = 0 if has_images else translation.estimate
         self._receipt.tokens = 0
         self._writer = self._dialect.writes(self._talk, self._id)
         if self._has_headers:
@@ -290,8 +292,8 @@ class Service:
                         # Now: the last word may be minutes away.
                         self._server.tell_rest(node.name)
                 if end:
-                    if values["first_byte"] is None:  # it said nothing
-                        self._receipt.mark("first_byte")
+                    if values["first_byte_seconds"] is None:  # it said nothing
+                        self._receipt.mark("first_byte_seconds")
                     self._learn(translation, end, ticket)
                     self._whole = None if end.stop else exchange
         finally:
@@ -322,10 +324,10 @@ class Service:
             return
         seconds = end.prompt_seconds
         if seconds is None:
-            seconds = receipt["first_byte"] - receipt["asked"]
+            seconds = receipt["first_byte_seconds"] - receipt["asked_seconds"]
         warm, again, why = self._server.scheduler.learn(ticket, end, seconds)
-        receipt.update(cached_tokens=warm, read_again=again, read_again_why=why)
-        if receipt["sent"] and 0.5 <= translation.weight / tokens <= 16:
+        receipt.update(cached_tokens=warm, read_again_tokens=again, read_again_why=why)
+        if receipt["sent_tokens"] and 0.5 <= translation.weight / tokens <= 16:
             self._server.learned[translation.model.name].ratio = translation.weight / tokens
 
     def _flush(self, more: bytes = b"", *, last: bool = False) -> None:
@@ -360,7 +362,7 @@ class Service:
 
         A slow model is waited for, a hung machine is not.
         """
-        while self._receipt.values["first_byte"] is None:
+        while self._receipt.values["first_byte_seconds"] is None:
             look_at = self._world.clock() + SILENCE_SECONDS
             if look_at >= exchange.deadline:
                 break

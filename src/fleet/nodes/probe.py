@@ -75,7 +75,7 @@ def probe(world: World, node: Node, deadline: float,
     began = world.clock()
     try:
         version = ask(backend.identify())
-        latency = round((world.clock() - began) * 1000, 1)
+        latency = round(world.clock() - began, 4)
         models = ask(backend.list_models())
     except NodeFailure as failure:
         failure = explain_failure(failure, backend)
@@ -93,7 +93,7 @@ def probe(world: World, node: Node, deadline: float,
     for name, facts in ask_all(more).items():
         details[name].update(facts)
     described = tuple(replace(model, **details.get(model.name, {})) for model in models)
-    return NodeState(node.name, node.endpoint, version=version, latency_ms=latency,
+    return NodeState(node.name, node.endpoint, version=version, latency_seconds=latency,
                      models=described, loaded=loaded or (), provider=node.provider,
                      tells_loaded=loaded is not None)
 

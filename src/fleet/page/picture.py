@@ -28,15 +28,15 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
     warm = {load.model.name: load.warm for load in list_loads(fleet, sight.states)}
     models = []
     for name, model in fleet.models.items():
-        models.append({"name": name, "node": model.node, "runs": model.ollama_model,
+        models.append({"name": name, "node": model.node, "model": model.ollama_model,
                        "alias": model.alias, "context": model.context,
                        "slots": places[name].slots, "fallback": list(model.fallback),
                        "warm": warm.get(name),
                        "kept": busy[name].warm.conversations if name in busy else 0,
                        "state": routes[name].state, "instead": routes[name].fallback})
 
-    agents = [{"name": "main", "model": plan_tiers(fleet)["main"]}]
-    agents += [{"name": agent.name, "model": agent.model} for agent in fleet.agents.values()]
+    agents = [{"name": "main", "route": plan_tiers(fleet)["main"]}]
+    agents += [{"name": agent.name, "route": agent.model} for agent in fleet.agents.values()]
     return {
         "fleet": fleet.name,
         "level": level,
@@ -66,8 +66,8 @@ def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
                        "gpu": model.gpu_percent, "unloads": unloads})
     return {"name": node.name, "endpoint": node.endpoint,
             "colour": plan_machine_colours(sight.fleet.nodes)[node.name],
-            "runs": state.runs,
+            "server": state.runs,
             "online": state.online, "why": state.reason,
             "fix": state.fix if state.reason else "",
-            "latency": state.latency_ms, "loaded": loaded,
+            "latency_seconds": state.latency_seconds, "loaded": loaded,
             "memory": node.memory_gb * 1e9 if node.memory_gb else None}

@@ -76,7 +76,7 @@ class KeptWarm(Record):
 class ModelSlots(Record):
     """How busy a model is, as `/fleet` says it."""
 
-    name: str
+    route: str
     running: int
     slots: int
     rests_seconds: float = 0
@@ -119,8 +119,8 @@ class Sight(Record):
 
     @property
     def places(self) -> dict[str, ModelSlots]:
-        """How busy each model is."""
-        return {model.name: model for model in self.said.models}
+        """How busy each model is, by its key in `models:`."""
+        return {model.route: model for model in self.said.models}
 
     def find_measured(self, node: str, ollama_model: str) -> Measurement | None:
         """Return what was measured of a model on a node."""

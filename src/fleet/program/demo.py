@@ -163,10 +163,11 @@ def show_demo_sessions(tour: Tour, fleet: Fleet, mini: SimulatedNode, until: flo
     session = DemoSession(world, fleet, key, place)
     play_session(session, mini, tour.tell)
     receipts = read_receipts(Workspace(world, "."), session.id)
-    worked = [receipt for receipt in receipts if receipt.agent.startswith("implementer")]
-    tour.see(any((receipt.waited or 0) > 0.05 for receipt in worked if not receipt.tries),
+    worked = [receipt for receipt in receipts if receipt.agent_id.startswith("implementer")]
+    tour.see(any((receipt.waited_seconds or 0) > 0.05
+                 for receipt in worked if not receipt.failures),
              "no implementer waited")
-    tour.see(any(tried.node == "sim-mini" for receipt in receipts for tried in receipt.tries),
+    tour.see(any(tried.node == "sim-mini" for receipt in receipts for tried in receipt.failures),
              "nobody noticed that sim-mini was asleep")
     tour.see({receipt.node for receipt in worked} == {"sim-mini", "sim-gpu"},
              "the work of sim-mini did not go on elsewhere")

@@ -50,7 +50,7 @@ def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]
     live = [state for state in tasks.values() if state.has_agent]
     # The session's own, not a subagent's.
     served = {one.session: one for one in backing.receipts()
-              if one.session and not one.agent} \
+              if one.session and not one.agent_id} \
         if live else {}
     limits = find_limits(folder.world, backing, tasks, {})
     attached = frozenset(name for name, state in tasks.items()

@@ -162,15 +162,15 @@ def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, teller: Teller
 WARMUP_FILE = f"{STATE_DIRECTORY}/warmup.json"
 WARMUP_SECONDS = 10.0  # what is older was left by one that was cut off, or is long over
 SHOWN_WARMTHS_LIMIT = 200
-WARMUP_SCHEMA = "warmup-progress/1"
+WARMUP_SCHEMA = "warmup-progress/2"
 
 
 class WarmRow(Record):
     """How far the warm-up of a model is."""
 
-    model: str
+    route: str
     node: str
-    ollama_model: str
+    model: str
     stage: str
     state: str
     detail: str
@@ -228,8 +228,8 @@ def plan_warmths(fleet: Fleet, options: Namespace) -> dict[str, Warmth]:
 def report_warmth(name: str, warmth: Warmth, now: float) -> dict[str, object]:
     """Return what `warmup --json` says of a model."""
     seconds = warmth.seconds or (now - warmth.began if warmth.began else 0.0)
-    return {"model": name, "node": warmth.node.name,
-            "ollama_model": warmth.model.ollama_model, "ok": warmth.ok,
+    return {"route": name, "node": warmth.node.name,
+            "model": warmth.model.ollama_model, "ok": warmth.ok,
             "stage": warmth.stage, "state": warmth.state, "seconds": round(seconds, 1),
             "loaded": warmth.loaded, "pulled_bytes": warmth.pulled,
             "size_bytes": warmth.size, "detail": warmth.detail, "fix": warmth.fix}

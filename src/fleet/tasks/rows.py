@@ -21,16 +21,16 @@ class TaskRow(Record):
     name: str
     group: str
     state: str
-    attempt: str  # such as 1/2
-    seconds: float  # in this state
-    total: float  # of all its tries
-    idle: float | None  # since it was heard of
+    try_: str  # such as 1/2; `try` in JSON
+    state_seconds: float  # since it has this state
+    total_seconds: float  # of all its tries
+    idle_seconds: float | None  # since its agent was last heard
     now: str
-    context: int | None  # percent
+    context_percent: int | None
     files: int
     plus: int
     minus: int
-    where: str  # the machine, or the alias; of a task that has moved up, each
+    runs_on: str  # the machine, or the alias; of a task that has moved up, each
     rung: str
     climbed: tuple[str, ...]
     memory_mb: int

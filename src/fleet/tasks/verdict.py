@@ -155,11 +155,11 @@ def sum_served(receipts: Iterable[Receipt], session: str) -> list[dict[str, Any]
     sums: dict[tuple[str, str | None], dict[str, Any]] = {}
     for receipt in receipts:
         if receipt.session == session and receipt.node:
-            row = sums.setdefault((receipt.node, receipt.model), {
-                "node": receipt.node, "model": receipt.model, "requests": 0, "input": 0,
-                "output": 0, "waited_seconds": 0.0})
+            row = sums.setdefault((receipt.node, receipt.route), {
+                "node": receipt.node, "route": receipt.route, "model": receipt.model_name,
+                "requests": 0, "input_tokens": 0, "output_tokens": 0, "waited_seconds": 0.0})
             row["requests"] += 1
-            row["input"] += receipt.input_tokens
-            row["output"] += receipt.output_tokens
-            row["waited_seconds"] = round(row["waited_seconds"] + (receipt.waited or 0), 1)
+            row["input_tokens"] += receipt.input_tokens
+            row["output_tokens"] += receipt.output_tokens
+            row["waited_seconds"] = round(row["waited_seconds"] + (receipt.waited_seconds or 0), 1)
     return list(sums.values())

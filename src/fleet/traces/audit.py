@@ -54,7 +54,7 @@ def audit_agent(agent: AgentTrace, judged: Sequence[Judged], session: SessionTra
 
     verdicts = (_audit_model(agent, session, facts), _audit_machine(agent, judged),
                 _audit_house(agent, judged), _audit_context(agent, judged))
-    was_answered = any(one.receipt.outcome == "ok" or one.receipt.first_byte is not None
+    was_answered = any(one.receipt.outcome == "ok" or one.receipt.first_byte_seconds is not None
                        for one in judged)
     for verdict in verdicts:
         if verdict.answer == "yes" and not was_answered:
@@ -150,9 +150,9 @@ def _audit_context(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
         if receipt.outcome == "prompt_too_long":
             what = (f"a prompt was refused: longer than the {receipt.context or 0:,} tokens "
                     f"of `{receipt.model_name}`")
-        elif receipt.outcome == "ok" and receipt.sent > CUT_RATIO * receipt.input_tokens > 0:
+        elif receipt.outcome == "ok" and receipt.sent_tokens > CUT_RATIO * receipt.input_tokens > 0:
             what = (f"`{receipt.node}` counted {receipt.input_tokens:,} tokens of a prompt "
-                    f"of about {receipt.sent:,}")
+                    f"of about {receipt.sent_tokens:,}")
         if what:
             return Verdict("Context", "no", what, _evidence(agent, receipt.id))
 
@@ -164,7 +164,7 @@ def _audit_context(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
     if lost:
         return Verdict("Context", "unknown", "no receipt says how long its prompts were",
                        _evidence(agent, lost[0]))
-    if not any(one.receipt.sent for one in judged):
+    if not any(one.receipt.sent_tokens for one in judged):
         return Verdict("Context", "unknown", "its receipts do not say what was sent")
     return Verdict("Context", "yes")
 
@@ -245,7 +245,7 @@ def show_session(report: SessionReport) -> dict[str, Any]:
         agent = told.agent
         transcript = agent.transcript
         agents.append({
-            "agent": agent.id, "name": agent.kind,
+            "agent_id": agent.id, "agent": agent.kind,
             "parent": agent.parent if agent.id else None,
             "state": told.state, "began": agent.began, "ended": agent.ended,
             "transcript": transcript.path if transcript else None,

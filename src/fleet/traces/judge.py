@@ -62,12 +62,12 @@ class Served(Record):
     why: str = ""
     at: float = 0.0  # when the first of them began
     requests: int = 0
-    waited: float | None = None  # seconds in the queue, all together
-    first_token: float | None = None  # the median, from the slot on
-    rate: float | None = None  # tokens a second
+    waited_seconds: float | None = None  # in the queue, all together
+    first_token_seconds: float | None = None  # the median, from the slot on
+    answer_rate: float | None = None  # tokens a second
     input_tokens: int = 0
     output_tokens: int = 0
-    read_again: int = 0  # of the input tokens; another turn had them read before
+    read_again_tokens: int = 0  # of the input tokens; another turn had them read before
     read_again_why: str = ""  # the reasons
     waited_for: str = ""  # agents or sessions whose prompts were kept warm meanwhile
 
@@ -80,15 +80,15 @@ def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
     if fleet is None:
         return Judged(receipt, "unknown", "no valid fleet file", None)
 
-    model = fleet.models.get(receipt.model or "")
+    model = fleet.models.get(receipt.route or "")
     beyond = _tell_beyond(receipt, fleet)
     if model and model.node == receipt.node and _is_as_written(receipt, model):
         if model.alias == receipt.alias:
-            after = ", ".join(f"{tried.node}: {tried.why}" for tried in receipt.tries)
+            after = ", ".join(f"{tried.node}: {tried.why}" for tried in receipt.failures)
             return Judged(receipt, "yes", after and f"after {after}", beyond)
         if model.alias in plan_fallbacks(fleet).get(receipt.alias, ()):
-            tries = [f"{tried.node}: {tried.why}" for tried in receipt.tries]
-            tries += [f"{one.model} was passed over: {one.why}"
+            tries = [f"{tried.node}: {tried.why}" for tried in receipt.failures]
+            tries += [f"{one.route} was passed over: {one.why}"
                       for one in receipt.passed_over]
             # Who failed just before is skipped, and then neither says so.
             why = (clean_line(receipt.said) or ", ".join(tries)
@@ -103,23 +103,23 @@ def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
 
 def _is_as_written(receipt: Receipt, model: Model) -> bool:
     """Tell whether the model that answered is the one that a fleet file names now."""
-    return not receipt.runs or \
-        full_model_name(receipt.runs) == full_model_name(model.ollama_model)
+    return not receipt.model or \
+        full_model_name(receipt.model) == full_model_name(model.ollama_model)
 
 
 def _tell_beyond(receipt: Receipt, fleet: Fleet) -> str:
     """Return which of the machines that were asked is outside, "" if none is."""
     is_remote = receipt.cloud
-    if not receipt.runs:  # an older receipt: only the file can tell more
+    if not receipt.model:  # an older receipt: only the file can tell more
         node = fleet.nodes.get(receipt.node or "")
-        model = fleet.models.get(receipt.model or "")
+        model = fleet.models.get(receipt.route or "")
         is_remote |= bool(node and plan_node_stakes([node]))
         is_remote |= bool(model and (model.cloud or leaves_house(model.ollama_model)))
     if not is_remote:
         return ""
     who = f"`{receipt.model_name}` on `{receipt.node}`"
     clouds = {other.node for other in fleet.models.values() if is_cloud(fleet, other)}
-    tried = [attempt.node for attempt in receipt.tries if attempt.node in clouds]
+    tried = [attempt.node for attempt in receipt.failures if attempt.node in clouds]
     if tried and receipt.node not in clouds:  # which came to the rescue
         who = f"`{tried[0]}`, asked before `{receipt.node}`,"
     return f"{who} is outside your machines and networks"
@@ -129,8 +129,9 @@ def judge_answer(answer: SessionAnswer, facts: TraceFacts) -> Judged:
     """Judge an answer without a receipt by its id: ours have their own form."""
     fleet = facts.fleet
     receipt = Receipt(
-        time=answer.time, id=answer.id, session="", agent="", alias=answer.asked, model=None,
-        node=None, context=None, tries=(), waited=None, first_byte=None, total=0.0,
+        time=answer.time, id=answer.id, session="", agent_id="", alias=answer.asked, route=None,
+        node=None, context=None, failures=(), waited_seconds=None, first_byte_seconds=None,
+        total_seconds=0.0,
         input_tokens=answer.input_tokens, output_tokens=answer.output_tokens, outcome="ok")
     unknown = Judged(receipt, "unknown", "no record says which machine answered", None,
                      is_kept=False)
@@ -164,7 +165,7 @@ def plan_served(judged: Sequence[Judged]) -> list[Served]:
     for one in judged:
         receipt = one.receipt
         origin = "" if receipt.node else one.why
-        place = receipt.runs, receipt.model or receipt.alias, receipt.node or "", origin
+        place = receipt.model, receipt.route or receipt.alias, receipt.node or "", origin
         groups.setdefault(place, []).append(one)
     return [_sum_up(group) for group in groups.values()]
 
@@ -174,21 +175,22 @@ def _sum_up(group: Sequence[Judged]) -> Served:
     first = group[0].receipt
     planned, why = _sum_up_plan(group)
     receipts = [one.receipt for one in group]
-    waits = [receipt.waited for receipt in receipts if receipt.waited is not None]
-    firsts = sorted(max(receipt.first_byte - (receipt.asked or receipt.waited or 0), 0)
-                    for receipt in receipts if receipt.first_byte is not None)
+    waits = [receipt.waited_seconds for receipt in receipts
+             if receipt.waited_seconds is not None]
+    firsts = sorted(max(receipt.first_byte_seconds - receipt.queue_seconds, 0)
+                    for receipt in receipts if receipt.first_byte_seconds is not None)
     sums = {}
-    for key in ("input_tokens", "output_tokens", "read_again"):
+    for key in ("input_tokens", "output_tokens", "read_again_tokens"):
         sums[key] = sum(getattr(receipt, key) for receipt in receipts)
     for key in ("read_again_why", "waited_for"):
         sums[key] = ", ".join(sorted({getattr(receipt, key) for receipt in receipts} - {""}))
     return Served(
-        first.runs, first.model or first.alias, first.node or "", planned, why,
-        first.time - first.total, len(receipts),
-        waited=sum(waits) if waits else None,
+        first.model, first.route or first.alias, first.node or "", planned, why,
+        first.time - first.total_seconds, len(receipts),
+        waited_seconds=sum(waits) if waits else None,
         # Not the mean: an answer that waited for its model to load would hide all the others.
-        first_token=firsts[len(firsts) // 2] if firsts else None,
-        rate=_answer_rate(receipts), **sums)
+        first_token_seconds=firsts[len(firsts) // 2] if firsts else None,
+        answer_rate=_answer_rate(receipts), **sums)
 
 
 def _sum_up_plan(group: Sequence[Judged]) -> tuple[str, str]:
@@ -209,7 +211,7 @@ def _answer_rate(receipts: Iterable[Receipt]) -> float | None:
     """Return tokens a second while answers came; None where that took no time to speak of."""
     tokens = seconds = 0.0
     for receipt in receipts:
-        span = receipt.total - (receipt.first_byte or receipt.total)
+        span = receipt.total_seconds - (receipt.first_byte_seconds or receipt.total_seconds)
         if span > GENERATING_SECONDS:
             tokens += receipt.output_tokens
             seconds += span

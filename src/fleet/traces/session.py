@@ -40,7 +40,7 @@ class AgentTrace(Record):
     @property
     def began(self) -> float:
         """When it was first heard of."""
-        times = [receipt.time - receipt.total for receipt in self.receipts[:1]]
+        times = [receipt.time - receipt.total_seconds for receipt in self.receipts[:1]]
         if self.transcript and self.transcript.began:
             times.append(self.transcript.began)
         return min(times, default=0.0)
@@ -90,7 +90,7 @@ def trace_session(session: str, transcripts: Iterable[Transcript],
     by_agent = {transcript.agent: transcript for transcript in transcripts}
     served: dict[str, list[Receipt]] = {"": []}
     for receipt in receipts:
-        served.setdefault(receipt.agent, []).append(receipt)
+        served.setdefault(receipt.agent_id, []).append(receipt)
     owners = agents_by_alias(fleet) if fleet else {}
 
     agents = []

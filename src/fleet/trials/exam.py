@@ -294,8 +294,8 @@ class Exam:
         sitting = Sitting(
             fix.commit, self.plan.digest, self.repository, examinee.name, outcome, number,
             examinee.digest, code, seconds, receipt.get("turns") or 0,
-            sum(int(row["input"]) for row in served),
-            sum(int(row["output"]) for row in served), today(world))
+            sum(int(row["input_tokens"]) for row in served),
+            sum(int(row["output_tokens"]) for row in served), today(world))
         with self._lock:
             self._note(sittings=(*self.page.sittings, sitting))
 

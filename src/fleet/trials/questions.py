@@ -222,7 +222,7 @@ def tell_apart(standings: Sequence[Standing]) -> Iterator[tuple[str, list[str], 
 
 def find_outcome(state: TaskState, receipt: Mapping[str, Any], examinee: Examinee) -> str:
     """Return how a task has ended; in other words where that says nothing of the model."""
-    others = {row["model"] for row in receipt.get("served") or ()}
+    others = {row["route"] for row in receipt.get("served") or ()}
     others -= {model.name for model in examinee.models}
     if others:
         return f"{some_of(sorted(others))} answered instead"

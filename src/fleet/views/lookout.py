@@ -168,12 +168,12 @@ class Lookout:
         for each in self._dashboard.log.since(0)[1]:
             row = each.row
             if row["kind"] == "request":
-                session, agent = row["session"], row["agent"]
+                session, agent = row["session"], row["agent_id"]
                 name = self._names.find(session, agent, row["alias"])
                 names[session, agent] = name if agent else agents.get(session) or name
                 if session not in titles:
                     titles[session] = self._names.title(session)
-        return {"names": [{"session": session, "agent": agent, "name": name}
+        return {"names": [{"session": session, "agent_id": agent, "agent": name}
                           for (session, agent), name in names.items()],
                 "sessions": [{"session": session, "title": title}
                              for session, title in titles.items()]}
@@ -212,9 +212,9 @@ def report_task(row: TaskRow, state: TaskState) -> dict[str, Any]:
         answers = "\n".join(f"{label}: {fix[:-1]} {number}`"
                             for number, label in enumerate(questions[0][1], 1))
     return {"name": row.name, "state": row.state, "mark": TASK_MARKS[level], "level": level,
-            "agent": row.agent, "where": row.where, "session": row.session,
+            "agent": row.agent, "where": row.runs_on, "session": row.session,
             "now": row.now.removesuffix(f"; {row.fix}" if row.fix else ""),  # it is beside
-            "seconds": row.total, "diff": f"+{row.plus} -{row.minus}" if row.files else "",
+            "seconds": row.total_seconds, "diff": f"+{row.plus} -{row.minus}" if row.files else "",
             "over": state.is_over and level not in ("warn", "bad"), "fix": fix,
             "answers": answers}
 

@@ -68,10 +68,10 @@ class LogTable:
                 self._widths[column] = max(self._widths[column], width_of(clean_line(cell)))
 
     def _cells(self, request: Mapping[str, Any], now: float) -> dict[str, str]:
-        return {"Time": show_moment(request["time"], now), "Agent": request["name"],
+        return {"Time": show_moment(request["time"], now), "Agent": request["agent"],
                 "Model": request["model"] or request["route"] or "-",
                 "Machine": request["node"] or "-",
-                "Took": show_span(request["total"]).rjust(7)}
+                "Took": show_span(request["total_seconds"]).rjust(7)}
 
     def head(self) -> str:
         """Return the line above it."""
@@ -102,7 +102,7 @@ def _describe_outcome(request: Mapping[str, Any]) -> str:
 
 def choose_failed(receipts: Iterable[Receipt]) -> list[Receipt]:
     """Return those in which something failed."""
-    return [receipt for receipt in receipts if receipt.outcome != "ok" or receipt.tries]
+    return [receipt for receipt in receipts if receipt.outcome != "ok" or receipt.failures]
 
 
 def log_requests(world: World, fleet: Fleet) -> Callable[[list[Receipt | Rejection]], None]:
@@ -111,8 +111,8 @@ def log_requests(world: World, fleet: Fleet) -> Callable[[list[Receipt | Rejecti
     names = AgentNames(world, agents_by_alias(fleet))
     known = [("", model.ollama_model, model.node) for model in fleet.models.values()]
     known += [(agent, "-", "") for agent in fleet.agents]
-    table = LogTable([{"time": now, "total": 0.0, "name": name, "model": model, "node": node}
-                      for name, model, node in known], look, now)
+    table = LogTable([{"time": now, "total_seconds": 0.0, "agent": name, "model": model,
+                       "node": node} for name, model, node in known], look, now)
     world.err(table.head())
 
     def take(things: list[Receipt | Rejection]) -> None:
@@ -162,12 +162,9 @@ class AgentNames:
 
 
 def report_receipt(receipt: Receipt, names: AgentNames) -> dict[str, Any]:
-    """Return a request for display: its receipt, its agent, and why a machine failed."""
-    shown = {**vars(receipt), "route": receipt.model or "", "node": receipt.node or "",
-             "name": names.find(receipt.session, receipt.agent, receipt.alias),
-             "failures": receipt.tries}
-    shown["model"] = shown.pop("runs")
-    return shown
+    """Return a request for display: its receipt, and its agent's name."""
+    return {**vars(receipt), "route": receipt.route or "", "node": receipt.node or "",
+            "agent": names.find(receipt.session, receipt.agent_id, receipt.alias)}
 
 
 def name_task_sessions(options: Namespace, world: World) -> dict[str, str]:
@@ -185,8 +182,8 @@ def report_requests(receipts: Sequence[Receipt], names: AgentNames, options: Nam
     requests = []
     for receipt in receipts:
         request = {**report_receipt(receipt, names), "task": tasks.get(receipt.session, "")}
-        if request["task"] and not receipt.agent and not options.json:
-            request["name"] = request["task"]
+        if request["task"] and not receipt.agent_id and not options.json:
+            request["agent"] = request["task"]
         requests.append(request)
     return requests
 
@@ -202,7 +199,7 @@ def list_failures(workspace: Workspace, fleet: Fleet, began: float, stream: str)
         return ""
     # Who left or stopped the gateway ended a request: that is no failure.
     failed = [receipt for receipt in receipts if receipt.time >= began
-              and (receipt.tries or receipt.outcome not in ("left", "stopped"))]
+              and (receipt.failures or receipt.outcome not in ("left", "stopped"))]
     if not failed:
         return ""
     look, now = look_of(workspace.world, stream), workspace.world.now()

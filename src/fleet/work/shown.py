@@ -75,12 +75,12 @@ def format_tasks(rows: Sequence[TaskRow], look: Look = PLAIN) -> str:
     text = format_table(
         ("NAME", "STATE", "TRY", "FOR", "TOTAL", "IDLE", "NOW", "CONTEXT", "DIFF", "WHERE",
          "USES"),
-        [[row.name, mark_task(row.state, look), row.attempt,
-          show_span(row.total if row.state in TERMINAL_STATES else row.seconds),
-          show_span(row.total or None), show_span(row.idle),
+        [[row.name, mark_task(row.state, look), row.try_,
+          show_span(row.total_seconds if row.state in TERMINAL_STATES else row.state_seconds),
+          show_span(row.total_seconds or None), show_span(row.idle_seconds),
           crop(clean_line(row.now), TASK_NOW_WIDTH) or "-",
-          "-" if row.context is None else f"{row.context}%",
-          f"+{row.plus} -{row.minus}" if row.files else "-", row.where or "-",
+          "-" if row.context_percent is None else f"{row.context_percent}%",
+          f"+{row.plus} -{row.minus}" if row.files else "-", row.runs_on or "-",
           f"{row.memory_mb} MB {row.cpu_percent:.0f}%" if row.processes else "-"]
          for row in rows],
         look=look, spare=("USES", "TOTAL", "CONTEXT", "IDLE", "WHERE", "TRY"))

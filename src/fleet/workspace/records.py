@@ -57,10 +57,25 @@ def latest_receipts(workspace: Workspace) -> Iterator[Receipt]:
             yield from parse_receipts([line])
 
 
+# What the keys of receipts were called before: {old: new}. `model` was the route.
+OLD_KEYS = {"model": "route", "runs": "model", "agent": "agent_id", "tries": "failures",
+            "waited": "waited_seconds", "first_byte": "first_byte_seconds",
+            "total": "total_seconds", "asked": "asked_seconds", "sent": "sent_tokens",
+            "read_again": "read_again_tokens"}
+
+
 def parse_receipts(lines: Iterable[bytes]) -> list[Receipt]:
     """Return the receipts in lines of a file; broken or foreign lines are skipped."""
-    return [receipt for receipt in (read(Receipt, parse_object(line)) for line in lines)
-            if receipt]
+    receipts = []
+    for line in lines:
+        fields = parse_object(line)
+        if fields and "agent" in fields:  # an older program wrote it
+            fields = {OLD_KEYS.get(key, key): value for key, value in fields.items()
+                      if key != "steps"}
+        receipt = read(Receipt, fields)
+        if receipt:
+            receipts.append(receipt)
+    return receipts
 
 
 SESSION_ID = LatePattern("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # a part of a path, too

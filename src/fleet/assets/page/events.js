@@ -37,13 +37,13 @@ const HAPPENS = {
     requests.set(row.id, {...row, receipt, begun: steps[0].at, end: receipt && receipt.time,
       steps: steps.map((each) => each.why ? {at: each.at, what: each.what} : each),
       marks: steps.filter(({why}) => why).map((each) => ({...each, time: each.at})),
-      tokens: receipt ? receipt.output_tokens : row.tokens,
+      tokens: receipt ? receipt.output_tokens : row.output_tokens,
       countedAt: receipt ? receipt.time : row.counted_at ?? steps.at(-1).at});
     for (const [id, each] of requests)
       if (requests.size > KEPT && !isOpen(each)) requests.delete(id);
   },
   rest(row) {
-    const place = `${row.node}\n${row.model}`;
+    const place = `${row.node}\n${row.route}`;
     if (row.seconds) rests.set(place, {...row, until: row.time + row.seconds});
     else rests.delete(place);
   },
@@ -66,12 +66,12 @@ const isOpen = (request) => !request.receipt;
 const isAtWork = (request) => isOpen(request) && lastStep(request).node;
 const stateOf = (request) => request.receipt ? request.receipt.outcome
   : {wait: "waiting", read: "reading", write: "writing"}[lastStep(request).what];
-const laneOf = (request) => `${request.session}\n${request.agent}`;
+const laneOf = (request) => `${request.session}\n${request.agent_id}`;
 const colourOf = (node) =>
   `m${picture?.machines.find((each) => each.name === node)?.colour ?? "x"}`;
-function nameOf(lane, [session, agent] = lane.split("\n")) {
-  const known = picture?.names.find((each) => each.agent === agent && each.session === session);
-  return known?.name || agent || "main";
+function nameOf(lane, [session, id] = lane.split("\n")) {
+  const known = picture?.names.find((each) => each.agent_id === id && each.session === session);
+  return known?.agent || id || "main";
 }
 function titleOf(session) {
   const known = picture?.sessions.find((each) => each.session === session);

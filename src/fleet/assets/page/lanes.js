@@ -1,11 +1,11 @@
 
 // -- the time line --
-function warmthOf({waited_for, cached_tokens, read_again, read_again_why, session}) {
+function warmthOf({waited_for, cached_tokens, read_again_tokens, read_again_why, session}) {
   const isSession = picture?.sessions.some((each) => each.session === waited_for);
   const other = isSession ? titleOf(waited_for) : nameOf(`${session}\n${waited_for}`);
   return [waited_for && `waited so that ${other} stays warm`,
     cached_tokens && `${count(cached_tokens)} tokens were still warm`,
-    read_again && `${count(read_again)} tokens read again: ${read_again_why}`];
+    read_again_tokens && `${count(read_again_tokens)} tokens read again: ${read_again_why}`];
 }
 function words(request) {
   const steps = request.steps.map((each, index) => {
@@ -126,16 +126,16 @@ const REQUESTS = [["Time", ".one.small"], ["Agent", ".one"], ["Model", ".one.sma
   ["Tok/s", ".number"], ["In", ".number"], ["Out", ".number"]];
 function cells(request) {
   const {receipt, steps} = request, placed = steps.filter((each) => each.node);
-  const {node = "", model = "-", runs = model} = placed.at(-1) || {};  // never today's file's
+  const {node = "", route = "-", model = route} = placed.at(-1) || {};  // never today's file's
   const first = steps.find((each) => each.what === "write")?.at ?? NaN, state = stateOf(request);
   const level = !receipt || state === "ok" ? "" : "bad";
   const asker = joined([isTask(request) && titleOf(request.session), called.get(laneOf(request))]);
-  return [clock(request.end ?? request.begun), asker, runs,
+  return [clock(request.end ?? request.begun), asker, model,
     [node || "-", "", node],
     [joined([state, ...request.marks.map((mark) => `${mark.node} ${mark.why}`),
-      receipt?.read_again && `${count(receipt.read_again)} read again`]), level],
-    seconds(receipt ? receipt.waited : (placed[0]?.at ?? now()) - request.begun),
-    seconds(receipt ? receipt.first_byte : first ? first - request.begun : null),
+      receipt?.read_again_tokens && `${count(receipt.read_again_tokens)} read again`]), level],
+    seconds(receipt ? receipt.waited_seconds : (placed[0]?.at ?? now()) - request.begun),
+    seconds(receipt ? receipt.first_byte_seconds : first ? first - request.begun : null),
     speedOf(request) ? count(speedOf(request)) : "-",
     receipt ? count(receipt.input_tokens) : "-", count(request.tokens)];
 }

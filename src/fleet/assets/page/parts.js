@@ -40,20 +40,20 @@ function drawIcon(state) {
   $("icon").setAttribute("href", canvas.toDataURL());
 }
 const restOf = (machine) => [...rests.values()].find((each) =>
-  each.node === machine.name && (!each.model || each.until > now()));
+  each.node === machine.name && (!each.route || each.until > now()));
 // What a machine runs: the fleet's models, one under two names once, then what else is loaded.
 function modelsOn(machine) {
   const rows = new Map();
   const row = (name, key = name.toLowerCase().replace(/:latest$/, "")) => rows.get(key)
     || rows.set(key, {name, slots: 0, names: [], aliases: [], agents: [],
       state: "not of this fleet"}).get(key);
-  for (const {runs, slots, context, state, node, name, alias, warm, kept} of picture.models) {
+  for (const {model, slots, context, state, node, name, alias, warm, kept} of picture.models) {
     if (node !== machine.name) continue;
-    const {names, aliases, agents} = Object.assign(row(runs), {slots, context, state});
-    Object.assign(row(runs), {warm: warm ?? row(runs).warm, kept: kept || row(runs).kept});
+    const {names, aliases, agents} = Object.assign(row(model), {slots, context, state});
+    Object.assign(row(model), {warm: warm ?? row(model).warm, kept: kept || row(model).kept});
     names.push(name);
     aliases.push(alias);
-    agents.push(...picture.agents.filter((each) => each.model === name).map((each) => each.name));
+    agents.push(...picture.agents.filter((each) => each.route === name).map((each) => each.name));
   }
   for (const loaded of machine.loaded) row(loaded.name).loaded = loaded;
   return [...rows];
@@ -79,8 +79,8 @@ function drawMachines() {
     say(parts.name, machine.name);
     say(parts.state, state);
     parts.state.className = level;
-    say(parts.what, joined([machine.runs, host(machine.endpoint),
-      machine.latency === null ? "" : `${count(machine.latency)} ms`]));
+    say(parts.what, joined([machine.server, host(machine.endpoint),
+      machine.latency_seconds === null ? "" : `${count(1000 * machine.latency_seconds)} ms`]));
     say(parts.why, why, true);
     parts.why.hidden = !why;
     keep(parts.models, modelsOn(machine), makeModel, fillModel);
@@ -93,7 +93,7 @@ function drawMachines() {
 }
 function fillModel(row, model, {name, busy, what}) {
   const open = [...requests.values()].filter(isOpen), {loaded} = model;
-  const full = open.filter((each) => model.names.includes(lastStep(each).model)).length;
+  const full = open.filter((each) => model.names.includes(lastStep(each).route)).length;
   const queue = open.filter((each) => !isAtWork(each) && model.aliases.includes(each.alias)).length;
   const context = loaded?.context || model.context;
   say(name, model.name);
@@ -136,9 +136,9 @@ function drawRoutes() {
       };
     });
   list(agents, picture.agents, (each) => [each.name, "",
-    `${each.name}: ${model[each.model].runs} on ${model[each.model].node}`]);
-  list(models, picture.models, (each) => [each.runs, each.alias,
-    joined([`${each.alias}: ${each.runs} on ${each.node}`, ...each.fallback], ", else ")]);
+    `${each.name}: ${model[each.route].model} on ${model[each.route].node}`]);
+  list(models, picture.models, (each) => [each.model, each.alias,
+    joined([`${each.alias}: ${each.model} on ${each.node}`, ...each.fallback], ", else ")]);
   list(machines, picture.machines, (each, item) => {
     item.className = `box m${each.colour}`;
     return [each.name, each.online ? "" : each.why, each.endpoint];
@@ -152,20 +152,20 @@ function plan(model) {
   const edges = new Map();
   const add = (from, to, isSpare = false, key = JSON.stringify([from, to])) => edges.get(key)
     || edges.set(key, {from, to, isSpare, works: ""}).get(key);
-  for (const {name, model: wanted} of picture.agents) add(["agents", name], ["models", wanted]);
+  for (const {name, route: wanted} of picture.agents) add(["agents", name], ["models", wanted]);
   for (const {name, node, fallback} of picture.models)
     for (const each of [node, ...fallback.map((other) => model[other].node)])
       add(["models", name], ["machines", each], each !== node);
   for (const request of [...requests.values()].filter(isAtWork)) {
-    const {model: name, node} = lastStep(request), works = `works ${colourOf(node)}`;
+    const {route: name, node} = lastStep(request), works = `works ${colourOf(node)}`;
     const asker = nameOf(laneOf(request)).replace(/\?$/, "");
     const agent = picture.agents.find((each) => each.name === asker);
     const asked = picture.models.filter((each) => each.alias === request.alias);
-    const planned = asked.find((each) => each.name === agent?.model)
+    const planned = asked.find((each) => each.name === agent?.route)
       || asked.find((each) => each.name === name) || asked[0];
     if (!planned) continue;
     const models = ["models", planned.name];
-    if (planned.name === agent?.model) add(["agents", asker], models).works = works;
+    if (planned.name === agent?.route) add(["agents", asker], models).works = works;
     add(models, ["machines", node], true).works = works;
   }
   return edges;
