@@ -17092,7 +17092,7 @@ def find_name(name: str, names: Iterable[str]) -> str:
 
 def is_another(state: TaskState, task: TaskSpec, origin: str) -> bool:
     """Tell whether a task of the file has a name that was typed for another before."""
-    return (origin == "file" and state.origin == "typed" and not state.forgotten
+    return (origin == "file" and state.origin == "typed" and not state.wish.forgotten
             and task.prompt != state.task.prompt)
 
 
@@ -17594,7 +17594,8 @@ def suggest_writable(path: str, home: str) -> str:
 #
 # What is known of a task.
 
-# A task is a TaskSpec (what a person wants) and a TaskState (where it stands). Its way:
+# A task is a TaskSpec (what a person wants) and a TaskState (where it stands): a Workplace, which
+# a fresh start replaces, an Attempt, and a Wish. Its way:
 #   waiting → running ⇄ asking → checking → done, or another of TERMINAL_STATES
 # `tasks/step` has every arrow; nothing else writes the name of a state.
 
@@ -17610,13 +17611,74 @@ FORMER_STATES = {"preparing": ("running", PREPARING), "starting": ("running", ST
                  "attached": ("stopped", "")}
 
 
-class OldPlace(Record):
-    """Where a task worked before a fresh start."""
+class Workplace(Record):
+    """Where a task works, and what came of it there: a fresh start gives it another one."""
 
-    branch: str
-    worktree: str
-    git: str
-    id: str
+    id: str = ""  # random; the locks of its worktrees carry it, since a name proves nothing
+    fresh: int = 0  # how many places it had before
+    base: str = ""  # the commit it began with
+    start: str = ""  # the commit of what was there when its agent came
+    branch: str = ""
+    tip: str = ""  # where the branch was when its work was last looked at
+    worktree: str = ""
+    git: str = ""  # the worktree's own git directory; "": not made, or tidied away
+    copies: tuple[str, ...] = ()
+    confined: str = ""  # the program that confines its commands, or no
+    port: int = 0  # the first of ten that are its own
+    prepared: bool = False  # setup has ended well
+    passes_on_base: bool | None = None  # its check, before any work
+    conflicts: tuple[str, ...] = ()  # files in which it began with conflict markers
+    kept: str = ""  # the commit for its branch, with which a task after it begins
+    diff: dict[str, Any] = {}  # files, plus, minus, commits
+    landed: str = ""  # the branch it has landed on
+
+    @property
+    def suffix(self) -> str:
+        """What sets its branch and worktree apart: no task's name has a dot."""
+        return f".{self.fresh + 1}" if self.fresh else ""
+
+
+class Attempt(Record):
+    """A task's last try, and what counts for its next one."""
+
+    tried: int = 0  # its number
+    first: int = 0  # tries before it was forgotten: those of another task of its name
+    open: bool = False  # it goes on with its next process
+    round: int = 0  # failed checks
+    stalls: int = 0
+    checks: tuple[int, ...] = ()  # their exit codes
+    check_seconds: float = 0.0
+    began: float = 0.0
+    worked: float = 0.0  # seconds
+    ended: float = 0.0  # what a person does then is not its time
+    spent: float = 0.0  # seconds of the tries before
+    # What a person's `retry` gives it again.
+    failures: int = 0  # tries that counted
+    lost: int = 0  # in a row
+    api_errors: int = 0  # in a row
+    returned: int = 0  # how often it was sent back because it did not land
+    # Its model.
+    rung: str = ""  # of its ladder, where it works or has worked last
+    climbed: tuple[str, ...] = ()  # the rungs on which it has failed
+    left_at: float = 0.0  # when it last moved up to what leaves the house
+    # Its process.
+    session: str = ""
+    spoken: bool = False  # the session exists: it is resumed
+    client: int = 0  # its process: for signals, and to tell its helpers from what it started
+    start_at: int = 0  # where the output of its process begins
+    heard_from: int = 0  # results before are of an earlier prompt
+    prompt: str = ""  # what it is told beside the task, until it has answered
+
+
+class Wish(Record):
+    """What a person wants of a task, and what it asks."""
+
+    says: tuple[str, ...] = ()  # not yet handed on
+    told: tuple[str, ...] = ()  # handed on: who has no memory gets it each time
+    question: dict[str, Any] = {}  # {"id": …, "request": …}
+    answer: dict[str, Any] = {}  # not yet handed on
+    stopping: bool = False  # its thread has not done so yet
+    forgotten: bool = False
 
 
 class TaskState(Record):
@@ -17634,68 +17696,18 @@ class TaskState(Record):
     cause: str = ""  # the same for programs
     until: float = 0.0  # it waits until then
     orders: tuple[str, ...] = ()  # the last ones that were obeyed: none is obeyed twice
-    # Where it works.
-    id: str = ""  # random; the locks of its worktrees carry it, since a name proves nothing
-    base: str = ""  # the commit it began with
-    start: str = ""  # the commit of what was there when its agent came
-    branch: str = ""
-    tip: str = ""  # where the branch was when its work was last looked at
-    worktree: str = ""
-    git: str = ""  # the worktree's own git directory; "": not made, or tidied away
-    copies: tuple[str, ...] = ()
-    confined: str = ""  # the program that confines its commands, or no
-    port: int = 0  # the first of ten that are its own
-    prepared: bool = False  # setup has ended well
-    fresh: int = 0  # how often a person has begun it anew
-    old: tuple[OldPlace, ...] = ()
-    # Its tries.
-    tried: int = 0  # the number of the last one
-    first: int = 0  # tries before it was forgotten: those of another task of its name
-    open: bool = False  # that try goes on with its next process
-    failures: int = 0  # tries that counted, since a person's last `retry`
-    round: int = 0  # failed checks of this try
-    lost: int = 0  # in a row
-    stalls: int = 0  # of this try
-    api_errors: int = 0  # in a row
-    began: float = 0.0
-    worked: float = 0.0  # seconds of this try
-    ended: float = 0.0  # when its last try was over: what a person does then is not its time
-    spent: float = 0.0  # seconds of the tries before this one
-    # Its model.
-    rung: str = ""  # of its ladder, where it works or has worked last
-    climbed: tuple[str, ...] = ()  # the rungs on which it has failed
-    left_at: float = 0.0  # when it last moved up to what leaves the house
-    # Its process.
-    session: str = ""
-    spoken: bool = False  # the session exists: it is resumed
-    client: int = 0  # its process: for signals, and to tell its helpers from what it started
-    start_at: int = 0  # where the output of its process begins
-    heard_from: int = 0  # results before are of an earlier prompt
-    prompt: str = ""  # what it is told beside the task, until it has answered
-    # What a person wants of it.
-    says: tuple[str, ...] = ()  # not yet handed on
-    told: tuple[str, ...] = ()  # handed on: who has no memory gets it each time
-    question: dict[str, Any] = {}  # {"id": …, "request": …}
-    answer: dict[str, Any] = {}  # not yet handed on
-    stopping: bool = False  # its thread has not done so yet
-    forgotten: bool = False
-    # Landing.
-    returned: int = 0  # how often it was sent back because it did not land
-    conflicts: tuple[str, ...] = ()  # files in which it then got conflict markers
-    landed: str = ""  # the branch it has landed on
-    # What it came to.
-    kept: str = ""  # the commit for its branch, with which a task after it begins
-    diff: dict[str, Any] = {}  # files, plus, minus, commits
-    checks: tuple[int, ...] = ()  # exit codes of this try
-    check_seconds: float = 0.0
-    passes_on_base: bool | None = None
+    place: Workplace = Workplace()
+    old: tuple[Workplace, ...] = ()  # its places before each fresh start
+    attempt: Attempt = Attempt()
+    wish: Wish = Wish()
 
     def _check(self) -> None:
         if self.task.name != self.name:
             raise ValueError("another task")
-        for name, pattern in _STATE_PATTERNS.items():
-            if not re.fullmatch(pattern, getattr(self, name), re.S):
-                raise ValueError(f"no {name}")
+        for record in (self, self.place, self.attempt, *self.old):
+            for name in _WORD_PATTERNS.keys() & vars(record).keys():
+                if not re.fullmatch(_WORD_PATTERNS[name], getattr(record, name), re.S):
+                    raise ValueError(f"no {name}")
 
     @property
     def is_over(self) -> bool:
@@ -17704,10 +17716,11 @@ class TaskState(Record):
 
     def total_at(self, now: float) -> float:
         """Return the seconds that all its tries have taken: never less than before."""
-        until = self.ended if self.ended >= self.began else self.at
-        if self.open and not self.is_over:
+        attempt = self.attempt
+        until = attempt.ended if attempt.ended >= attempt.began else self.at
+        if attempt.open and not self.is_over:
             until = now
-        return self.spent + (max(until - self.began, 0.0) if self.began else 0.0)
+        return attempt.spent + (max(until - attempt.began, 0.0) if attempt.began else 0.0)
 
     @property
     def asleep(self) -> bool:
@@ -17732,7 +17745,7 @@ class TaskState(Record):
 
 # What goes to git or to a program as a word: nothing that could be an option of it.
 _COMMIT = "([0-9a-f]{40,64})?"
-_STATE_PATTERNS = {
+_WORD_PATTERNS = {
     "base": _COMMIT, "start": _COMMIT, "tip": _COMMIT, "kept": _COMMIT,
     "session": "([0-9a-f-]{36})?", "id": "[0-9a-f]*",
     "branch": f"({REVISION.strip('^$')})?", "worktree": "(/.*)?", "git": "(/.*)?",
@@ -17740,12 +17753,29 @@ _STATE_PATTERNS = {
     "state": "|".join(STATES), "phase": f"({PREPARING}|{STARTING}|{ASLEEP})?"}
 
 
+# The records of a state. Its file has their keys beside its own, as it always had: programs
+# read it, and other versions of this one. Each name is therefore in one of them alone.
+PARTS = ("place", "attempt", "wish")
+
+
+def change(known: TaskState, **changes: Any) -> TaskState:
+    """Return a state with other values, each in the record that has the name."""
+    for part in PARTS:
+        record = getattr(known, part)
+        own = {name: changes.pop(name) for name in vars(record) if name in changes}
+        if own:
+            changes[part] = replace(record, **own)
+    return replace(known, **changes)
+
+
 def freeze(value: Any) -> Any:
     """Return a value as its file has it: of a record what is not as usual."""
     if isinstance(value, Record):
-        usual = value._usual
-        return {name: freeze(each) for name, each in vars(value).items()
-                if each != usual[name]}
+        frozen = {name: freeze(each) for name, each in vars(value).items()
+                  if each != value._usual[name]}
+        for part in PARTS if isinstance(value, TaskState) else ():
+            frozen.update(frozen.pop(part, {}))
+        return frozen
     return [freeze(each) for each in value] if isinstance(value, tuple) else value
 
 
@@ -17763,40 +17793,50 @@ def thaw_task(frozen: object) -> TaskSpec | None:
     return TaskSpec(**words)
 
 
-def _unpack_place(place: object) -> object:
-    """Return a place as it is kept now; earlier versions wrote its parts as lines."""
-    if not isinstance(place, str):
+def _renew(frozen: dict[str, Any]) -> dict[str, Any]:
+    """Return what a file says, as it is said now: what earlier versions wrote differently."""
+    renewed = {**frozen}
+    if isinstance(frozen.get("old"), list):
+        renewed["old"] = [_renew_place(*each) for each in enumerate(frozen["old"])]
+    former = FORMER_STATES.get(str(frozen.get("state")))
+    if former:
+        renewed["state"], renewed["phase"] = former
+    elif frozen.get("asleep"):
+        renewed["phase"] = ASLEEP
+    return renewed
+
+
+def _renew_place(number: int, place: object) -> object:
+    """Return a place of before a fresh start: once it was lines, later it had no number."""
+    if isinstance(place, str):
+        branch, worktree, git, _, identity = [*place.split("\n"), "", "", "", ""][:5]
+        place = {"branch": branch, "worktree": worktree, "git": git, "id": identity}
+    if not isinstance(place, dict):
         return place
-    branch, worktree, git, _, identity = [*place.split("\n"), "", "", "", ""][:5]
-    return {"branch": branch, "worktree": worktree, "git": git, "id": identity}
+    renewed = {name: value for name, value in place.items() if value != ""}
+    return {"fresh": number, **renewed} if number else renewed
 
 
 def thaw_state(frozen: object) -> TaskState | None:
     """Return the state that a file keeps; None if it is none or says what no state can."""
     if not isinstance(frozen, dict):
         return None
-    old = frozen.get("old")
-    if isinstance(old, list):
-        frozen = {**frozen, "old": [_unpack_place(place) for place in old]}
-    former = FORMER_STATES.get(str(frozen.get("state")))
-    if former:
-        frozen = {**frozen, "state": former[0], "phase": former[1]}
-    elif frozen.get("asleep"):
-        frozen = {**frozen, "phase": ASLEEP}
-    state = read(TaskState, frozen)
+    frozen = _renew(frozen)
+    state = read(TaskState, {**frozen, **dict.fromkeys(PARTS, frozen)})
     if state is None:
         return None
     state = replace(state, task=thaw_task(frozen["task"]),
                     newer=thaw_task(frozen.get("newer")))
     # What did not fit has its default, and differs.
-    fits = all(freeze(getattr(state, name)) == value for name, value in frozen.items()
-               if name in fields(TaskState))
+    fits = all(freeze(value) == frozen[name]
+               for record in (state, state.place, state.attempt, state.wish)
+               for name, value in vars(record).items() if name in frozen)
     return state if fits else None
 
 
 def can_accept(state: TaskState) -> bool:
     """Tell whether a person can accept a task: it has work, and nothing else calls it bad."""
-    return bool(state.kept) and (state.state == "review" or
+    return bool(state.place.kept) and (state.state == "review" or
                                  state.state == "parked" and state.cause == "scope")
 
 
@@ -17806,11 +17846,12 @@ def plan_first_words(state: TaskState) -> str:
     A session that is resumed knows the task; whoever else does it gets the whole
     of it each time.
     """
-    if state.spoken and state.task.talks:
-        return state.prompt or CONTINUE_PROMPT
-    notes = [note for note in state.told if note not in state.prompt]
-    if state.prompt not in ("", CONTINUE_PROMPT):
-        notes.append(state.prompt)
+    prompt = state.attempt.prompt
+    if state.attempt.spoken and state.task.talks:
+        return prompt or CONTINUE_PROMPT
+    notes = [note for note in state.wish.told if note not in prompt]
+    if prompt not in ("", CONTINUE_PROMPT):
+        notes.append(prompt)
     return "\n\n".join([state.task.prompt or "", *notes])
 
 
@@ -17864,7 +17905,7 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
     problem = _find_problem(task, work, code, output)
     if problem.cause == "asks":
         return Ruling("asking")
-    if problem.cause and task.talks and state.round < task.rounds:
+    if problem.cause and task.talks and state.attempt.round < task.rounds:
         return replace(problem, to="running")
     if work.outside:
         return rule_out(task, work)
@@ -17914,7 +17955,7 @@ def rule_out(task: TaskSpec, work: WorkDone) -> Ruling:
 
 def after_failure(state: TaskState, problem: str, cause: str) -> Ruling:
     """Return what becomes of a task whose try has failed."""
-    to = "waiting" if state.failures + 1 < state.task.tries else "failed"
+    to = "waiting" if state.attempt.failures + 1 < state.task.tries else "failed"
     return Ruling(to, problem, cause=cause)
 
 
@@ -17936,18 +17977,19 @@ def find_flags(task: TaskSpec, heard: Heard, work: WorkDone) -> list[str]:
 def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
                  ended: str) -> dict[str, Any]:
     """Return what a try came to: no prompt, no answer."""
+    place, attempt = state.place, state.attempt
     return {
-        "schema": "subagent-fleet/receipt/1", "task": state.name, "try": state.tried,
-        "session": state.session, "agent": state.task.agent or "", "alias": alias,
-        "rung": state.rung, "climbed": list(state.climbed),
-        "base": state.base, "head": work.head, "snapshot": work.ref, "ended": ended,
-        "confined": state.confined or "no",
+        "schema": "subagent-fleet/receipt/1", "task": state.name, "try": attempt.tried,
+        "session": attempt.session, "agent": state.task.agent or "", "alias": alias,
+        "rung": attempt.rung, "climbed": list(attempt.climbed),
+        "base": place.base, "head": work.head, "snapshot": work.ref, "ended": ended,
+        "confined": place.confined or "no",
         **{name: getattr(heard, name) for name in (
             "turns", "tools", "tool_errors", "denied", "questions", "subagents")},
         "commits": work.commits, "files": [list(one) for one in work.files],
-        "outside": list(work.outside), "stalls": state.stalls,
+        "outside": list(work.outside), "stalls": attempt.stalls,
         "check": {"command": state.task.check or "", "in": state.task.check_in,
-                  "rounds": list(state.checks), "passes_on_base": state.passes_on_base},
+                  "rounds": list(attempt.checks), "passes_on_base": place.passes_on_base},
         "flags": find_flags(state.task, heard, work)}
 
 
@@ -18025,10 +18067,11 @@ def is_away(rung: str, fleet: Fleet | None) -> bool:
 
 def plan_rungs(state: TaskState, fleet: Fleet | None) -> tuple[str, ...]:
     """Return the rungs on which a task may start now, the best first."""
+    attempt = state.attempt
     ladder = plan_ladder(state.task, fleet)
-    if state.rung in ladder.rungs and (state.is_active or state.open or state.spoken):
-        return (state.rung,)
-    rungs = ladder.above(state.climbed) or ladder.rungs[-1:]
+    if attempt.rung in ladder.rungs and (state.is_active or attempt.open or attempt.spoken):
+        return (attempt.rung,)
+    rungs = ladder.above(attempt.climbed) or ladder.rungs[-1:]
     at_home = [rung for rung in rungs if not is_away(rung, fleet)]
     if not at_home:
         return rungs[:1]
@@ -18037,10 +18080,11 @@ def plan_rungs(state: TaskState, fleet: Fleet | None) -> tuple[str, ...]:
 
 def place_task(state: TaskState, fleet: Fleet | None) -> tuple[TaskSpec, Fleet | None]:
     """Return a task as it is done on its rung, and the fleet that serves it there."""
-    if state.rung == LOGIN:
+    rung = state.attempt.rung
+    if rung == LOGIN:
         return replace(state.task, model=None), None
-    if state.rung and not state.task.agent:
-        return replace(state.task, model=state.rung), fleet
+    if rung and not state.task.agent:
+        return replace(state.task, model=rung), fleet
     return state.task, fleet
 
 
@@ -18058,8 +18102,9 @@ def plan_climb(state: TaskState, ruling: Ruling, fleet: Fleet | None, *,
     is_final = ruling.to in ("failed", "parked") or ruling.cause != "stalled"
     if ruling.cause not in CLIMBING_CAUSES or not is_final:
         return ruling
-    failed = state.rung or plan_rungs(state, fleet)[0]
-    rungs = plan_ladder(state.task, fleet).above((*state.climbed, failed))
+    attempt = state.attempt
+    failed = attempt.rung or plan_rungs(state, fleet)[0]
+    rungs = plan_ladder(state.task, fleet).above((*attempt.climbed, failed))
     if not rungs:
         return ruling
     leaves = not is_away(failed, fleet) and all(is_away(rung, fleet) for rung in rungs)
@@ -18078,7 +18123,7 @@ CLIMBED_PROMPT = (
 def tell_climbed(state: TaskState, ruling: Ruling) -> str:
     """Return what the next model is told of the work of the one before."""
     words = ruling.feedback or f"It ended: {ruling.reason}."
-    return CLIMBED_PROMPT.format(base=state.base[:12], words=words)
+    return CLIMBED_PROMPT.format(base=state.place.base[:12], words=words)
 
 
 def describe_homes(done: Iterable[tuple[bool, str]], total: int) -> str:
@@ -18155,8 +18200,8 @@ def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float
     room = limits.most - sum(busy.values())
     ready = [state for state in states.values()
              if state.state == "waiting" and state.until <= now]
-    ready.sort(key=lambda state: (-state.task.priority, not state.open,
-                                  state.at if state.spoken else 0.0, state.order))
+    ready.sort(key=lambda state: (-state.task.priority, not state.attempt.open,
+                                  state.at if state.attempt.spoken else 0.0, state.order))
     starts: dict[str, str] = {}
     for state in ready:
         if len(starts) >= room:
@@ -18510,7 +18555,7 @@ def read_order(order: Mapping[str, Any], identity: str) -> Order | None:
     return read(kind, {**order, "id": identity}) if kind else None
 
 
-# == tasks/step.py, from line 78 ==============================================
+# == tasks/step.py, from line 81 ==============================================
 #
 # What comes next in a task: `step`, the table of its arrows, and nothing beside it.
 
@@ -18566,14 +18611,15 @@ def step(state: TaskState, event: Event, now: float) -> Step:
 def _honor_wishes(made: Step, now: float) -> Step:
     """Do at once what a person has wanted meanwhile, where no agent of the task is at work."""
     state = made.state
-    if state.stopping and (state.state == "waiting" or state.asleep):
+    if state.wish.stopping and (state.state == "waiting" or state.asleep):
         reason = "stopped while no agent was running"
+        ended = now if state.attempt.open else state.attempt.ended
         state = _move(state, "stopped", now, reason=reason, stopping=False, open=False,
-                      ended=now if state.open else state.ended)
+                      ended=ended)
         return Step(state, tells=(*made.tells, ("stopped", reason)))
-    if state.asleep and state.answer:
-        state = _move(state, "waiting", now, prompt=tell_answers(state.answer))
-    elif state.asleep and state.says:
+    if state.asleep and state.wish.answer:
+        state = _move(state, "waiting", now, prompt=tell_answers(state.wish.answer))
+    elif state.asleep and state.wish.says:
         state = _move(state, "waiting", now, failures=0)
     return replace(made, state=state)
 
@@ -18581,7 +18627,7 @@ def _honor_wishes(made: Step, now: float) -> Step:
 def _move(state: TaskState, to: str, now: float, **changes: Any) -> TaskState:
     """Return a state after an arrow: what was said of the one before is no longer so."""
     usual = {"reason": "", "cause": "", "until": 0.0, "phase": "", "question": {}, "answer": {}}
-    return replace(state, **{**usual, **changes, "state": to, "at": now})
+    return change(state, **{**usual, **changes, "state": to, "at": now})
 
 
 # -- its way --
@@ -18593,7 +18639,7 @@ def _begin(state: TaskState, event: Begun, now: float) -> Step:
 
 def _enter(state: TaskState, event: Entered, now: float) -> Step:
     if state.is_over:
-        return Step(state, END_AGAIN if state.stopping else "")
+        return Step(state, END_AGAIN if state.wish.stopping else "")
     if state.phase in (PREPARING, STARTING):
         # Nothing was asked of an agent yet that counts: it is ended, and started again.
         return Step(state, MAKE_PLACE)
@@ -18601,10 +18647,10 @@ def _enter(state: TaskState, event: Entered, now: float) -> Step:
 
 
 def _plan(state: TaskState, event: Planned, now: float) -> Step:
-    state = replace(state, phase=PREPARING, **event.place)
-    if not state.open:
-        state = replace(state, open=True, tried=event.number, round=0, stalls=0, checks=(),
-                        worked=0.0, spent=state.total_at(now), began=now)
+    state = change(state, phase=PREPARING, **event.place)
+    if not state.attempt.open:
+        state = change(state, open=True, tried=event.number, round=0, stalls=0, checks=(),
+                       worked=0.0, spent=state.total_at(now), began=now)
     return Step(state)
 
 
@@ -18613,14 +18659,15 @@ def _make_ready(state: TaskState, event: Ready, now: float) -> Step:
 
 
 def _prepare_start(state: TaskState, event: Starting, now: float) -> Step:
-    words = "\n\n".join(filter(None, [state.prompt, *state.says]))
+    wish = state.wish
+    words = "\n\n".join(filter(None, [state.attempt.prompt, *wish.says]))
     return Step(_move(state, "running", now, phase=STARTING, session=event.session,
                       start_at=event.size, heard_from=event.size, prompt=words,
-                      told=(*state.told, *state.says), says=()))
+                      told=(*wish.told, *wish.says), says=()))
 
 
 def _start(state: TaskState, event: Started, now: float) -> Step:
-    word = "resumed" if state.spoken else "started"
+    word = "resumed" if state.attempt.spoken else "started"
     return Step(_move(state, "running", now, spoken=True, client=event.client), LISTEN,
                 ((word, event.words),))
 
@@ -18653,12 +18700,12 @@ def _answer(state: TaskState, event: Answered, now: float) -> Step:
 
 def _tell(state: TaskState, event: Told, now: float) -> Step:
     # More may have come since.
-    return Step(replace(state, says=state.says[len(event.says):]), "",
+    return Step(change(state, says=state.wish.says[len(event.says):]), "",
                 (("told", "; ".join(event.says)),))
 
 
 def _sleep(state: TaskState, event: Event, now: float) -> Step:
-    return Step(replace(state, phase=ASLEEP, prompt=""))
+    return Step(change(state, phase=ASLEEP, prompt=""))
 
 
 # -- how a process, a round or a try ends --
@@ -18668,19 +18715,20 @@ def _lose(state: TaskState, event: Lost, now: float) -> Step:
     """That is no failure of the task; a question stays open."""
     if state.state == "asking":
         return _sleep(state, event, now)
-    lost = state.lost + 1
+    attempt = state.attempt
+    lost = attempt.lost + 1
     if lost >= LOST_LIMIT:
         reason = f"its process ended {lost} times without a result: {event.last}"
         return _close_with(state, Ruling("parked", reason, cause="lost", ended="lost"))
-    prompt = LOST_PROMPT if event.has_begun else state.prompt
+    prompt = LOST_PROMPT if event.has_begun else attempt.prompt
     state = _move(state, "waiting", now, reason="its process ended", lost=lost, prompt=prompt,
-                  spoken=state.spoken and event.is_known,
-                  until=now + (2 ** state.lost if state.lost else 0))
+                  spoken=attempt.spoken and event.is_known,
+                  until=now + (2 ** attempt.lost if attempt.lost else 0))
     return Step(state, "", (("lost", "its process ended without a result; starting it again"),))
 
 
 def _stall(state: TaskState, event: Stalled, now: float) -> Step:
-    to = "failed" if state.stalls else "waiting"
+    to = "failed" if state.attempt.stalls else "waiting"
     return _close_with(state, Ruling(to, f"stalled: {event.how}", cause="stalled",
                                      ended="stalled"))
 
@@ -18692,7 +18740,7 @@ def _expire(state: TaskState, event: Expired, now: float) -> Step:
 
 
 def _fail_api(state: TaskState, event: ApiFailed, now: float) -> Step:
-    if event.is_final or state.api_errors + 1 >= API_ERRORS_LIMIT:
+    if event.is_final or state.attempt.api_errors + 1 >= API_ERRORS_LIMIT:
         return _close_with(state, Ruling("parked", event.text, cause=event.cause,
                                          ended="api_error"))
     return _close_with(state, Ruling("waiting", f"the model did not answer: {event.text}",
@@ -18706,11 +18754,12 @@ def _judge(state: TaskState, event: Checked, now: float) -> Step:
         return replace(_ask(state, asked, now), do=SLEEP)
     if ruling.to != "running":
         return _close_with(state, ruling)
-    seconds = f" after {state.check_seconds:.1f} s" if ruling.cause == "check" else ""
-    text = (f"{ruling.reason}{seconds}: sent back to the agent (round {state.round + 1} of "
+    number = state.attempt.round + 1
+    seconds = f" after {state.attempt.check_seconds:.1f} s" if ruling.cause == "check" else ""
+    text = (f"{ruling.reason}{seconds}: sent back to the agent (round {number} of "
             f"{state.task.rounds})")
     state = _move(state, "running", now, prompt=ruling.feedback, reason=ruling.reason, lost=0,
-                  round=state.round + 1)
+                  round=number)
     return Step(state, FEED_BACK, (("retrying", text),))
 
 
@@ -18737,12 +18786,13 @@ def _close_with(state: TaskState, ruling: Ruling) -> Step:
 def _close(state: TaskState, event: Closed, now: float) -> Step:
     """What a ruling has announced becomes so, now that nothing of the task runs."""
     ruling, words = event.ruling, event.words
+    attempt, wish = state.attempt, state.wish
     if ruling.to == "stopped" and event.left:
         words = f"still running: {event.left}"
         ruling = Ruling("parked", words, cause="still-alive")
-    state = replace(state, ended=now, prompt="" if event.had_agent else state.prompt)
+    state = change(state, ended=now, prompt="" if event.had_agent else attempt.prompt)
     changes: dict[str, Any] = {"reason": ruling.reason, "cause": ruling.cause}
-    if state.says and not state.stopping and ruling.to in ("done", "review", "failed"):
+    if wish.says and not wish.stopping and ruling.to in ("done", "review", "failed"):
         # Said since its agent has answered: it is not over yet.
         return Step(_move(state, "waiting", now, open=False, lost=0, failures=0), "",
                     (("waits", "to tell its agent what was said"),))
@@ -18751,15 +18801,15 @@ def _close(state: TaskState, event: Closed, now: float) -> Step:
         return Step(state, "", ((ruling.to, words),))
     if ruling.climbs:  # another model has no memory of this session
         state = _move(state, "waiting", now, open=False, lost=0, failures=0, api_errors=0,
-                      rung="", climbed=(*state.climbed, ruling.climbs), spoken=False,
-                      left_at=now if ruling.leaves else state.left_at,
+                      rung="", climbed=(*attempt.climbed, ruling.climbs), spoken=False,
+                      left_at=now if ruling.leaves else attempt.left_at,
                       prompt=tell_climbed(state, ruling), **changes)
         return Step(state, "", (("moves up", f"from {ruling.climbs}: {words}"),))
     if ruling.cause == "stalled":
-        changes.update(stalls=state.stalls + 1, prompt=CONTINUE_PROMPT)
+        changes.update(stalls=attempt.stalls + 1, prompt=CONTINUE_PROMPT)
     elif ruling.cause == "api":
-        wait = API_WAIT_SECONDS[min(state.api_errors, len(API_WAIT_SECONDS) - 1)]
-        changes.update(api_errors=state.api_errors + 1, until=now + wait,
+        wait = API_WAIT_SECONDS[min(attempt.api_errors, len(API_WAIT_SECONDS) - 1)]
+        changes.update(api_errors=attempt.api_errors + 1, until=now + wait,
                        prompt=CONTINUE_PROMPT)
     else:
         changes.update(_next_try(state, ruling, now))
@@ -18769,9 +18819,9 @@ def _close(state: TaskState, event: Closed, now: float) -> Step:
 
 def _next_try(state: TaskState, ruling: Ruling, now: float) -> dict[str, Any]:
     """Return what changes for a task whose try has failed, with tries left."""
-    wait = TRY_WAIT_SECONDS[min(state.failures, len(TRY_WAIT_SECONDS) - 1)]
+    wait = TRY_WAIT_SECONDS[min(state.attempt.failures, len(TRY_WAIT_SECONDS) - 1)]
     what = ruling.feedback or f"The last try failed: {ruling.reason}."
-    return {"open": False, "failures": state.failures + 1, "until": now + wait,
+    return {"open": False, "failures": state.attempt.failures + 1, "until": now + wait,
             "prompt": f"{what}\n\nTry again."}
 
 
@@ -18786,22 +18836,22 @@ def _end_again(state: TaskState, event: EndedAgain, now: float) -> Step:
 
 
 def _say(state: TaskState, event: SayOrder, now: float) -> Step:
-    state = replace(state, says=(*state.says, event.text))
+    state = change(state, says=(*state.wish.says, event.text))
     if state.is_over:
         state = _move(state, "waiting", now, open=False, failures=0)
     return Step(state)
 
 
 def _take_answer(state: TaskState, event: AnswerOrder, now: float) -> Step:
-    return Step(replace(state, answer=event.answers))
+    return Step(change(state, answer=event.answers))
 
 
 def _stop(state: TaskState, event: StopOrder, now: float) -> Step:
     if not state.is_over:
-        return Step(replace(state, stopping=True))
+        return Step(change(state, stopping=True))
     if state.cause != "still-alive":
         return Step(state)
-    return Step(replace(state, stopping=True), END_AGAIN)
+    return Step(change(state, stopping=True), END_AGAIN)
 
 
 def _retry(state: TaskState, event: RetryOrder, now: float) -> Step:
@@ -18809,11 +18859,11 @@ def _retry(state: TaskState, event: RetryOrder, now: float) -> Step:
     prompt = ""
     if event.fresh:
         state = plan_fresh(state)
-    elif task.prompt != state.task.prompt and state.spoken:
+    elif task.prompt != state.task.prompt and state.attempt.spoken:
         prompt = CHANGED_PROMPT.format(prompt=task.prompt)
     elif state.state != "done" and state.reason and state.cause not in ("", "lost"):
         prompt = f"The last try ended: {state.reason}. Try again."
-    says = (*state.says, event.say) if event.say else state.says
+    says = (*state.wish.says, event.say) if event.say else state.wish.says
     return Step(_move(state, "waiting", now, task=task, newer=None, open=False, failures=0,
                       lost=0, api_errors=0, returned=0, stopping=False, prompt=prompt, says=says,
                       forgotten=False))
@@ -18828,7 +18878,7 @@ def _accept(state: TaskState, event: AcceptOrder, now: float) -> Step:
 
 
 def _forget(state: TaskState, event: ForgetOrder, now: float) -> Step:
-    return Step(replace(state, forgotten=True))
+    return Step(change(state, forgotten=True))
 
 
 def _detach(state: TaskState, event: DetachOrder, now: float) -> Step:
@@ -18836,21 +18886,21 @@ def _detach(state: TaskState, event: DetachOrder, now: float) -> Step:
 
 
 def _leave_place(state: TaskState, event: GoneOrder, now: float) -> Step:
-    if event.git == state.git:
-        return Step(replace(state, prepared=False, git=""))
+    if event.git == state.place.git:
+        return Step(change(state, prepared=False, git=""))
     # One of before a fresh start.
     return Step(replace(state, old=tuple(
         place for place in state.old if place.git != event.git)))
 
 
 def _note_landing(state: TaskState, event: LandedOrder, now: float) -> Step:
-    if event.kept != state.kept:
+    if event.kept != state.place.kept:
         return Step(state)
-    return Step(replace(state, landed=event.into, reason=f"landed on {event.into}", cause=""))
+    return Step(change(state, landed=event.into, reason=f"landed on {event.into}", cause=""))
 
 
 def _evict(state: TaskState, event: EvictOrder, now: float) -> Step:
-    if event.kept != state.kept:
+    if event.kept != state.place.kept:
         return Step(state)
     return Step(replace(state, reason=f"did not land: {event.why}", cause="landing"))
 
@@ -18860,17 +18910,16 @@ def _return(state: TaskState, event: ReturnOrder, now: float) -> Step:
 
     What it changes is told from what has landed by its new base.
     """
-    if event.kept != state.kept:
+    if event.kept != state.place.kept:
         return Step(state)
-    fresh = replace(plan_fresh(state), base=event.tip, start=event.tip, kept=event.begin,
-                    told=state.told, conflicts=event.files)
+    attempt = state.attempt
+    rung, climbed, returned = attempt.rung, attempt.climbed, attempt.returned + 1
     if event.climbs:
-        fresh = replace(fresh, climbed=(*state.climbed, state.rung), returned=1)
-    else:
-        fresh = replace(fresh, rung=state.rung, climbed=state.climbed,
-                        returned=state.returned + 1)
-    return Step(_move(fresh, "waiting", now, reason=event.why, prompt=event.text), "",
-                (("sent back", event.why),))
+        rung, climbed, returned = "", (*climbed, rung), 1
+    fresh = _move(plan_fresh(state), "waiting", now, base=event.tip, start=event.tip,
+                  kept=event.begin, conflicts=event.files, told=state.wish.told, rung=rung,
+                  climbed=climbed, returned=returned, reason=event.why, prompt=event.text)
+    return Step(fresh, "", (("sent back", event.why),))
 
 
 def _merge(state: TaskState, event: BranchMerged, now: float) -> Step:
@@ -18879,7 +18928,7 @@ def _merge(state: TaskState, event: BranchMerged, now: float) -> Step:
 
 
 def _remove(state: TaskState, event: Removed, now: float) -> Step:
-    if state.origin != "file" or state.tried:
+    if state.origin != "file" or state.attempt.tried:
         return Step(state)
     return Step(_move(state, "stopped", now, reason="removed from the task file",
                       forgotten=True), "", (("removed", "it is no longer in the task file"),))
@@ -18891,14 +18940,15 @@ def _revise(state: TaskState, event: Revised, now: float) -> Step:
     One that was forgotten begins anew: in a file where it has changed, typed in any case.
     """
     task = event.task
-    if task == (state.newer or state.task) and not (state.forgotten
+    if task == (state.newer or state.task) and not (state.wish.forgotten
                                                     and event.origin == "typed"):
         return Step(state)
-    if state.forgotten:
-        return Step(replace(plan_fresh(state), task=task, newer=None, origin=event.origin,
-                            first=state.tried, spent=0.0, base=event.base or state.base))
-    if state.state == "waiting" and not state.start:
-        return Step(replace(state, task=task, newer=None, base=event.base or state.base))
+    base = event.base or state.place.base
+    if state.wish.forgotten:
+        return Step(_move(plan_fresh(state), "waiting", now, task=task, newer=None,
+                          origin=event.origin, first=state.attempt.tried, spent=0.0, base=base))
+    if state.state == "waiting" and not state.place.start:
+        return Step(change(state, task=task, newer=None, base=base))
     hot = replace(state.task, **{name: getattr(task, name) for name in HOT_KEYS})
     state = replace(state, task=hot, newer=task if task != hot else None)
     if not state.newer:
@@ -18909,11 +18959,11 @@ def _revise(state: TaskState, event: Revised, now: float) -> Step:
 
 def plan_fresh(state: TaskState) -> TaskState:
     """Return a task that begins anew, with another worktree, branch and session."""
-    kept = {name: getattr(state, name) for name in (
-        "name", "task", "order", "origin", "newer", "at", "orders", "base", "tried", "first")}
-    place = OldPlace(state.branch, state.worktree, state.git, state.id)
-    return TaskState(**kept, fresh=state.fresh + 1, spent=state.total_at(state.at),
-                     old=(*state.old, place) if state.git else state.old)
+    place, attempt = state.place, state.attempt
+    return replace(state, place=Workplace(base=place.base, fresh=place.fresh + 1),
+                   old=(*state.old, place) if place.git else state.old,
+                   attempt=Attempt(attempt.tried, attempt.first, spent=state.total_at(state.at)),
+                   wish=Wish())
 
 
 # -- the table --
@@ -19017,7 +19067,7 @@ class TaskSight(Record):
 
 def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
     """Return a row for each task in the file's order; twins by their verdict and size."""
-    shown = [state for state in sight.tasks.values() if not state.forgotten]
+    shown = [state for state in sight.tasks.values() if not state.wish.forgotten]
     firsts = {state.task.group: state.order for state in reversed(shown)}
     ranks = {"done": 0, "review": 1}
     return sorted((plan_task_row(state, sight) for state in shown), key=lambda row: (
@@ -19027,7 +19077,7 @@ def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
 def find_twins(states: Mapping[str, TaskState], state: TaskState) -> list[TaskState]:
     """Return the other tasks of the same group that are still in question."""
     return [other for other in states.values() if other.task.group == state.task.group
-            and other.task.times != 1 and other.name != state.name and not other.forgotten]
+            and other.task.times != 1 and other.name != state.name and not other.wish.forgotten]
 
 
 def find_best(rows: Sequence[TaskRow]) -> TaskRow | None:
@@ -19056,14 +19106,15 @@ def suggest_best(rows: Sequence[TaskRow]) -> str:
 
 def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     """Return what is shown of one task."""
+    place, attempt = state.place, state.attempt
     heard = sight.heard.get(state.name, Heard())
     alias = sight.limits.alias_of(state.name)
-    served = sight.served.get(state.session)
-    place = ""
+    served = sight.served.get(attempt.session)
+    where = ""
     if state.is_active:
-        place = served.node if served and served.node else alias
-    if state.climbed:
-        place = " → ".join([*state.climbed, place or state.rung or alias])
+        where = served.node if served and served.node else alias
+    if attempt.climbed:
+        where = " → ".join([*attempt.climbed, where or attempt.rung or alias])
     context = None
     window = sight.windows.get(alias)
     tokens = served.input_tokens if served else heard.context
@@ -19072,20 +19123,20 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
 
     loads = sight.loads.get(state.name, ())
     memory, cpu = map(sum, zip((0, 0.0), *loads))
-    files, plus, minus = (int(state.diff.get(word, 0)) for word in ("files", "plus", "minus"))
+    files, plus, minus = (int(place.diff.get(word, 0)) for word in ("files", "plus", "minus"))
     # A person's retry gives it all of them again.
-    tried = state.tried - state.first
-    tries = tried + state.task.tries - state.failures
-    if state.open or state.tried and state.is_over:
+    tried = attempt.tried - attempt.first
+    tries = tried + state.task.tries - attempt.failures
+    if attempt.open or attempt.tried and state.is_over:
         tries -= 1
     return TaskRow(
         state.name, state.task.group, state.state, f"{tried}/{tries}",
-        sight.now - state.at, state.total_at(sight.now) if state.tried else 0.0,
+        sight.now - state.at, state.total_at(sight.now) if attempt.tried else 0.0,
         sight.now - heard.last if heard.last else None, _describe_task(state, heard, sight),
-        context, files, plus, minus, place, state.rung, state.climbed,
-        int(memory), round(cpu, 1), len(loads), suggest_task_step(state), state.session,
-        state.branch, state.worktree if state.git else "", state.task.agent or "", alias,
-        state.reason, state.cause, state.confined, state.port)
+        context, files, plus, minus, where, attempt.rung, attempt.climbed,
+        int(memory), round(cpu, 1), len(loads), suggest_task_step(state), attempt.session,
+        place.branch, place.worktree if place.git else "", state.task.agent or "", alias,
+        state.reason, state.cause, place.confined, place.port)
 
 
 def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
@@ -19097,7 +19148,7 @@ def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
             return "for `run`"
         return explain_wait(state, sight.tasks, sight.limits, sight.now)
     if state.state == "asking":
-        return question_of(state.question.get("request", {}))
+        return question_of(state.wish.question.get("request", {}))
     if state.phase:
         return state.phase
     if state.state == "running":
@@ -19128,7 +19179,7 @@ def suggest_retry(states: Mapping[str, TaskState]) -> str:
         if (state.state in ("failed", "parked")
                 or state.state == "stopped" and state.name in stuck):
             word = "Try again: subagent-fleet task retry"
-        if word and not state.forgotten:
+        if word and not state.wish.forgotten:
             lines[word] = f"{lines.get(word, word)} {state.name}"
     return "\n".join(sorted(lines.values()))
 
@@ -19182,8 +19233,8 @@ def plan_landing(states: Mapping[str, TaskState], landed: Collection[str],
     what they come after.
     """
     able = {name: state for name, state in states.items()
-            if state.state == "done" and state.kept and not state.forgotten
-            and name not in landed and state.kept != state.base}
+            if state.state == "done" and state.place.kept and not state.wish.forgotten
+            and name not in landed and state.place.kept != state.place.base}
     held: dict[str, str] = {}
     for name, state in able.items():
         if find_twins(states, state):
@@ -19230,13 +19281,14 @@ def find_culprit(count: int, passes: Callable[[int], bool]) -> int:
 
 def can_go_back(state: TaskState, fleet: Fleet | None) -> bool:
     """Tell whether work that did not land gets another round: on its rung, or one above."""
-    return state.returned < state.task.rounds or climbs_to_land(state, fleet)
+    return state.attempt.returned < state.task.rounds or climbs_to_land(state, fleet)
 
 
 def climbs_to_land(state: TaskState, fleet: Fleet | None) -> bool:
     """Tell whether work that has no round left moves up; it never leaves the house for that."""
-    above = plan_ladder(state.task, fleet).above((*state.climbed, state.rung))
-    return state.returned >= state.task.rounds and bool(fleet) and any(
+    attempt = state.attempt
+    above = plan_ladder(state.task, fleet).above((*attempt.climbed, attempt.rung))
+    return attempt.returned >= state.task.rounds and bool(fleet) and any(
         not is_away(rung, fleet) for rung in above)
 
 
@@ -19465,7 +19517,7 @@ def _find_owner(world: World, place: Repository) -> Repository | None:
     if identity:
         with contextlib.suppress(FleetError):
             owner = replace(_see_repository(world, main), top=place.top)
-            if any((state.id, state.worktree) == (identity, place.top)
+            if any((state.place.id, state.place.worktree) == (identity, place.top)
                    for state in Folder(world, owner).read_states()[0].values()):
                 return owner
     return None
@@ -19529,7 +19581,7 @@ class Folder:
 
     def of_try(self, state: TaskState, name: str, number: int | None = None) -> str:
         """Return a file of a try."""
-        return self.of_task(state.name, str(number or state.tried), name)
+        return self.of_task(state.name, str(number or state.attempt.tried), name)
 
     def is_attached(self, name: str) -> bool:
         """Tell whether a person has the session of a task open in a terminal."""
@@ -19595,7 +19647,7 @@ class Folder:
 
     def read_receipt(self, state: TaskState, number: int | None = None) -> dict[str, Any]:
         """Return the receipt of a try, of the last one unless given; empty: there is none."""
-        return self._read("tasks", state.name, str(number or state.tried), "receipt.json")
+        return self._read("tasks", state.name, str(number or state.attempt.tried), "receipt.json")
 
     def read_orders(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (file, order) of what other commands have asked for, the oldest first."""
@@ -19933,9 +19985,9 @@ def remove_place(world: World, path: str) -> None:
 # -- looking --
 
 
-def mark_of(folder: Folder, state: TaskState, commit: str = "") -> str:
+def mark_of(folder: Folder, place: Workplace, commit: str = "") -> str:
     """Return what a place of a task is known by; a check's, with the commit that it holds."""
-    return f"{state.id}\n{folder.repository.main}\n{commit}\n"
+    return f"{place.id}\n{folder.repository.main}\n{commit}\n"
 
 
 def write_mark(world: World, path: str, mark: str) -> None:
@@ -19967,18 +20019,19 @@ def git_with(main: Git, path: str) -> Git:
 
 def git_in(folder: Folder, state: TaskState, hold: Hold | None = None) -> Git:
     """Return git in the agent's place of a task, which must still be the one that was made."""
-    world, path = folder.world, state.worktree
+    world, place = folder.world, state.place
+    path = place.worktree
     if world.kind_of(path, follow=False) != "directory":
         raise FleetError("worktree-gone", f"its worktree is gone: {path}",
                          fix=f"subagent-fleet task retry {state.name} --fresh")
-    if state.git != world.path(path, ".git"):
+    if place.git != world.path(path, ".git"):
         quoted = quote_shell(path)
         raise FleetError("linked-worktree", "an earlier version made its worktree (what was "
                          f"kept of it is in refs/subagent-fleet/{state.name})",
                          fix=f"git worktree unlock {quoted}; git worktree remove {quoted}; "
                              f"subagent-fleet task retry {state.name} --fresh")
-    if not is_place(world, path, state.id):
-        raise FleetError("worktree-changed", f"{state.git} is no longer the repository that "
+    if not is_place(world, path, place.id):
+        raise FleetError("worktree-changed", f"{place.git} is no longer the repository that "
                          "was made there, so nothing is read there",
                          fix=f"look at it: `ls -la {quote_shell(path)}`")
     return git_at(Git(world, folder.repository.common, path, hold), path)
@@ -20115,7 +20168,7 @@ class Stored(Record):
     nested: tuple[str, ...]  # repositories that are ignored: in none of these trees
 
 
-def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] | None, *,
+def store_tree(git: Git, main: Git, place: Workplace, known: Mapping[str, str] | None, *,
                runs_filters: bool = True) -> Stored:
     """Write all files of a place into git, with an index of ours; its own is left alone.
 
@@ -20143,7 +20196,7 @@ def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] |
     settings = list(WHOLE) if runs_filters else [*WHOLE, *no_filters(main)]
     with lend_index(git, settings=settings) as own:
         own.out("read-tree", head)
-        hidden, submodules = _refuse_nested(own, nested, state)
+        hidden, submodules = _refuse_nested(own, nested, place)
         # Git would ask a submodule what is new there, with settings that are an agent's.
         leaves = [f":(exclude,literal){path}" for path in submodules]
         own.out("add", "-A", *(["--", ".", *leaves] if leaves else []))
@@ -20155,7 +20208,7 @@ def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] |
         asked = [path for path in new if _is_within(main, path)]
         ignored = main.names("check-ignore", "-z", "--stdin", "--no-index", known=1,
                              given=join_names(asked)) if asked else []
-        drop = {*ignored, *state.copies, *filter(holds_key, new)}
+        drop = {*ignored, *place.copies, *filter(holds_key, new)}
         if drop:
             own.out("update-index", "-z", "--force-remove", "--stdin",
                     given=join_names(drop))
@@ -20164,7 +20217,7 @@ def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] |
         listed = own.names("ls-files", "-z", "-oi", "--exclude-standard")
         now = world.stamps_of(git.tree, [*ignored, *drop_caches(world, git.tree, listed)])
         fresh = [path for path in now if known is not None and known.get(path) != now[path]]
-        return Stored(head, old_tree, tree, _store_fresh(own, tree, state.copies, fresh), now,
+        return Stored(head, old_tree, tree, _store_fresh(own, tree, place.copies, fresh), now,
                       tuple(fresh), tuple(listed), hidden)
 
 
@@ -20201,7 +20254,7 @@ def join_names(names: Iterable[str]) -> bytes:
     return b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
 
 
-def _refuse_nested(own: Git, nested: Iterable[str], state: TaskState
+def _refuse_nested(own: Git, nested: Iterable[str], place: Workplace
                    ) -> tuple[tuple[str, ...], list[str]]:
     """Refuse repositories inside a place: git would keep only the names of their commits.
 
@@ -20219,7 +20272,7 @@ def _refuse_nested(own: Git, nested: Iterable[str], state: TaskState
               if not own.run("check-ignore", "-q", "--no-index", inner).code]
     known = links.keys() & inside
     begun = _links_of(own.names("ls-tree", "-r", "-z", "--end-of-options",
-                                state.start or state.base)) if known else {}
+                                place.start or place.base)) if known else {}
     for inner in sorted(inside - {*hidden}):
         why = "is another repository"
         if inner in known:
@@ -20269,10 +20322,11 @@ def no_filters(git: Git) -> list[str]:
 def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
                   known: Mapping[str, str] | None) -> tuple[WorkDone, Stored]:
     """Keep a place: a commit for the branch, and all in a ref no git command removes."""
-    stored = store_tree(git, main, state, known)
+    place = state.place
+    stored = store_tree(git, main, place, known)
     parents = [stored.head]
-    if state.tip and not main.is_ancestor(state.tip, stored.head):
-        parents.append(state.tip)  # the agent has left its branch: nothing there is lost
+    if place.tip and not main.is_ancestor(place.tip, stored.head):
+        parents.append(place.tip)  # the agent has left its branch: nothing there is lost
     commit = stored.head
     if len(parents) > 1 or stored.tree != stored.old_tree:
         first = (state.task.prompt or "").strip().split("\n")[0]
@@ -20293,17 +20347,17 @@ def blob_of(world: World, path: str, like: str) -> str:
     return hashlib.new(kind, b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def find_leak(main: Git, state: TaskState, commit: str, copied: Collection[str]) -> str:
+def find_leak(main: Git, place: Workplace, commit: str, copied: Collection[str]) -> str:
     """Return where a copy is in what a branch would reach: by its path, or by its content.
 
     However the history looks: merged in, left behind, under another name.
     """
-    if not state.copies:
+    if not (place.copies or copied):  # an earlier version forgot them of an old place
         return ""
     for entry in main.out("rev-list", "--objects", "--end-of-options",
-                          f"{state.base}..{commit}").split("\n"):
+                          f"{place.base}..{commit}").split("\n"):
         blob, _, path = entry.partition(" ")
-        if path in state.copies or blob in copied:
+        if path in place.copies or blob in copied:
             return path
     return ""
 
@@ -20314,6 +20368,8 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone,
 
     `copied` are the blobs of the files that were copied into its worktree.
     """
+    place = state.place
+
     def compare(begin: str) -> list[tuple[str, int, int]]:
         files = []
         for entry in main.names("diff-tree", "-r", "--numstat", "-z", "--no-renames",
@@ -20322,13 +20378,13 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone,
             files.append((path, int(plus.replace("-", "0")), int(minus.replace("-", "0"))))
         return files
 
-    files = compare(state.base)
+    files = compare(place.base)
     # Setup may have changed something before the agent came.
-    begun = compare(state.start) if state.start not in ("", state.base) else files
+    begun = compare(place.start) if place.start not in ("", place.base) else files
     changed = tuple(path for path, _, _ in begun)
     commits = int(main.out("rev-list", "--count", "--end-of-options",
-                           f"{state.base}..{work.commit}"))
-    leaked = find_leak(main, state, work.commit, copied)
+                           f"{place.base}..{work.commit}"))
+    leaked = find_leak(main, place, work.commit, copied)
     if leaked:
         raise FleetError("copy-committed", "the agent has committed "
                          f"{clean_line(leaked)}, the content of a file that was copied and "
@@ -20339,21 +20395,21 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone,
                    commits=commits)
 
 
-def settle_branch(git: Git | None, main: Git, state: TaskState, commit: str) -> bool:
+def settle_branch(git: Git | None, main: Git, place: Workplace, commit: str) -> bool:
     """Put a task's branch at a commit; False: somebody else has moved it meanwhile.
 
     No hook runs. The branch in the agent's place follows, so that its status is clean.
     """
-    ref = f"refs/heads/{state.branch}"
+    ref = f"refs/heads/{place.branch}"
     tip = main.commit_of(ref)
-    if tip not in ("", state.tip) and not main.is_ancestor(tip, commit):
+    if tip not in ("", place.tip) and not main.is_ancestor(tip, commit):
         return False
     moved = main.run("update-ref", "-m", "subagent-fleet: done", ref, commit,
                      tip or "0" * len(commit))
     if moved.code:
         if main.commit_of(ref) != tip:
             return False
-        raise FleetError("branch-locked", f"the branch {state.branch} could not be moved: "
+        raise FleetError("branch-locked", f"the branch {place.branch} could not be moved: "
                          f"{clean_line(moved.talk.split(chr(10))[0])}",
                          fix="if no git is running, remove the lock it names")
     if git:
@@ -20378,19 +20434,19 @@ def follow_branch(git: Git, ref: str, commit: str) -> None:
 
 def read_surroundings(folder: Folder, state: TaskState) -> dict[str, Any]:
     """Return what there was before an agent came: ignored files, and what was copied."""
-    path = folder.of_task(state.name, baseline_of(state))
+    path = folder.of_task(state.name, baseline_of(state.place))
     return parse_object(folder.world.read_part(path, 0, STATE_LIMIT_BYTES * 8)) or {}
 
 
-def baseline_of(state: TaskState) -> str:
+def baseline_of(place: Workplace) -> str:
     """Return the file that lists what there was before an agent came."""
-    return f"baseline{state.fresh or ''}.json"
+    return f"baseline{place.fresh or ''}.json"
 
 
 def read_baseline(folder: Folder, state: TaskState) -> dict[str, str] | None:
     """Return the ignored files a worktree had before its agent came; None: none ever came."""
     known = read_surroundings(folder, state)
-    if not known and not state.prepared:  # setup has failed
+    if not known and not state.place.prepared:  # setup has failed
         return None
     listed = known.get("ignored")
     if not isinstance(listed, dict):
@@ -20537,8 +20593,8 @@ class AgentProcess:
         self._talks = state.task.talks
         self._child = child
         self._rest = b""
-        self.end = state.start_at  # how far its output was read
-        self.heard = Heard(heard_from=state.heard_from)
+        self.end = state.attempt.start_at  # how far its output was read
+        self.heard = Heard(heard_from=state.attempt.heard_from)
         self.heard.last = self.heard.since = self._world.clock()  # silent from now on
         self.pipe = self._world.open_pipe(folder.of_try(state, "in")) if self._talks else None
         self.told_loops = False
@@ -20606,20 +20662,16 @@ class AgentProcess:
 # -- what is refused before any work --
 
 
-def suffix_of(state: TaskState) -> str:
-    """Return what sets a fresh start's branch and worktree apart: no task's name has a dot."""
-    return f".{state.fresh + 1}" if state.fresh else ""
-
-
 def plan_branch(state: TaskState) -> str:
     """Return the branch that a task has, or gets with its next worktree."""
-    return state.branch or (state.task.branch or f"run/{state.name}") + suffix_of(state)
+    place = state.place
+    return place.branch or (state.task.branch or f"run/{state.name}") + place.suffix
 
 
-def find_work(main: Git, state: TaskState) -> str:
+def find_work(main: Git, place: Workplace) -> str:
     """Return the work of a task: its branch, where a person has added to it, too."""
-    tip = main.commit_of(f"refs/heads/{state.branch}") if state.kept else ""
-    return tip if tip and main.is_ancestor(state.kept, tip) else state.kept
+    tip = main.commit_of(f"refs/heads/{place.branch}") if place.kept else ""
+    return tip if tip and main.is_ancestor(place.kept, tip) else place.kept
 
 
 def last_snapshot(main: Git, name: str) -> int:
@@ -20697,7 +20749,7 @@ def last_line_of(world: World, *logs: str) -> str:
     return "it printed nothing"
 
 
-# == runs/tidy.py, from line 30 ===============================================
+# == runs/tidy.py, from line 29 ===============================================
 #
 # Whether a task's place can go.
 
@@ -20735,7 +20787,7 @@ def tidy_task(folder: Folder, state: TaskState, *, is_dry: bool = False,
         return _tidy(folder, state, is_dry=is_dry, takes_ignored=takes_ignored)
     except (Keeps, FleetError) as error:
         why = error.what if isinstance(error, FleetError) else str(error)
-        return Tidying(state.name, False, why, state.worktree)
+        return Tidying(state.name, False, why, state.place.worktree)
     finally:
         if hold:
             hold.release()
@@ -20743,27 +20795,27 @@ def tidy_task(folder: Folder, state: TaskState, *, is_dry: bool = False,
 
 def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool) -> Tidying:
     """Do it, or raise why not: whatever is unsure keeps the place."""
-    world = folder.world
-    if not state.git:
+    world, place = folder.world, state.place
+    if not place.git:
         raise Keeps("has no worktree")
     if not state.is_over:
         raise Keeps(f"is {state.state}; first: subagent-fleet task stop {state.name}")
-    if world.kind_of(state.worktree, follow=False) != "absent":
+    if world.kind_of(place.worktree, follow=False) != "absent":
         return _tidy_place(folder, state, is_dry=is_dry, takes_ignored=takes_ignored)
     if not is_dry:  # a person has removed it
-        _remove_places(world, state)
-    return Tidying(state.name, True, "", state.worktree)
+        _remove_places(world, place)
+    return Tidying(state.name, True, "", place.worktree)
 
 
 def _tidy_place(folder: Folder, state: TaskState, *, is_dry: bool,
                 takes_ignored: bool) -> Tidying:
     """Remove a place once all of it is in a ref."""
-    world = folder.world
+    world, place = folder.world, state.place
     main = git_of(folder)
     git = git_in(folder, state)
-    _keep_untidy(world, state)
+    _keep_untidy(world, place)
     known = read_baseline(folder, state)
-    stored = store_tree(git, main, state, known, runs_filters=not is_dry)
+    stored = store_tree(git, main, place, known, runs_filters=not is_dry)
     if stored.nested:
         raise Keeps(f"nested repository {stored.nested[0]} exists nowhere else")
     if stored.fresh and not takes_ignored:
@@ -20772,18 +20824,18 @@ def _tidy_place(folder: Folder, state: TaskState, *, is_dry: bool,
     own = find_commits(main, git.tree)
     _keep_secret(folder, state, git_with(main, git.tree), own)
 
-    ref = f"{SNAPSHOT_REFS}/{state.name}/{state.tried}"
+    ref = f"{SNAPSHOT_REFS}/{state.name}/{state.attempt.tried}"
     is_kept = not own and stored.net == main.run("rev-parse", "--quiet", "--verify",
                                                  f"{ref}^{{tree}}").text
     if not is_kept:
-        ref += f".tidy{suffix_of(state)}"
+        ref += f".tidy{place.suffix}"
     files = len(main.names("diff-tree", "-r", "--name-only", "-z", stored.head, stored.net))
     tip = droppable_tip(main, state)
-    stamps = world.stamps_of(state.worktree, stored.listed)
-    plan = Tidying(state.name, True, "", state.worktree, ref if files else "", files,
+    stamps = world.stamps_of(place.worktree, stored.listed)
+    plan = Tidying(state.name, True, "", place.worktree, ref if files else "", files,
                    len(stored.listed),
                    sum(int(stamp.split(" ")[0]) for stamp in stamps.values()),
-                   state.branch if tip else "", tip == state.base)
+                   place.branch if tip else "", tip == place.base)
     if is_dry:
         return plan
 
@@ -20793,11 +20845,11 @@ def _tidy_place(folder: Folder, state: TaskState, *, is_dry: bool,
         pin = main.make_commit(stored.net, filter(None, [stored.head, *own, older]),
                                f"{state.name}: tidied")
         main.out("update-ref", ref, pin, older or "0" * len(pin))
-    if store_tree(git, main, state, known) != stored:
+    if store_tree(git, main, place, known) != stored:
         raise Keeps("something in it has just changed")
-    _remove_places(world, state)
+    _remove_places(world, place)
     if tip:
-        main.run("update-ref", "-d", f"refs/heads/{state.branch}", tip)
+        main.run("update-ref", "-d", f"refs/heads/{place.branch}", tip)
     return plan
 
 
@@ -20805,30 +20857,30 @@ def _keep_secret(folder: Folder, state: TaskState, both: Git, own: Iterable[str]
     """Keep a place with a commit of a copied file: no ref may reach that."""
     copied = read_surroundings(folder, state).get("copied") or ()
     for commit in own:
-        leaked = find_leak(both, state, commit, copied)
+        leaked = find_leak(both, state.place, commit, copied)
         if leaked:
             raise Keeps(f"a commit in it has {clean_line(leaked)}, a copy of a file that is "
                         "ignored")
 
 
-def _remove_places(world: World, state: TaskState) -> None:
+def _remove_places(world: World, place: Workplace) -> None:
     """Remove the places of a task; of a check's nothing is anybody's work."""
-    for path in (f"{state.worktree}.check", state.worktree):
-        if is_place(world, path, state.id):
+    for path in (f"{place.worktree}.check", place.worktree):
+        if is_place(world, path, place.id):
             remove_place(world, path)
 
 
-def _keep_untidy(world: World, state: TaskState) -> None:
+def _keep_untidy(world: World, place: Workplace) -> None:
     """Keep a place in which something is at work or under way, or beside which is another's."""
-    inside = world.find_inside(state.worktree)
+    inside = world.find_inside(place.worktree)
     if inside:
         raise Keeps(f"process {inside[0]} works in it")
-    under_way = UNDER_WAY.intersection(world.names_in(state.git))
+    under_way = UNDER_WAY.intersection(world.names_in(place.git))
     if under_way:
         raise Keeps(f"something is under way in it ({min(under_way)})")
-    check = f"{state.worktree}.check"
+    check = f"{place.worktree}.check"
     if world.kind_of(check, follow=False) != "absent" \
-            and not is_place(world, check, state.id):
+            and not is_place(world, check, place.id):
         raise Keeps(f"{check} is not what was made for its check")
 
 
@@ -20839,10 +20891,11 @@ def droppable_tip(main: Git, state: TaskState) -> str:
     one of them follows has all of it. Any other branch that has it may be a copy, or the
     agent's own.
     """
-    ref = f"refs/heads/{state.branch}"
+    place = state.place
+    ref = f"refs/heads/{place.branch}"
     tip, _, stands = main.out("for-each-ref", "--format=%(objectname) %(worktreepath)",
                               ref).partition(" ")
-    if not tip or stands or state.kept and not main.is_ancestor(state.kept, tip):
+    if not tip or stands or place.kept and not main.is_ancestor(place.kept, tip):
         return ""  # checked out; or what was kept for it is in no branch: it is not merged
     begun = [name for name in ("HEAD", state.task.base) if name and name != "after"]
     named = {main.run("rev-parse", "--symbolic-full-name", f"{name}{which}").text
@@ -21306,17 +21359,17 @@ class TaskDesk:
         At the end of a task that is stopped, it has some seconds to keep the work.
         """
         if threading.current_thread() is self._preparing:
-            return self._is_closing or self.state.stopping
+            return self._is_closing or self.state.wish.stopping
         if not self._is_closing:
-            return self.state.stopping
-        if not self.state.stopping:
+            return self.state.wish.stopping
+        if not self.state.wish.stopping:
             return False
         self._stopping_since = self._stopping_since or self._world.clock()
         return self._world.clock() - self._stopping_since > STOP_GIT_SECONDS
 
     def _pause(self, seconds: float) -> None:
         """Wait a while, or until something has happened; stop where a person wants that."""
-        if self.state.stopping or self._is_closing:
+        if self.state.wish.stopping or self._is_closing:
             raise Wanted
         self._supervisor.wait(seconds)
 
@@ -21360,7 +21413,7 @@ class TaskDesk:
         spared: set[int] = set()
         if spares_client:
             processes = self._trees[TASK_MARK].find(self._world.clock())
-            spared = find_helpers(processes, self.state.client)
+            spared = find_helpers(processes, self.state.attempt.client)
         return end_trees(self._world, trees, patience, spared)
 
 
@@ -21390,10 +21443,12 @@ class TaskBox(TaskDesk):
     def _confine(self, argv: Sequence[str], environ: Mapping[str, str], tree: str,
                  use: str) -> tuple[list[str], dict[str, str]]:
         """Return how a command is run in its box, if it has one, and its environment."""
-        environ = {**environ, **({"PORT": str(self.state.port)} if self.state.port else {})}
+        port = self.state.place.port
+        if port:
+            environ = {**environ, "PORT": str(port)}
         confiner = self._find_confiner()
         if not confiner:
-            return list(argv), environ
+            return list(argv), dict(environ)
         return confine_command(self._folder, confiner, self._plan_box(tree, use), argv, environ)
 
     def _clear_box(self, tree: str, use: str) -> None:
@@ -21412,11 +21467,11 @@ class TaskBox(TaskDesk):
 
     def _find_refused_agent(self) -> list[str]:
         """Return what the agent of this try could not write, by its output."""
-        files = (("out.jsonl", self.state.start_at), ("err", 0))
+        files = (("out.jsonl", self.state.attempt.start_at), ("err", 0))
         parts = [self._world.read_part(self._file(name), start, OUTPUT_PART_BYTES)
                  for name, start in files]
         return self._find_refused(b"\n".join(parts).decode("utf-8", "replace"),
-                                  self.state.worktree)
+                                  self.state.place.worktree)
 
     def _explain_refused(self, log: str, tree: str) -> str:
         """Return what a command of the person's may not write, and how to let it; or nothing."""
@@ -21444,7 +21499,7 @@ class TaskPlace(TaskBox):
         refuse_missing(self._folder, state)
         if isinstance(state.task.coder, str) and self._backing.fleet:
             self._backing.serve()
-        if state.prepared:
+        if state.place.prepared:
             self._take_additions(self._git())  # or it is gone, and parked
         else:
             self._make_worktree(state)
@@ -21454,57 +21509,58 @@ class TaskPlace(TaskBox):
     def _plan_try(self) -> Planned:
         """Return where a try begins, or goes on."""
         state = self.state
-        place = find_places(self._folder, self._backing.worktrees)
+        now = state.place
+        above = find_places(self._folder, self._backing.worktrees)
         chosen: dict[str, Any] = {
             **self._plan_own(),
             "branch": plan_branch(state),
-            "id": state.id or ("" if state.git else self._world.token(8)),
-            "worktree": state.worktree or self._world.path(place,
-                                                           self.name + suffix_of(state))}
+            "id": now.id or ("" if now.git else self._world.token(8)),
+            "worktree": now.worktree or self._world.path(above, self.name + now.suffix)}
         depends = dependencies_of(state.task, self._supervisor.tasks)
-        if not state.start and depends and state.task.base in (None, "after"):
+        if not now.start and depends and state.task.base in (None, "after"):
             if len(depends) == 1:
                 done = self._supervisor.tasks[depends[0]]
-                chosen["base"] = find_work(self._main, done) or state.base
+                chosen["base"] = find_work(self._main, done.place) or now.base
             else:
                 self._tell("note", "starts from HEAD, without the work of "
                            f"{some_of(depends, 3)}: only a single task in "
                            "`after:` is built on")
         number = 0
-        if not state.open:
+        if not state.attempt.open:
             # Snapshots of an earlier task of this name stay.
-            number = 1 + (state.tried or last_snapshot(self._main, self.name))
+            number = 1 + (state.attempt.tried or last_snapshot(self._main, self.name))
         return Planned(number, chosen)
 
     def _make_worktree(self, state: TaskState) -> None:
         """Make the agent's place, fill it, note what is there before the agent comes."""
-        above = self._world.parent(state.worktree)
+        place = state.place
+        above = self._world.parent(place.worktree)
         if f"{above}/".startswith(f"{self._folder.repository.main}/"):
             # The whole home is a repository: its status shall not list places.
             self._world.make_directory(above, is_private=True)
             self._world.replace_files([(self._world.path(above, ".gitignore"), b"*\n", 0o600)])
         self._drop_half_made(state)
         begin = self._take_branch(state)
-        make_place(self._main, state.worktree, mark_of(self._folder, state), self._files,
-                   f"{state.branch} {begin}")
+        make_place(self._main, place.worktree, mark_of(self._folder, place), self._files,
+                   f"{place.branch} {begin}")
         # Written at once: from now on somebody may have worked in it.
-        state = self._write(git=self._world.path(state.worktree, ".git"), prepared=False)
-        copies = self._fill(state.worktree, self._file("setup.log"), TASK_MARK)
+        place = self._write(git=self._world.path(place.worktree, ".git"), prepared=False).place
+        copies = self._fill(place.worktree, self._file("setup.log"), TASK_MARK)
         copied = []
         for path in copies:
             source = self._world.path(self._folder.repository.main, path)
             is_file = self._world.kind_of(source, follow=False) == "file"
             if is_file and self._world.size_of(source):  # that is empty tells nothing
-                copied.append(blob_of(self._world, source, state.base))
+                copied.append(blob_of(self._world, source, place.base))
 
         # Where a task was worked on already, what was made then still counts. Where nothing
         # was set up, all tasks of a base begin with the same.
         is_bare = not copies and not state.task.setup
         starts = self._supervisor.starts if is_bare else {}
-        start = state.start or starts.get(state.base, "")
+        start = place.start or starts.get(place.base, "")
         ignored: Mapping[str, str] = {}
         if not start or not is_bare:
-            stored = store_tree(self._git(), self._main, replace(state, copies=tuple(copies)),
+            stored = store_tree(self._git(), self._main, replace(place, copies=tuple(copies)),
                                 None)
             ignored = stored.ignored
             if not start:
@@ -21512,11 +21568,11 @@ class TaskPlace(TaskBox):
                 if stored.tree != stored.old_tree:
                     start = self._main.make_commit(stored.tree, [start],
                                                    f"{self.name}: as set up")
-            starts[state.base] = start
+            starts[place.base] = start
         # It has a name, so that no `git gc` takes away what the verdict is compared with.
         self._main.out("update-ref", f"{SNAPSHOT_REFS}/{self.name}/start", start)
         self._folder.write({"ignored": ignored, "copied": copied}, "tasks", self.name,
-                           baseline_of(state))
+                           baseline_of(place))
         self._write(start=start, prepared=True, copies=tuple(copies))
 
     @property
@@ -21532,17 +21588,18 @@ class TaskPlace(TaskBox):
         It is the task's if it is where the task has left it, or has all of its work. Any
         other is a person's, even one that has no commit of its own.
         """
-        ref = f"refs/heads/{state.branch}"
-        begin = state.base
-        if state.kept and self._main.commit_of(state.kept):
-            begin = state.kept  # never before its own work
+        place = state.place
+        ref = f"refs/heads/{place.branch}"
+        begin = place.base
+        if place.kept and self._main.commit_of(place.kept):
+            begin = place.kept  # never before its own work
         tip = self._main.commit_of(ref)
-        if state.tip and tip and self._main.is_ancestor(begin, tip):
+        if place.tip and tip and self._main.is_ancestor(begin, tip):
             return tip  # with what a person has added
-        if tip and tip != state.tip:
+        if tip and tip != place.tip:
             raise FleetError(
-                "branch-taken", f"the branch `{state.branch}` already exists",
-                fix=f"write another `branch:`, or `git branch -m {state.branch} old`")
+                "branch-taken", f"the branch `{place.branch}` already exists",
+                fix=f"write another `branch:`, or `git branch -m {place.branch} old`")
         if not tip:
             self._write(tip=begin)  # first: after a kill, what is there is the task's
             made = self._main.run("update-ref", ref, begin, "0" * len(begin))
@@ -21557,27 +21614,28 @@ class TaskPlace(TaskBox):
 
         Only where nothing else is there: what stands against each other, a person merges.
         """
-        state = self.state
-        tip = self._main.commit_of(f"refs/heads/{state.branch}")
-        if tip in ("", state.tip) or not self._main.is_ancestor(state.tip, tip):
+        place = self.state.place
+        tip = self._main.commit_of(f"refs/heads/{place.branch}")
+        if tip in ("", place.tip) or not self._main.is_ancestor(place.tip, tip):
             return
-        stored = store_tree(git, self._main, state, None)
-        if (stored.head, stored.tree) != (state.tip, stored.old_tree):
+        stored = store_tree(git, self._main, place, None)
+        if (stored.head, stored.tree) != (place.tip, stored.old_tree):
             return
         with lend_index(git) as own:
             own.out("read-tree", stored.head)
             own.out("read-tree", "--reset", "-u", tip)
-        follow_branch(git, f"refs/heads/{state.branch}", tip)
+        follow_branch(git, f"refs/heads/{place.branch}", tip)
         self._write(tip=tip)
 
     def _drop_half_made(self, state: TaskState) -> None:
         """Remove a place that was never ready; what a person did in it is kept first."""
-        if state.git and self._world.kind_of(state.worktree, follow=False) != "absent":
+        place = state.place
+        if place.git and self._world.kind_of(place.worktree, follow=False) != "absent":
             copies = tuple(find_copies(self._folder, state.task))
-            take_snapshot(self._git(), self._main, replace(state, copies=copies),
-                          f"{state.tried}.remade", {})
+            take_snapshot(self._git(), self._main, change(state, copies=copies),
+                          f"{state.attempt.tried}.remade", {})
             self._write(git="")  # kept: whatever a kill leaves of it is not asked again
-        clear_place(self._world, state.worktree, state.id)
+        clear_place(self._world, place.worktree, place.id)
 
     def _fill(self, tree: str, log: str, variable: str) -> list[str]:
         """Copy what git lacks into a worktree, and run the person's commands there."""
@@ -21618,18 +21676,19 @@ class TaskPlace(TaskBox):
 
     def _make_check_place(self) -> None:
         """Make the check's place anew, and set it up."""
-        state = self.state
-        path = f"{state.worktree}.check"
-        clear_place(self._world, path, state.id)
-        make_place(self._main, path, mark_of(self._folder, state), self._files,
-                   f" {state.start}")
+        place = self.state.place
+        path = f"{place.worktree}.check"
+        clear_place(self._world, path, place.id)
+        make_place(self._main, path, mark_of(self._folder, place), self._files,
+                   f" {place.start}")
         self._fill(path, self._file("setup-check.log"), CHECK_MARK)
-        write_mark(self._world, path, mark_of(self._folder, state, state.start))
+        write_mark(self._world, path, mark_of(self._folder, place, place.start))
 
     def _commit_of_check(self) -> str:
         """Return the commit whose files the check's place holds; "": there is none."""
-        path = f"{self.state.worktree}.check"
-        if not is_place(self._world, path, self.state.id):
+        place = self.state.place
+        path = f"{place.worktree}.check"
+        if not is_place(self._world, path, place.id):
             return ""
         return read_mark(self._world, self._world.path(path, ".git"))[2]
 
@@ -21639,14 +21698,14 @@ class TaskPlace(TaskBox):
         That is asked once a `run` for each check and base; other tasks wait for the answer.
         """
         task, passes = self.state.task, self._supervisor.passes
-        asked = (task.check or "", self.state.base, *task.setup)
+        asked = (task.check or "", self.state.place.base, *task.setup)
         lock = self._supervisor.asking.setdefault(asked, threading.Lock())
         while not lock.acquire(blocking=False):
             self._pause(0.25)
         try:
             if asked not in passes:
                 # An earlier supervisor may have left work.
-                tree = self._put_check(self.state.start)
+                tree = self._put_check(self.state.place.start)
                 passes[asked] = self._run_check(tree, "check-base.log") == 0
                 if passes[asked] and task.changes == "required" \
                         and self._folder.is_news(f"passes: {task.check}"):
@@ -21664,8 +21723,8 @@ class TaskPlace(TaskBox):
             return self._run_command(task.check or "", tree, self._file(log), task.deadline,
                                      CHECK_MARK)
         finally:
-            if tree != self.state.worktree:  # it may have removed even that
-                write_mark(self._world, tree, mark_of(self._folder, self.state, commit))
+            if tree != self.state.place.worktree:  # it may have removed even that
+                write_mark(self._world, tree, mark_of(self._folder, self.state.place, commit))
 
     def _run_command(self, command: str, tree: str, log: str, seconds: int,
                      variable: str) -> int:
@@ -21704,25 +21763,25 @@ class TaskPlace(TaskBox):
         except FleetError:  # an earlier check has spoiled its own place
             self._make_check_place()
             self._reset_check(commit)
-        return f"{self.state.worktree}.check"
+        return f"{self.state.place.worktree}.check"
 
     def _reset_check(self, commit: str) -> None:
         """Make the check's place the same as a commit."""
-        state = self.state
-        path = f"{state.worktree}.check"
+        place = self.state.place
+        path = f"{place.worktree}.check"
         before = self._commit_of_check()
         if not before:
             raise FleetError("worktree-gone", f"the check's worktree is gone: {path}")
         # Nothing of a repository that a check had counts: no index, lock, setting or ref.
-        write_repository(self._world, path, mark_of(self._folder, state), self._files,
+        write_repository(self._world, path, mark_of(self._folder, place), self._files,
                          f" {commit}")
         git = git_at(self._main, path)
         git.out("read-tree", before)  # without it, no file would be removed
         git.out("read-tree", "--reset", "-u", commit)
         # What an earlier check has left goes, repositories too; ignored caches may stay.
-        keep = [word for copy in state.copies for word in ("-e", f"/{copy}")]
+        keep = [word for copy in place.copies for word in ("-e", f"/{copy}")]
         git.out("clean", "-q", "-ffd", *keep)
-        write_mark(self._world, path, mark_of(self._folder, state, commit))
+        write_mark(self._world, path, mark_of(self._folder, place, commit))
 
 
 # == runs/task_agent.py, from line 66 =========================================
@@ -21737,7 +21796,7 @@ class TaskAgent(TaskPlace):
         hold = self._hold_alive()
         try:
             state = self.state
-            session = state.session if state.spoken else str(uuid.uuid4())
+            session = state.attempt.session if state.attempt.spoken else str(uuid.uuid4())
             size = self._world.size_of(self._file("out.jsonl"))
             state = self._take(Starting(session, size)).state
             words = plan_first_words(state)
@@ -21794,7 +21853,7 @@ class TaskAgent(TaskPlace):
                      "stream-json", "--verbose", "--include-partial-messages",
                      "--permission-prompt-tool", "stdio", "--permission-mode",
                      "bypassPermissions" if task.permission == "bypass" else "default",
-                     "--resume" if state.spoken else "--session-id", state.session,
+                     "--resume" if state.attempt.spoken else "--session-id", state.attempt.session,
                      *plan_claude(task, fleet),
                      "--settings", path("settings.json")]
         else:
@@ -21802,10 +21861,10 @@ class TaskAgent(TaskPlace):
             words = [program, *more]
         own = {TASK_MARK: self._mark, TASK_ID: state.name,
                "FLEET_TASK_DIR": path(".")}
-        argv, environ = self._confine(words, {**environ, **own}, state.worktree, "tmp")
+        argv, environ = self._confine(words, {**environ, **own}, state.place.worktree, "tmp")
         if not task.talks:
             argv = shell_words(self._world, CODER_SCRIPT, path("code"), *argv)
-        return Launch(argv, state.worktree, environ, path("out.jsonl"),
+        return Launch(argv, state.place.worktree, environ, path("out.jsonl"),
                       path("err"), stdin=path("in"), hold=hold, seconds=task.deadline + 60)
 
     def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:
@@ -21824,13 +21883,13 @@ class TaskAgent(TaskPlace):
         who = state.task.program
         if state.task.talks:
             who = state.task.agent or self._supervisor.alias_of(self.name) or "Claude Code"
-            if state.rung == LOGIN:
+            if state.attempt.rung == LOGIN:
                 who = "your own login"
         nodes = [f"{model.node} ({model.ollama_model})"
                  for model in self._supervisor.models_of(self.name)]
         where = f", planned for {' or '.join(nodes)}" if nodes else ""  # another may answer
         check = f", check: {state.task.check}" if state.task.check else ", no check"
-        return f"{who}{where}, branch {state.branch}{check}"
+        return f"{who}{where}, branch {state.place.branch}{check}"
 
     def _adopt(self) -> None:
         """Go on with an agent that an earlier supervisor started, or with what it left."""
@@ -21845,8 +21904,8 @@ class TaskAgent(TaskPlace):
             self._tell("reattached", f"the agent has been {state.state} for "
                        f"{show_span(self._world.now() - state.at)}")
             # Whether it was told that is not known; twice does no harm.
-            if state.prompt and agent.heard.turn_at <= state.heard_from:
-                self._say(state.prompt)
+            if state.attempt.prompt and agent.heard.turn_at <= state.attempt.heard_from:
+                self._say(state.attempt.prompt)
 
     def _say(self, text: str) -> None:
         """Hand a prompt to an agent that waits for one."""
@@ -21886,7 +21945,7 @@ class TaskAgent(TaskPlace):
         is_known = b"No conversation found" not in errors \
             and not is_unknown_session(agent.heard.result or {})
         # What it had not even begun with is told again.
-        has_begun = self.state.task.talks and agent.heard.turn_at > self.state.heard_from
+        has_begun = self.state.task.talks and agent.heard.turn_at > self.state.attempt.heard_from
         return Lost(has_begun, is_known, self._last_line())
 
     def _last_line(self) -> str:
@@ -21906,11 +21965,11 @@ class TaskAgent(TaskPlace):
             if agent.heard.requests:
                 return False
             self._take(Answered())
-        elif state.says and state.task.talks:
-            for text in state.says:
+        elif state.wish.says and state.task.talks:
+            for text in state.wish.says:
                 agent.say(render_prompt_line(text))
             agent.told_at = agent.end
-            self._take(Told(state.says))
+            self._take(Told(state.wish.says))
         else:
             return False
         return True
@@ -21919,24 +21978,24 @@ class TaskAgent(TaskPlace):
                       request: Mapping[str, Any]) -> bool:
         """Answer one request, or ask a person; tell whether anything was done."""
         state = self.state
-        answer = decide_request(state.task, state.worktree, request, self._world.real_path)
+        answer = decide_request(state.task, state.place.worktree, request, self._world.real_path)
         is_persons = answer is None
         if answer is None:
-            asked = state.question.get("id")
+            asked = state.wish.question.get("id")
             if asked != identity and asked in agent.heard.requests:
                 return False  # one question at a time
             if asked != identity:
                 self._take(Asked(identity, dict(request)))
                 return True
-            if not state.answer:
+            if not state.wish.answer:
                 return False
-            answer = answer_to(request, state.answer)
+            answer = answer_to(request, state.wish.answer)
         elif answer["behavior"] == "deny":
             agent.heard.note_denial(request.get("tool_name"), request.get("input"))
         agent.say(render_answer_line(identity, answer))
         agent.heard.answered(identity, self._world.clock())
         if is_persons:
-            self._take(Answered(", ".join(state.answer.values())))
+            self._take(Answered(", ".join(state.wish.answer.values())))
         return True
 
     def _sleep(self) -> Event:
@@ -21952,12 +22011,12 @@ class TaskAgent(TaskPlace):
         if gap >= GAP_SECONDS:  # the machine has slept, and so has the agent
             heard.last = heard.since = now
         elif state.state == "running":
-            state = self._remember(worked=state.worked + gap)
+            state = self._remember(worked=state.attempt.worked + gap)
         if state.state == "asking":
             is_awaited = self._supervisor.waits_for_time  # others could use its place
             patience = ASK_AWAITED_SECONDS if is_awaited else ASK_SECONDS
             return self._sleep() if self._world.now() - state.at > patience else None
-        if state.worked > state.task.deadline:
+        if state.attempt.worked > state.task.deadline:
             return Expired()
         if heard.repeats >= LOOPS_TOLD and not agent.told_loops:
             agent.told_loops = True
@@ -21967,7 +22026,7 @@ class TaskAgent(TaskPlace):
                        f"{heard.now}: {heard.repeats} times in a row, told the agent")
         view = "unknown"
         if now - heard.last > 10 and state.task.talks:
-            view = self._supervisor.view_of(state.session)
+            view = self._supervisor.view_of(state.attempt.session)
         timeout = max((model.timeout for model in self._supervisor.models_of(self.name)),
                       default=0)
         stall = find_stall(state.task, heard, view, float(timeout), now)
@@ -22040,7 +22099,7 @@ class TaskWork(TaskAgent):
     def _feed(self) -> Event:
         """Tell the agent what is wrong: the one that waits for it, or a new one."""
         if self._agent and self._agent.lives():
-            self._say(self.state.prompt)
+            self._say(self.state.attempt.prompt)
             return Resumed()
         if self._agent:
             self._agent.close()
@@ -22084,7 +22143,7 @@ class TaskWork(TaskAgent):
 
     def _keep(self, state: TaskState, known: Mapping[str, str] | None) -> WorkDone:
         """Keep the worktree in a ref, and look at what was done in it."""
-        work, _ = take_snapshot(self._git(), self._main, state, str(state.tried), known)
+        work, _ = take_snapshot(self._git(), self._main, state, str(state.attempt.tried), known)
         self._remember(kept=work.commit)
         copied = read_surroundings(self._folder, state).get("copied") or ()
         work = look_at_work(self._main, state, work, copied)
@@ -22106,7 +22165,7 @@ class TaskWork(TaskAgent):
     def _check(self, work: WorkDone) -> tuple[int, str]:
         """Run the check on what was kept; return its exit code and its last words."""
         state = self.state
-        tree = state.worktree
+        tree = state.place.worktree
         if state.task.check_in == "own":
             while self._preparing and self._preparing.is_alive():
                 self._pause(0.1)
@@ -22114,12 +22173,12 @@ class TaskWork(TaskAgent):
                 raise self._trouble
             tree = self._put_check(work.commit)
 
-        name = f"check-{state.round}.log"
+        name = f"check-{state.attempt.round}.log"
         log = self._file(name)
         self._world.remove(log)
         began = self._world.clock()
         code = self._run_check(tree, name)
-        self._remember(checks=(*state.checks, code),
+        self._remember(checks=(*state.attempt.checks, code),
                        check_seconds=round(self._world.clock() - began, 1))
         refused = self._explain_refused(log, tree) if code else ""
         if refused:
@@ -22131,9 +22190,9 @@ class TaskWork(TaskAgent):
 
     def _settle(self, work: WorkDone) -> None:
         """Make good work the tip of its branch, if nobody has moved that meanwhile."""
-        branch = self.state.branch
-        if not settle_branch(self._git(), self._main, self.state, work.commit):
-            tree = quote_shell(self.state.worktree)
+        branch = self.state.place.branch
+        if not settle_branch(self._git(), self._main, self.state.place, work.commit):
+            tree = quote_shell(self.state.place.worktree)
             raise FleetError("branch-moved", f"the branch {branch} has commits that this "
                              "work doesn't have",
                              fix=f"git -C {tree} merge $(git rev-parse {branch}), then "
@@ -22154,7 +22213,7 @@ class TaskWork(TaskAgent):
         ended_now = self._end_agent(STOP_SECONDS if is_stop else TERM_SECONDS)
         if self._preparing:
             self._preparing.join(5.0)
-        self._clear_box(self.state.worktree, "tmp")
+        self._clear_box(self.state.place.worktree, "tmp")
         seconds = self._world.clock() - began
         state = self.state
         if work is None or not work.ref:
@@ -22185,38 +22244,39 @@ class TaskWork(TaskAgent):
         served = self._backing.receipts() if alias else ()
         receipt = {**plan_receipt(state, agent.heard if agent else Heard(), work, alias,
                                   ruling.ended),
-                   "served": sum_served(served, state.session), "verdict": ruling.to,
+                   "served": sum_served(served, state.attempt.session), "verdict": ruling.to,
                    "reason": ruling.reason, "cause": ruling.cause,
-                   "seconds": round(now - (state.began or now), 1)}
+                   "seconds": round(now - (state.attempt.began or now), 1)}
         if agent:
             receipt["not_writable"] = self._find_refused_agent()
         if agent and not state.task.talks:
             receipt["exit_code"] = agent.exit_code()
-        if state.tried:
-            self._folder.write(receipt, "tasks", self.name, str(state.tried), "receipt.json")
+        number = state.attempt.tried
+        if number:
+            self._folder.write(receipt, "tasks", self.name, str(number), "receipt.json")
             self._world.remove(self._file("settings.json"))
         return receipt
 
     def _keep_what_is_there(self, state: TaskState) -> WorkDone:
         """Keep a worktree at the end of a try, however that has ended; before setup, nothing."""
-        if not state.prepared or self._world.kind_of(state.worktree) != "directory":
+        if not state.place.prepared or self._world.kind_of(state.place.worktree) != "directory":
             return WorkDone()
         try:
             return self._keep(state, read_baseline(self._folder, state))
         except FleetError as error:
-            self._tell("note", f"its work is only in {state.worktree}: {error.what}")
+            self._tell("note", f"its work is only in {state.place.worktree}: {error.what}")
         except Wanted:
-            self._tell("note", f"its work is only in {state.worktree}: git took longer than "
+            self._tell("note", f"its work is only in {state.place.worktree}: git took longer than "
                        f"{STOP_GIT_SECONDS:.0f} s")
         return WorkDone()
 
     def _sum_up(self, receipt: Mapping[str, Any]) -> str:
         """Return in one line what a task that is done has come to."""
         state = self.state
-        sums = state.diff
+        sums = state.place.diff
         words = [show_span(receipt["seconds"]), count_of(sums["commits"], "commit"),
                  f"{count_of(sums['files'], 'file')} +{sums['plus']} -{sums['minus']}"]
-        words.append(f"check passed ({state.check_seconds:.1f} s)" if state.task.check
+        words.append(f"check passed ({state.attempt.check_seconds:.1f} s)" if state.task.check
                      else "no check")
         if receipt["turns"]:
             words.append(count_of(receipt["turns"], "turn"))
@@ -22224,7 +22284,7 @@ class TaskWork(TaskAgent):
         return ", ".join(words)
 
 
-# == runs/supervisor.py, from line 66 =========================================
+# == runs/supervisor.py, from line 68 =========================================
 #
 # All tasks of a repository: their states, the lock, threads, orders.
 
@@ -22273,12 +22333,12 @@ def find_merged(folder: Folder, tasks: Mapping[str, TaskState]) -> list[str]:
     """Return tasks in review whose branches a person merged into the branch they are on."""
     git = git_of(folder)
     reviews = [state for state in list(tasks.values())
-               if state.state == "review" and state.kept not in ("", state.base)]
+               if state.state == "review" and state.place.kept not in ("", state.place.base)]
     # Who has only gone to a commit, or to a task's branch, looks at it.
     home = git.run("symbolic-ref", "--quiet", "HEAD").text if reviews else ""
     return [state.name for state in reviews
-            if home not in ("", f"refs/heads/{state.branch}") and git.commit_of(home)
-            and git.commit_of(state.kept) and git.is_ancestor(state.kept, home)]
+            if home not in ("", f"refs/heads/{state.place.branch}") and git.commit_of(home)
+            and git.commit_of(state.place.kept) and git.is_ancestor(state.place.kept, home)]
 
 
 class Supervisor:
@@ -22310,7 +22370,7 @@ class Supervisor:
         self._world.replace_files([(folder.place("lock.pid"), str(
             self._world.process_id).encode(), 0o600)])
         for name, state in self.tasks.items():
-            if state.is_active or state.stopping:  # whoever was meant: nobody else does it
+            if state.is_active or state.wish.stopping:  # whoever was meant: nobody else does it
                 self._begin(name)
 
     def leave(self) -> None:
@@ -22344,12 +22404,12 @@ class Supervisor:
     def write(self, name: str, **changes: Any) -> TaskState:
         """Write down what is known of a task, then let it be so."""
         with self.changed:
-            return self._keep(replace(self.tasks[name], **changes))
+            return self._keep(change(self.tasks[name], **changes))
 
     def remember(self, name: str, **changes: Any) -> TaskState:
         """Change what is known of a task; its next step writes it down."""
         with self.changed:
-            state = self.tasks[name] = replace(self.tasks[name], **changes)
+            state = self.tasks[name] = change(self.tasks[name], **changes)
             return state
 
     def _keep(self, state: TaskState) -> TaskState:
@@ -22383,7 +22443,7 @@ class Supervisor:
         with self.changed:
             self._threads.pop(name, None)
             self.changed.notify_all()
-            if self.tasks[name].is_over and self.tasks[name].stopping:
+            if self.tasks[name].is_over and self.tasks[name].wish.stopping:
                 self._begin(name)
 
     # -- one look at everything --
@@ -22439,7 +22499,7 @@ class Supervisor:
 
     def _is_attached(self, state: TaskState) -> bool:
         """Tell whether a person has the session of a task open, who gives it back."""
-        return state.spoken and self.folder.is_attached(state.name)
+        return state.attempt.spoken and self.folder.is_attached(state.name)
 
     def _may_begin(self, name: str) -> bool:
         """Tell whether a task is one that is meant, and nobody is at work on it."""
@@ -22523,12 +22583,12 @@ class Supervisor:
         with contextlib.suppress(FleetError):
             git = git_in(self.folder, state)
         try:
-            is_there = settle_branch(git, git_of(self.folder), state, state.kept)
+            is_there = settle_branch(git, git_of(self.folder), state.place, state.place.kept)
         except FleetError as error:
             return {"reason": describe_error(error), "cause": error.slug}
         if is_there:
             return {}
-        return {"reason": f"the branch {state.branch} has moved meanwhile",
+        return {"reason": f"the branch {state.place.branch} has moved meanwhile",
                 "cause": "branch-moved"}
 
     def accept(self, spec: object, base: str, origin: str = "typed") -> None:
@@ -22551,7 +22611,8 @@ class Supervisor:
             if old is None:
                 now = self._world.now()
                 order = max((state.order for state in self.tasks.values()), default=-1) + 1
-                self._keep(TaskState(task.name, task, order, origin, at=now, base=base))
+                self._keep(TaskState(task.name, task, order, origin, at=now,
+                                     place=Workplace(base=base)))
                 return
             self.take(task.name, Revised(task, origin, base))
 
@@ -22591,7 +22652,7 @@ class Supervisor:
         argv = shell_words(self._world, notify) if isinstance(notify, str) else list(notify)
         main = self.folder.repository.main
         event = {"schema": "subagent-fleet/notice/1", "task": name, "event": word,
-                 "text": text, "repository": main, "branch": self.tasks[name].branch}
+                 "text": text, "repository": main, "branch": self.tasks[name].place.branch}
         path, log = place("tasks", name, f"notice-{word}.json"), place("notify.log")
         try:
             self._world.replace_files(
@@ -22616,7 +22677,7 @@ class Supervisor:
     def count_away_left(self) -> int:
         """Return how many tasks may still move up to what leaves the house, today."""
         since = self._world.now() - UNIT_SECONDS["d"]
-        used = sum(state.left_at > since for state in list(self.tasks.values()))
+        used = sum(state.attempt.left_at > since for state in list(self.tasks.values()))
         return self.backing.cloud_limit - used
 
     def _look_at_gateway(self) -> Mapping[str, Any]:
@@ -22740,7 +22801,7 @@ class Landing:
         plan = plan_landing(states, before, names)
         self._landed = [states[name] for name in before]
         self._before = [states[name] for name in before
-                        if not self._main.is_ancestor(states[name].kept, begin)]
+                        if not self._main.is_ancestor(states[name].place.kept, begin)]
         merged: list[Merged] = []
         if plan.queue:
             self._make_place(start)
@@ -22778,16 +22839,16 @@ class Landing:
     def _find_landed(self, states: Mapping[str, TaskState], start: str) -> list[str]:
         """Return the tasks whose work is in what landing starts from."""
         return [name for name, state in states.items()
-                if state.state == "done" and state.kept
-                and self._main.commit_of(state.kept)
-                and self._main.is_ancestor(find_work(self._main, state), start)]
+                if state.state == "done" and state.place.kept
+                and self._main.commit_of(state.place.kept)
+                and self._main.is_ancestor(find_work(self._main, state.place), start)]
 
     def _merge(self, tip: str, queue: Sequence[TaskState],
                merged: Sequence[Merged]) -> list[Merged]:
         """Merge tasks one after another; what conflicts, or stands on such, stays out."""
         merged = list(merged)
         for state in queue:
-            work = find_work(self._main, state)
+            work = find_work(self._main, state.place)
             after = dependencies_of(state.task, self._states)
             stands_on = [name for name in self._back if name in after
                          or name in self._works and self._stands_on(work, name, tip)]
@@ -22839,16 +22900,16 @@ class Landing:
 
     def _find_markers(self, state: TaskState, work: str) -> list[str]:
         """Return the files in which an earlier conflict was not settled."""
-        if not state.conflicts:
+        if not state.place.conflicts:
             return []
         listed = self._main.names("grep", "-l", "-z", "-I", "-E", "-e", MARKER, work, "--",
-                                  *[f":(literal){path}" for path in state.conflicts], known=1)
+                                  *[f":(literal){path}" for path in state.place.conflicts], known=1)
         return [entry.split(":", 1)[-1] for entry in listed]
 
     def _files_of(self, state: TaskState) -> list[str]:
         """Return what a task has changed."""
         return self._main.names("diff-tree", "-r", "--name-only", "--no-renames", "-z",
-                                "--end-of-options", state.base, state.kept)
+                                "--end-of-options", state.place.base, state.place.kept)
 
     # -- the checks --
 
@@ -23123,7 +23184,7 @@ def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
         task = thaw_task(order.get("spec")) if order.get("do") == "add" else None
         if task and (task.name not in tasks or tasks[task.name].state != UNREADABLE):
             new = TaskState(task.name, task, len(tasks), at=now,
-                            base=str(order.get("base")))
+                            place=Workplace(base=str(order.get("base"))))
             revised = Revised(task, str(order.get("origin")))
             tasks[task.name] = step(tasks.get(task.name, new), revised, now).state
     for name in find_merged(folder, tasks):
@@ -23143,7 +23204,7 @@ def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]
         if live else {}
     limits = find_limits(folder.world, backing, tasks, {})
     attached = frozenset(name for name, state in tasks.items()
-                         if state.spoken and folder.is_attached(name))
+                         if state.attempt.spoken and folder.is_attached(name))
     windows = {model.alias: model.context for model in fleet.models.values()} if fleet else {}
     return TaskSight(
         tasks, {state.name: listen_to_tail(folder, state) for state in live},
@@ -23167,9 +23228,9 @@ def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
     """Return what an agent has said lately: enough to know what it does now."""
     path = folder.of_try(state, "out.jsonl")
     size = folder.world.size_of(path)
-    start = max(state.start_at, size - TAIL_BYTES)
+    start = max(state.attempt.start_at, size - TAIL_BYTES)
     at = folder.world.changed_at(path)
-    heard = Heard(heard_from=state.heard_from)
+    heard = Heard(heard_from=state.attempt.heard_from)
     feed_lines(heard, folder.world.read_part(path, start, TAIL_BYTES), start, at)
     heard.last = at
     return heard
@@ -24220,7 +24281,7 @@ class Exam:
                 receipt = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
                 outcome = find_outcome(state, receipt, examinee)
                 if outcome == "passed":
-                    codes, output = self._check(room.git, state.kept, fix, 1)
+                    codes, output = self._check(room.git, state.place.kept, fix, 1)
                     code = next(iter(codes), 1)
                     if code:
                         outcome = "check"
@@ -27010,7 +27071,7 @@ def end_serving(folder: Folder) -> bool:
     """End the gateway started for agents, now that there are none; tell whether it ran."""
     world = folder.world
     pid = world.read_part(folder.place("serve.pid"), 0, 32)
-    if any(state.is_active or state.spoken and folder.is_attached(name)
+    if any(state.is_active or state.attempt.spoken and folder.is_attached(name)
            for name, state in folder.read_states()[0].items()):
         return False
     if not pid.isdigit() or not world.is_held(folder.place("serve.alive")):
@@ -27114,7 +27175,7 @@ def find_task_file(folder: Folder, options: Namespace) -> str:
     world, repository = folder.world, folder.repository
     directory = world.real_path(world.directory)
     if options.everywhere or repository.top != repository.main and any(
-            state.worktree == repository.top for state in folder.read_states()[0].values()):
+            state.place.worktree == repository.top for state in folder.read_states()[0].values()):
         directory = repository.main
     return search_config(world, directory, shown=directory, names=TASK_FILES)
 
@@ -27132,7 +27193,7 @@ class KnownTasks(Record):
         """The names that a new task cannot have."""
         names = set(self.plan.tasks)
         for state in self.states.values():
-            if not state.forgotten:
+            if not state.wish.forgotten:
                 names |= {state.name, state.task.group}
         return names
 
@@ -27274,14 +27335,14 @@ def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
                                  "--format=%(refname:lstrip=2)",
                                  "refs/heads").text.split("\n")
     done = [state for state in states.values()
-            if state.state == "done" and not state.forgotten and state.kept
-            and state.branch in waiting]
+            if state.state == "done" and not state.wish.forgotten and state.place.kept
+            and state.place.branch in waiting]
     if not done:
         return ""
     look = f"Look at what is done: subagent-fleet task diff {done[0].name}\n"
     if done[1:]:
         return f"{look}Merge all {len(done)}, checked as a whole: subagent-fleet task land"
-    branch = done[0].branch
+    branch = done[0].place.branch
     if git_of(folder).commit_of(f"refs/tags/{branch}"):  # git would take the tag
         branch = f"refs/heads/{branch}"
     return f"{look}Merge: git merge {branch}"
@@ -27373,7 +27434,7 @@ def find_task_rows(world: World, fleet: Fleet | None, options: Namespace) -> lis
 def find_task(folder: Folder, name: str, command: str) -> TaskState:
     """Return a task by its name, or refuse."""
     tasks = see_states(folder)[0]
-    known = [one for one, state in tasks.items() if not state.forgotten]
+    known = [one for one, state in tasks.items() if not state.wish.forgotten]
     check_names("task", [name], known, command)
     if tasks[name].state == UNREADABLE:
         path = folder.of_task(name, "state.json")
@@ -27404,7 +27465,7 @@ def match_tasks(folder: Folder, options: Namespace, command: str) -> list[TaskSt
     A task that was forgotten can be tidied, and comes back when it is retried by its name.
     """
     tasks = {name: state for name, state in see_states(folder)[0].items()
-             if not state.forgotten or command == "task tidy"
+             if not state.wish.forgotten or command == "task tidy"
              or (command == "task retry" and name in options.patterns)}
     if not options.patterns:
         return list(tasks.values())
@@ -27477,12 +27538,12 @@ def explain_no_answer(folder: Folder) -> str:
 def is_carried_out(kind: str, before: TaskState | None, state: TaskState) -> bool:
     """Tell whether an order that was written down has come to what it is for."""
     if kind == "say":
-        return not (state.says and state.state == "running" and state.task.talks)
+        return not (state.wish.says and state.state == "running" and state.task.talks)
     if kind == "stop":
-        return state.is_over and not state.stopping
+        return state.is_over and not state.wish.stopping
     if kind == "answer":  # its next question may come at once
         return state.state != "asking" or before is not None and \
-            state.question != before.question
+            state.wish.question != before.wish.question
     return True
 
 
@@ -27514,7 +27575,7 @@ def find_target(folder: Folder, chosen: str) -> str:
         return chosen
     head = folder.world.run_git(["symbolic-ref", "--quiet", "HEAD"], folder.repository.top)
     branch = head.text.removeprefix("refs/heads/")
-    taken = {state.branch for state in folder.read_states()[0].values()}
+    taken = {state.place.branch for state in folder.read_states()[0].values()}
     if not branch or branch in taken or branch == LANDED_BRANCH:
         where = f"on `{branch}`" if branch else "on no branch"
         raise FleetError("no-target", f"your checkout is {where}, where nothing can land",
@@ -27549,22 +27610,22 @@ def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: boo
         if has_moved:
             where = landed.into
     # A person may have moved their branch to `run/landed` by hand.
-    taken = [name for name, state in states.items() if state.landed == LANDED_BRANCH != where
+    taken = [name for name, state in states.items() if state.place.landed == LANDED_BRANCH != where
              and name not in {*landed.returned, *landed.evicted, *landed.held}]
     orders: list[dict[str, Any]] = [
-        {"do": "landed", "task": name, "into": where, "kept": states[name].kept}
-        for name in dict.fromkeys([*landed.names, *taken]) if states[name].landed != where]
+        {"do": "landed", "task": name, "into": where, "kept": states[name].place.kept}
+        for name in dict.fromkeys([*landed.names, *taken]) if states[name].place.landed != where]
     for name, back in {**landed.returned, **landed.evicted}.items():
         state = states[name]
         folder.world.replace_files(
             [(folder.of_try(state, "landing.log"), f"{back.feedback}\n".encode(), 0o600)])
         if name in landed.returned:
             orders.append({
-                "do": "return", "task": name, "kept": state.kept, "tip": landed.tip,
+                "do": "return", "task": name, "kept": state.place.kept, "tip": landed.tip,
                 "begin": back.begin, "files": [*back.files], "why": back.why,
                 "text": back.feedback})
         else:
-            orders.append({"do": "evict", "task": name, "kept": state.kept, "why": back.why})
+            orders.append({"do": "evict", "task": name, "kept": state.place.kept, "why": back.why})
     order(orders)
     return landed
 
@@ -27626,8 +27687,9 @@ class Lander:
         if self._thread:
             self._thread = None
             return True  # its orders are to be obeyed first
-        done = {(state.name, state.kept) for state in list(self._job.supervisor.tasks.values())
-                if state.state == "done" and state.landed == "" and not state.forgotten
+        tasks = list(self._job.supervisor.tasks.values())
+        done = {(state.name, state.place.kept) for state in tasks if state.state == "done"
+                and not state.place.landed and not state.wish.forgotten
                 and (not self._job.only or state.name in self._job.only)}
         if not done - self._tried and (not is_last or self._has_ended):
             return False
@@ -27783,7 +27845,7 @@ def tell_homes(job: RunJob, tasks: Mapping[str, TaskState]) -> str:
     """Return where tasks with a ladder were done, as their receipts say; or nothing."""
     fleet = job.backing.fleet
     meant = [state for state in tasks.values()
-             if state.tried and len(plan_ladder(state.task, fleet).rungs) > 1]
+             if state.attempt.tried and len(plan_ladder(state.task, fleet).rungs) > 1]
     if not fleet or not meant:
         return ""
     done = []
@@ -28002,7 +28064,7 @@ class RunJob:
     def find_meant(self) -> tuple[dict[str, TaskState], bool]:
         """Return the tasks that were named or else changed; all, and True, if none did."""
         tasks = {name: state for name, state in self.folder.read_states()[0].items()
-                 if not state.forgotten and (not self.only or name in self.only)}
+                 if not state.wish.forgotten and (not self.only or name in self.only)}
         changed = {name: state for name, state in tasks.items()
                    if self.over.get(name) != state.at}
         is_idle = not changed and not self.only
@@ -28574,7 +28636,7 @@ def report_task(row: TaskRow, state: TaskState) -> dict[str, Any]:
     level = TASK_ROLES.get(row.state, "wait")
     fix = f"`{row.fix}`" if row.fix else ""
     answers = ""
-    questions = (questions_in(state.question.get("request", {}))
+    questions = (questions_in(state.wish.question.get("request", {}))
                  if row.state == "asking" else [])
     if len(questions) == 1:
         answers = "\n".join(f"{label}: {fix[:-1]} {number}`"
@@ -31232,7 +31294,7 @@ def show_group(folder: Folder, options: Namespace) -> bool:
 def count_tokens(folder: Folder, state: TaskState) -> int:
     """Return the tokens that a task has read and written in all its tries, by its receipts."""
     receipts = [folder.read_receipt(state, number)
-                for number in range(state.first + 1, state.tried + 1)]
+                for number in range(state.attempt.first + 1, state.attempt.tried + 1)]
     # `input` and `output`: as an older program called them.
     words = ("input_tokens", "output_tokens", "input", "output")
     return sum(int(row.get(word) or 0) for receipt in receipts
@@ -31242,7 +31304,7 @@ def count_tokens(folder: Folder, state: TaskState) -> int:
 def suggest_forget(tasks: Mapping[str, TaskState]) -> str:
     """Return what shortens a list of many tasks that are done and tidied away; or nothing."""
     names = [name for name, state in tasks.items()
-             if state.state == "done" and not state.git and not state.forgotten]
+             if state.state == "done" and not state.place.git and not state.wish.forgotten]
     if len(names) < TIDIED_LIMIT:
         return ""
     return f"Shorten this list: subagent-fleet task forget {' '.join(names)}"
@@ -31252,14 +31314,14 @@ def show_task(folder: Folder, name: str, options: Namespace) -> None:
     """Print one task in detail."""
     world = folder.world
     sight = see_folder(folder, options)
-    if name not in sight.tasks or sight.tasks[name].forgotten:
+    if name not in sight.tasks or sight.tasks[name].wish.forgotten:
         find_task(folder, name, "tasks")  # which refuses
     state = sight.tasks[name]
     row = plan_task_row(state, sight)
     keys = list_keys(folder, state, options)
     tries = [receipt for receipt in (
         folder.read_receipt(state, number)
-        for number in range(state.first + 1, state.tried + 1)) if receipt]
+        for number in range(state.attempt.first + 1, state.attempt.tried + 1)) if receipt]
     if options.json:
         print_report(world, "tasks", {**report_row(row), "tries": tries, "keys": [
             {"key": word, "value": value if isinstance(value, str) else json.dumps(value),
@@ -31396,7 +31458,7 @@ def cmd_task_answer(options: Namespace, world: World) -> int:
     if not options.words:
         return show_questions([state], options, world)
     open_tasks(folder)
-    request = state.question.get("request") or {}
+    request = state.wish.question.get("request") or {}
     answers = plan_answers(request, options.words)
     if not answers:
         asked = questions_in(request)
@@ -31411,7 +31473,7 @@ def cmd_task_answer(options: Namespace, world: World) -> int:
 
 def show_questions(states: Sequence[TaskState], options: Namespace, world: World) -> int:
     """Print what is asked, with numbers to answer by."""
-    asked = {state.name: questions_in(state.question.get("request") or {})
+    asked = {state.name: questions_in(state.wish.question.get("request") or {})
              for state in states}
     if options.json:
         print_report(world, "task answer", {"questions": [
@@ -31471,7 +31533,7 @@ def explain_refusal(command: str, state: TaskState) -> str:
         return f"not over yet; {step} {name}"
     if command != "accept" or can_accept(state):
         return ""
-    if state.state != "parked" and (state.state == "done" or not state.diff.get("files")):
+    if state.state != "parked" and (state.state == "done" or not state.place.diff.get("files")):
         return "nothing to accept"
     return "only work that waits for a review can be accepted; try again: " \
            f"subagent-fleet task retry {name}"
@@ -31486,22 +31548,22 @@ def describe_outcome(order: Mapping[str, Any], state: TaskState, now: TaskState
         if is_live and not state.task.talks:
             text += (f" ({state.task.program} can't be told while it runs: "
                      "its next try gets this)")
-        is_told = is_live and state.task.talks and now != state and not now.says
+        is_told = is_live and state.task.talks and now != state and not now.wish.says
         return "told" if is_told else "saved", text, True
     if command == "retry":
         if now.state == "waiting":
             return "waits", "for its next try", True
         return now.state, now.reason, now.at != state.at
     if command == "forget":
-        if now.forgotten:
+        if now.wish.forgotten:
             return "forgotten", "", True
         return now.state, "not over any more, so it stays", False
     if command == "stop":
         text = now.reason if now.is_over else "could not be stopped in time"
         return now.state, text, now.is_over and now.cause != "still-alive"
-    text = f"branch {now.branch}" if now.state == "done" else now.reason
-    if now.state == "done" and any(now.checks[-1:]):
-        text += f"; its check had failed (exit {now.checks[-1]})"
+    text = f"branch {now.place.branch}" if now.state == "done" else now.reason
+    if now.state == "done" and any(now.attempt.checks[-1:]):
+        text += f"; its check had failed (exit {now.attempt.checks[-1]})"
     return now.state, text, now.state == "done"
 
 
@@ -31547,7 +31609,7 @@ def cmd_task_accept(options: Namespace, world: World) -> int:
     options.patterns = [name for name in names if name not in {one.name for one in settled}]
     status = order_tasks("accept", options, world) if options.patterns else EXIT_OK
     for state in settled:
-        tell_task(world, state.name, "done", f"branch {state.branch}")
+        tell_task(world, state.name, "done", f"branch {state.place.branch}")
     if twins and status == EXIT_OK and (options.yes or world.confirm(
             f"Drop {some_of([*twins], 5)}? Their branches and refs stay.")):
         options.patterns = [*twins]
@@ -31574,7 +31636,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
     state = find_task(folder, options.task, "task attach")
     name = state.name
     program = world.which(CLAUDE)
-    if not state.task.talks or not state.spoken or not program:
+    if not state.task.talks or not state.attempt.spoken or not program:
         what = f"{name} has no session yet"
         if not state.task.talks:
             what = f"{name} is done by {state.task.program}, which has no session here"
@@ -31605,9 +31667,9 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
         environ, settings = plan_task_session(task, world.environ, fleet, key)
         try:
             with claude_settings(world, settings) as shown:
-                words = [program, "--resume", state.session, "--permission-mode", "manual",
+                words = [program, "--resume", state.attempt.session, "--permission-mode", "manual",
                          *plan_claude(task, fleet), *shown]
-                return world.run(words, environ, directory=state.worktree)
+                return world.run(words, environ, directory=state.place.worktree)
         finally:
             leave_session(folder, begun, options)
     finally:
@@ -31654,11 +31716,12 @@ def cmd_task_log(options: Namespace, world: World) -> int:
     if options.task:
         state = find_task(folder, options.task, "task log")
         if options.number:
-            if state.first + options.number > state.tried:
+            attempt = state.attempt
+            if attempt.first + options.number > attempt.tried:
                 raise FleetError("no-try", f"task log: {state.name} was tried "
-                                 f"{count_of(state.tried - state.first, 'time')}",
+                                 f"{count_of(attempt.tried - attempt.first, 'time')}",
                                  status=EXIT_USAGE, fix=f"subagent-fleet tasks {state.name}")
-            state = replace(state, tried=state.first + options.number, checks=(), reason="")
+            state = change(state, tried=attempt.first + options.number, checks=(), reason="")
         path = find_log(folder, state, options.kinds or "raw")
         show = (format_plain_line if options.kinds or not state.task.talks
                 else format_agent_line)
@@ -31689,9 +31752,9 @@ def find_log(folder: Folder, state: TaskState, kind: str) -> str:
 def explain_log(folder: Folder, state: TaskState, kind: str) -> str:
     """Return what a log that is empty does not say, and which one has something."""
     text = ""
-    if kind == "check" and state.checks:
+    if kind == "check" and state.attempt.checks:
         text = (f" `{clean_line(state.task.check or '')}` printed nothing (exit "
-                f"{state.checks[-1]}).")
+                f"{state.attempt.checks[-1]}).")
     elif state.reason:
         text = f" {state.name} is {state.state}: {clean_line(state.reason)}."
     others = [name for name in LOG_FILES
@@ -31774,9 +31837,10 @@ def _format_block(block: object) -> str:
 def cmd_task_diff(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
     state = find_task(folder, options.task, "task diff")
-    after = state.kept
-    if state.state in ACTIVE_STATES and state.git:
-        after = store_tree(git_in(folder, state), git_of(folder), state, None,
+    place = state.place
+    after = place.kept
+    if state.state in ACTIVE_STATES and place.git:
+        after = store_tree(git_in(folder, state), git_of(folder), place, None,
                            runs_filters=False).tree
     if not after:
         why = f": {state.reason}" if state.is_over else ""
@@ -31788,10 +31852,10 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
         words += ["--numstat", "-z", "--no-renames"]
     elif options.stat:
         words.append("--stat")
-    text = git_of(folder).out(*words, "--end-of-options", state.base, after)
+    text = git_of(folder).out(*words, "--end-of-options", place.base, after)
     if options.json:
         files = [entry.split("\t") for entry in text.split("\0") if entry]
-        print_report(world, "task diff", {"task": state.name, "base": state.base,
+        print_report(world, "task diff", {"task": state.name, "base": place.base,
                                               "after": after, "files": files})
         return EXIT_OK
     if text:
@@ -31862,14 +31926,14 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
     states = match_tasks(folder, options, "task tidy")
     plans = []
     for each in [each for state in states for each in (state, *older_of(state))]:
-        if each.git:
+        if each.place.git:
             plan = tidy_task(folder, each, is_dry=options.dry_run,
                              takes_ignored=options.ignored)
             plans.append(plan)
             if plan.removes and not options.dry_run:
-                carry_out(folder, [{"do": "gone", "task": each.name, "git": each.git}],
+                carry_out(folder, [{"do": "gone", "task": each.name, "git": each.place.git}],
                           options)
-        elif each.branch and each.is_over:
+        elif each.place.branch and each.is_over:
             plans += tidy_branch(folder, each, is_dry=options.dry_run)
     if options.json:
         print_report(world, "task tidy", {"worktrees": [vars(plan) for plan in plans]})
@@ -31884,21 +31948,17 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
 
 def tidy_branch(folder: Folder, state: TaskState, *, is_dry: bool) -> list[Tidying]:
     """Remove the branch of a worktree that went earlier, if it is merged by now."""
-    main = git_of(folder)
+    main, place = git_of(folder), state.place
     tip = droppable_tip(main, state)
     if tip and not is_dry:
-        main.run("update-ref", "-d", f"refs/heads/{state.branch}", tip)
-    return [Tidying(state.name, True, branch=state.branch, is_empty=tip == state.base)] \
+        main.run("update-ref", "-d", f"refs/heads/{place.branch}", tip)
+    return [Tidying(state.name, True, branch=place.branch, is_empty=tip == place.base)] \
         if tip else []
 
 
 def older_of(state: TaskState) -> list[TaskState]:
     """Return a task as it was before each fresh start: with another branch and worktree."""
-    older = []
-    for number, place in enumerate(state.old):
-        older.append(replace(state, branch=place.branch, worktree=place.worktree, git=place.git,
-                             id=place.id, fresh=number, kept="", prepared=False))
-    return older
+    return [replace(state, place=replace(place, kept="")) for place in state.old]
 
 
 def format_tidying(rows: Sequence[Tidying], look: Look = PLAIN, *, is_dry: bool) -> str:
@@ -33485,7 +33545,7 @@ def offered_words(flag: Flag, before: Sequence[str], world: World) -> list[str]:
     if offers == TASK_NAMES:
         with contextlib.suppress(FleetError):  # outside of a repository
             tasks = see_states(open_folder(world))[0]
-            return [name for name, state in tasks.items() if not state.forgotten]
+            return [name for name, state in tasks.items() if not state.wish.forgotten]
         return []
     if offers == EXAMPLE_NAMES:
         return [*EXAMPLES, TASKS_EXAMPLE]

@@ -193,11 +193,12 @@ class Place:
         self.folder.make()
         self.main = sf.git_of(self.folder)
         base = self.git("rev-parse", "main", cwd=self.repo)
-        self.state = sf.TaskState("t", sf.TaskSpec("t", prompt="x"), 0, state="done", base=base,
-                                  branch="run/t", worktree=str(self.tree), tried=1, tip=base,
-                                  git=str(self.tree / ".git"), id="0123456789abcdef")
+        self.state = sf.change(
+            sf.TaskState("t", sf.TaskSpec("t", prompt="x"), 0), state="done", base=base,
+            branch="run/t", worktree=str(self.tree), tried=1, tip=base,
+            git=str(self.tree / ".git"), id="0123456789abcdef")
         self.git("branch", "run/t", cwd=self.repo)
-        sf.make_place(self.main, str(self.tree), sf.mark_of(self.folder, self.state),
+        sf.make_place(self.main, str(self.tree), sf.mark_of(self.folder, self.state.place),
                       sf.plan_repository(self.main), f"run/t {base}")
         (self.tree / "before.log").write_text("setup made it\n")
         self.world.make_directory(self.folder.of_try(self.state, ""))
@@ -226,7 +227,7 @@ class Place:
     def settle(self):
         """Make what is there the branch, as a task that is done."""
         work = self.keep()
-        assert sf.settle_branch(self.inside(), self.main, self.state, work.commit)
+        assert sf.settle_branch(self.inside(), self.main, self.state.place, work.commit)
 
     def objects(self):
         """What a person could lose: each file's content, each commit."""

@@ -374,7 +374,7 @@ def test_work_with_no_common_history_is_refused(shop):
     shop.git("update-ref", "refs/heads/run/b", alone)
     states = sf.Folder(world_of(shop), sf.find_repository(world_of(shop), str(shop.repo)))
     state = states.read_states()[0]["b"]
-    states.write_state(sf.replace(state, kept=alone))
+    states.write_state(sf.change(state, kept=alone))
     done = shop.type("task", "land")
     assert "b could not be merged: fatal: refusing to merge unrelated histories" in done.err  # "merge-failed"
 
@@ -447,7 +447,7 @@ class History:
         """Make the work of a task, which passes its check alone."""
         shop, luck = self.shop, self.luck
         after = (luck.choice(self.names),) if self.names and luck.random() < 0.3 else ()
-        base = self.folder.read_states()[0][after[0]].kept if after else shop.start
+        base = self.folder.read_states()[0][after[0]].place.kept if after else shop.start
         tree = shop.place / "made"
         shop.git("worktree", "add", "-q", "--detach", "-f", tree, base)
         for _ in range(9):
@@ -469,9 +469,9 @@ class History:
         shop.git("update-ref", f"refs/heads/run/{name}", kept)
         task = sf.TaskSpec(name, prompt=f"Do {name}", check=CHECK, after=after,
                            rounds=luck.randrange(2), priority=luck.randrange(2))
-        self.folder.write_state(sf.TaskState(
-            name, task, number, state="done", at=float(luck.randrange(9)), base=base, start=base,
-            branch=f"run/{name}", kept=kept, tip=kept, tried=1))
+        self.folder.write_state(sf.change(
+            sf.TaskState(name, task, number), state="done", at=float(luck.randrange(9)), base=base,
+            start=base, branch=f"run/{name}", kept=kept, tip=kept, tried=1))
         self.names.append(name)
 
     def change(self, tree, name):

@@ -1568,6 +1568,11 @@ def test_a_copy_on_a_branch_that_its_agent_has_left_stays_in_its_place(shop):
     done = shop.type("task", "tidy")
     assert "a commit in it has .env" in " ".join(done.out.split()) and shop.worktree("t"), done
     assert not shop.kept("secret") and not shop.git("log", "--all", "--format=%H", "--", ".env")
+    # A fresh start knows nothing of copies yet; the place before it does.
+    assert shop.type("task", "retry", "t", "--fresh").code == shop.type("task", "stop", "t").code == 0
+    done = shop.type("task", "tidy")
+    assert "a commit in it has .env" in " ".join(done.out.split()) and shop.worktree("t"), done
+    assert not shop.kept("secret") and not shop.git("log", "--all", "--format=%H", "--", ".env")
 
 
 def test_an_empty_copy_and_a_link_are_no_secret(shop):

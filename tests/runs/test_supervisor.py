@@ -33,7 +33,7 @@ def test_a_task_is_done_when_its_check_passes_and_its_branch_has_the_work(rig):
     rig.work()
     assert rig.states() == {"a": "done"}
     assert rig.git("show", "run/a:work.txt") == "hello"
-    assert rig.git("rev-parse", "run/a") == rig.tasks()["a"].kept
+    assert rig.git("rev-parse", "run/a") == rig.tasks()["a"].place.kept
     assert rig.git("status", "--porcelain", cwd=rig.tree("a")) == ""
     receipt = rig.receipt("a")
     assert receipt["verdict"] == "done" and receipt["files"] == [["work.txt", 1, 0]]
@@ -110,10 +110,10 @@ def test_a_failed_check_is_told_and_mended_in_the_same_session(rig):
     rig.add("a", "@write x y", check="test -s mended || { echo '@write mended ok'; exit 7; }")
     rig.work()
     state = rig.tasks()["a"]
-    assert state.state == "done" and state.checks == (7, 0) and state.round == 1
+    assert state.state == "done" and state.attempt.checks == (7, 0) and state.attempt.round == 1
     assert rig.journal("a") == ["waiting", "preparing", "starting", "running", "checking",
                                 "running", "checking", "done"]
-    told = (rig.home / "sessions" / state.session).read_text()
+    told = (rig.home / "sessions" / state.attempt.session).read_text()
     assert "The check of this task failed (exit 7)" in told
 
 
@@ -123,7 +123,7 @@ def test_a_check_that_never_passes_ends_after_its_rounds_and_tries(rig):
     assert rig.states() == {"a": "failed"}
     # One look at the base, then rounds + 1 checks.
     assert (rig.place / "count").read_text().count("c") == 1 + 3
-    assert rig.tasks()["a"].checks == (1, 1, 1)
+    assert rig.tasks()["a"].attempt.checks == (1, 1, 1)
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_a_try_that_failed_is_tried_again_in_a_try_of_its_own(rig, limits):
     limits(try_wait=(0,))
     rig.add("a", "@write x y", check="false", rounds=0, tries=2)
     rig.work()
-    assert rig.states() == {"a": "failed"} and rig.tasks()["a"].tried == 2
+    assert rig.states() == {"a": "failed"} and rig.tasks()["a"].attempt.tried == 2
     assert rig.receipt("a", 1)["verdict"] == "waiting" and rig.receipt("a", 2)["verdict"] == "failed"
 
 
@@ -190,7 +190,7 @@ def test_tasks_start_after_what_they_need_and_from_its_branch(rig):
     rig.work()
     assert rig.states() == {"first": "done", "second": "done"}
     assert rig.git("show", "run/second:one.txt") == "1"
-    assert rig.tasks()["second"].base == rig.tasks()["first"].kept
+    assert rig.tasks()["second"].place.base == rig.tasks()["first"].place.kept
 
 
 def test_what_needs_a_failed_task_waits_and_says_so(rig):
@@ -288,11 +288,11 @@ def test_a_question_without_a_list_is_one_and_what_is_none_is_refused_with_words
 def test_a_question_survives_its_supervisor(rig):
     rig.add("a", ASK, check="true")
     rig.work(lambda states: states and states["a"].state == "asking")
-    session = rig.tasks()["a"].session
+    session = rig.tasks()["a"].attempt.session
     rig.leave()
     rig.ask("answer", "a", answers={"Which database?": "sqlite"})
     rig.work()
-    assert rig.states() == {"a": "done"} and rig.tasks()["a"].session == session
+    assert rig.states() == {"a": "done"} and rig.tasks()["a"].attempt.session == session
     assert rig.journal("a").count("starting") == 1
 
 
@@ -328,7 +328,7 @@ def test_nobody_answers_so_the_slot_is_given_back_and_the_answer_still_counts(ri
     rig.ask("answer", "a", answers={"Which database?": "x\n@write x y"})
     rig.work()
     assert rig.states() == {"a": "done"}
-    told = (rig.home / "sessions" / rig.tasks()["a"].session).read_text()
+    told = (rig.home / "sessions" / rig.tasks()["a"].attempt.session).read_text()
     assert "The answer to your question is: x" in told
 
 
@@ -337,7 +337,7 @@ def test_what_is_said_steers_a_running_agent(rig):
     rig.work(lambda states: states and word_of(states["a"]) == "running")
     rig.ask("say", "a", text="@write steered yes")
     rig.work()
-    assert rig.states() == {"a": "done"} and rig.tasks()["a"].checks == (0,)
+    assert rig.states() == {"a": "done"} and rig.tasks()["a"].attempt.checks == (0,)
 
 
 @pytest.mark.slow
@@ -346,18 +346,18 @@ def test_what_is_said_to_a_waiting_task_is_told_when_it_starts(rig):
     rig.add("a", "@write x y", after=("b",), check="test -s said")
     rig.ask("say", "a", text="@write said yes")
     rig.work()
-    assert rig.states()["a"] == "done" and rig.tasks()["a"].checks == (0,)
+    assert rig.states()["a"] == "done" and rig.tasks()["a"].attempt.checks == (0,)
 
 
 @pytest.mark.slow
 def test_what_is_said_to_a_task_that_is_over_resumes_it(rig):
     rig.add("a", "@write x y", check="true")
     rig.work()
-    session = rig.tasks()["a"].session
+    session = rig.tasks()["a"].attempt.session
     rig.ask("say", "a", text="@write more z")
     rig.work()
     state = rig.tasks()["a"]
-    assert state.state == "done" and state.session == session and state.tried == 2
+    assert state.state == "done" and state.attempt.session == session and state.attempt.tried == 2
     assert rig.git("show", "run/a:more") == "z"
 
 
@@ -367,7 +367,7 @@ def test_what_is_said_while_the_check_runs_is_done_as_well(rig):
     rig.work(lambda states: "a" in states and states["a"].state == "checking")
     rig.ask("say", "a", text="@write more z")
     rig.work()
-    assert rig.states() == {"a": "done"} and rig.tasks()["a"].says == ()
+    assert rig.states() == {"a": "done"} and rig.tasks()["a"].wish.says == ()
     assert rig.git("show", "run/a:more") == "z"
 
 
@@ -462,7 +462,7 @@ def test_a_lost_agent_is_started_again_and_nothing_counts_against_it(rig):
     rig.add("a", "@write one 1\n@once die\n@write two 2", check="test -s one")
     rig.work()
     state = rig.tasks()["a"]
-    assert state.state == "done" and state.failures == 0 and state.tried == 1
+    assert state.state == "done" and state.attempt.failures == 0 and state.attempt.tried == 1
     assert rig.journal("a").count("starting") == 2
 
 
@@ -478,7 +478,7 @@ def test_a_session_that_was_never_begun_is_begun(rig):
     (rig.bin / "claude").write_text(client)
     rig.work()
     state = rig.tasks()["a"]
-    assert (state.state, state.checks, state.failures) == ("done", (0,), 0)
+    assert (state.state, state.attempt.checks, state.attempt.failures) == ("done", (0,), 0)
     assert rig.journal("a").count("starting") == 3
 
 
@@ -496,7 +496,7 @@ def test_an_answer_that_was_never_read_is_told_again(rig, limits):
     rig.kill_all()
     (rig.bin / "claude").write_text(client)
     rig.work()
-    assert rig.states() == {"a": "done"} and rig.tasks()["a"].checks == (0,)
+    assert rig.states() == {"a": "done"} and rig.tasks()["a"].attempt.checks == (0,)
 
 
 @pytest.mark.slow
@@ -554,7 +554,7 @@ def test_errors_of_the_api_wait_or_park_and_are_no_try(rig, limits):
     rig.add("long", "@error prompt_too_long 400")
     rig.work()
     assert rig.states() == {"busy": "done", "wrong": "parked", "long": "parked"}
-    assert rig.tasks()["busy"].failures == 0 and "split it" in rig.tasks()["long"].reason
+    assert rig.tasks()["busy"].attempt.failures == 0 and "split it" in rig.tasks()["long"].reason
 
 
 @pytest.mark.parametrize("check", ["true", None])
@@ -581,7 +581,7 @@ def finish(rig, most=3, seconds=60):
     """Supervise to the end, answering what is asked."""
     def answered(states):
         for name, state in states.items():
-            if state.state == "asking" and not state.answer:
+            if state.state == "asking" and not state.wish.answer:
                 rig.ask("answer", name, answers={"Which?": "x"})
         return states and all(state.is_over for state in states.values())
     rig.work(answered, most=most, seconds=seconds)
@@ -593,7 +593,7 @@ def check_all_is_well(rig):
     assert set(rig.states().values()) == {"done"}, f"{rig.tasks()} {rig.said[-9:]}"
     for name in rig.tasks():
         assert rig.journal(name).count("done") == 1
-        assert rig.git("rev-parse", f"run/{name}") == rig.tasks()[name].kept
+        assert rig.git("rev-parse", f"run/{name}") == rig.tasks()[name].place.kept
     assert rig.processes() == []
     assert rig.folder.holder() == 0
     places = {path.name for path in rig.tree("a").parent.iterdir()}
@@ -620,7 +620,7 @@ def test_kill_9_before_and_after_every_state_that_is_written_loses_nothing(tmp_p
         driver = rig.drive(point)
         deadline = time.monotonic() + 20
         while driver.poll() is None and time.monotonic() < deadline:
-            if rig.states().get("b") == "asking" and not rig.tasks()["b"].answer:
+            if rig.states().get("b") == "asking" and not rig.tasks()["b"].wish.answer:
                 rig.ask("answer", "b", answers={"Which?": "x"})
             time.sleep(0.02)
         hit += driver.poll() == -signal.SIGKILL
@@ -703,18 +703,18 @@ def test_a_lock_that_a_killed_one_leaves_for_a_moment_parks_nothing(rig):
     threading.Timer(0.3, hold.release).start()
     rig.ask("retry", "a")
     rig.work()
-    assert rig.states() == {"a": "done"} and rig.tasks()["a"].tried == 2
+    assert rig.states() == {"a": "done"} and rig.tasks()["a"].attempt.tried == 2
 
 
 def test_two_tries_are_never_alive_together(rig, monkeypatch):
     rig.add("a", "@hang")
     rig.work(lambda states: states and word_of(states["a"]) == "running"
-             and (rig.home / "sessions" / states["a"].session).exists())
+             and (rig.home / "sessions" / states["a"].attempt.session).exists())
     rig.leave()
     # As if its file had lost what it knew: the agent lives, and the task waits.
     go = rig.place / "go"
     prompt = f"@run until [ -e '{go}' ]; do sleep 0.05; done\n@write x y"
-    rig.folder.write_state(sf.replace(rig.tasks()["a"], state="waiting", prompt=prompt))
+    rig.folder.write_state(sf.change(rig.tasks()["a"], state="waiting", prompt=prompt))
     rig.work(lambda states: word_of(states["a"]) == "running")
     assert len({(PROC / f"{number}/stat").read_text().split()[5]
                 for number in rig.processes()}) == 1  # one session of processes: one agent
@@ -805,8 +805,8 @@ def test_a_person_has_the_session_and_gives_it_back(rig):
     assert sf.plan_task_rows(sf.see_tasks(rig.folder, sf.Backing()))[0].now == "open in a terminal"
     terminal.release()
     rig.work()
-    assert rig.states() == {"a": "done"} and rig.tasks()["a"].tried == 1
-    assert "A person has worked" in (rig.home / "sessions" / rig.tasks()["a"].session).read_text()
+    assert rig.states() == {"a": "done"} and rig.tasks()["a"].attempt.tried == 1
+    assert "A person has worked" in (rig.home / "sessions" / rig.tasks()["a"].attempt.session).read_text()
 
 
 def test_a_fresh_retry_has_another_worktree_branch_and_session(rig):
@@ -816,9 +816,9 @@ def test_a_fresh_retry_has_another_worktree_branch_and_session(rig):
     rig.ask("retry", "a", fresh=True)
     rig.work()
     second = rig.tasks()["a"]
-    assert second.state == "failed" and second.session != first.session
-    assert (second.branch, second.worktree) == ("run/a.2", f"{first.worktree}.2")
-    assert second.old == (sf.OldPlace("run/a", first.worktree, first.git, first.id),)
+    assert second.state == "failed" and second.attempt.session != first.attempt.session
+    assert (second.place.branch, second.place.worktree) == ("run/a.2", f"{first.place.worktree}.2")
+    assert second.old == (first.place,)
 
 
 # -- repositories that are odd: one sentence, nothing half done --
@@ -916,7 +916,7 @@ def test_a_worktree_of_the_version_before_is_named_with_the_line_to_type(rig):
     shutil.rmtree(tree)
     rig.git("worktree", "add", "-q", "--lock", "--reason", "subagent-fleet task a", str(tree), "run/a")
     state = rig.tasks()["a"]
-    rig.folder.write_state(sf.replace(state, id="", git=str(rig.repo / ".git/worktrees/a")))
+    rig.folder.write_state(sf.change(state, id="", git=str(rig.repo / ".git/worktrees/a")))
     rig.ask("retry", "a")
     rig.work()
     state = rig.tasks()["a"]
@@ -1036,14 +1036,14 @@ LADDER = {"models": ("small-coder", "heavy-coder"), "check": "test -s done.txt",
 
 
 def ladder_receipts(rig, name="t"):
-    return [rig.receipt(name, number) for number in range(1, rig.tasks()[name].tried + 1)]
+    return [rig.receipt(name, number) for number in range(1, rig.tasks()[name].attempt.tried + 1)]
 
 
 def test_a_task_moves_up_when_its_check_fails_with_its_rounds_over(task_rig):
     task_rig.add("t", f"@write seen.txt by\n@on {HEAVY} write done.txt ok", **LADDER)
     task_rig.work()
     state = task_rig.tasks()["t"]
-    assert (state.state, state.rung, state.climbed) == ("done", HEAVY, (SMALL,))
+    assert (state.state, state.attempt.rung, state.attempt.climbed) == ("done", HEAVY, (SMALL,))
     first, second = ladder_receipts(task_rig)
     assert (first["rung"], first["check"]["rounds"], first["verdict"]) == (SMALL, [1, 1], "waiting")
     assert (second["rung"], second["climbed"], second["verdict"]) == (HEAVY, [SMALL], "done")
@@ -1089,7 +1089,7 @@ def test_so_many_tasks_a_day_leave_the_house_and_no_more(task_rig):
                      **{**LADDER, "models": ("small-coder", "login"), "tries": 1, "rounds": 0})
     task_rig.work(cloud_limit=2)
     states = task_rig.tasks()
-    assert sum(state.rung == "login" for state in states.values()) == 2
-    [kept] = [state for state in states.values() if state.rung != "login"]
+    assert sum(state.attempt.rung == "login" for state in states.values()) == 2
+    [kept] = [state for state in states.values() if state.attempt.rung != "login"]
     assert (kept.state, kept.reason) == (
         "failed", "check failed (exit 1); `cloud_limit` keeps it off login today")

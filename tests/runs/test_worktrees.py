@@ -168,7 +168,7 @@ def test_what_git_was_told_not_to_look_at_is_kept_as_well(tmp_path):
     ({"state": "running"}, "is running"), ({"git": ""}, "no worktree")])
 def test_only_what_is_over_goes(tmp_path, changes, why):
     place = Place(tmp_path)
-    place.state = sf.replace(place.state, **changes)
+    place.state = sf.change(place.state, **changes)
     assert why in place.tidy().why and place.tree.exists()
 
 
@@ -280,7 +280,7 @@ def test_a_hook_never_runs_and_a_moved_branch_stays(tmp_path):
     assert not (tmp_path / "ran").exists()
     moved = place.git("commit-tree", "-p", "main", "-m", "moved on", "main^{tree}", cwd=place.repo)
     place.git("update-ref", "refs/heads/run/t", moved, cwd=place.repo)
-    assert not sf.settle_branch(place.inside(), place.main, place.state, work.commit)
+    assert not sf.settle_branch(place.inside(), place.main, place.state.place, work.commit)
     assert place.git("rev-parse", "run/t", cwd=place.repo) == moved
 
 

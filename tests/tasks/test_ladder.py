@@ -29,8 +29,8 @@ assert FLEET, _problems
 def state_of(*, state="waiting", rung="", climbed=(), open=False, **task):
     task = {name: tuple(value) if isinstance(value, list) else value
             for name, value in task.items()}
-    return sf.TaskState("t", sf.TaskSpec("t", prompt="x", **task), 0, state=state, rung=rung,
-                        climbed=climbed, open=open, base="a" * 40)
+    return sf.change(sf.TaskState("t", sf.TaskSpec("t", prompt="x", **task), 0), state=state,
+                     rung=rung, climbed=climbed, open=open, base="a" * 40)
 
 
 @pytest.mark.parametrize("task, rungs", [
@@ -124,32 +124,33 @@ def simulate(seed, slots, rounds=3):
     states = {}
     for number in range(30):
         task = sf.TaskSpec(f"t{number}", prompt="x", check="true", rounds=rounds)
-        states[task.name] = sf.TaskState(task.name, task, number, base="a" * 40)
+        states[task.name] = sf.TaskState(
+            task.name, task, number, place=sf.Workplace(base="a" * 40))
     clock, working = 0, []
     while True:
         limits = sf.Limits(slots, 99, rungs={
             name: sf.plan_rungs(state, FLEET) for name, state in states.items()},
             resting={alias: "is off" for alias in ABILITY if alias not in slots})
         for name, rung in sf.plan_starts(states, limits, clock).items():
-            states[name] = sf.replace(states[name], state="running", rung=rung, open=True)
+            states[name] = sf.change(states[name], state="running", rung=rung, open=True)
             heapq.heappush(working, (clock + 1, name))
         if not working:
             return sum(state.state == "done" for state in states.values()), clock
         clock, name = heapq.heappop(working)
         state = states[name]
-        if luck.random() < ABILITY[state.rung]:
+        if luck.random() < ABILITY[state.attempt.rung]:
             states[name] = sf.replace(state, state="done")
-        elif state.round < rounds:
-            states[name] = sf.replace(state, round=state.round + 1)
+        elif state.attempt.round < rounds:
+            states[name] = sf.change(state, round=state.attempt.round + 1)
             heapq.heappush(working, (clock + 1, name))
         else:
             ruling = sf.plan_climb(state, sf.after_failure(state, "why", "check"), FLEET,
                                    away_left=0)
-            climbed = (*state.climbed, ruling.climbs) if ruling.climbs else state.climbed
-            failures = 0 if ruling.climbs else state.failures + 1
-            states[name] = sf.replace(
+            climbed = (*state.attempt.climbed, ruling.climbs) if ruling.climbs else state.attempt.climbed
+            failures = 0 if ruling.climbs else state.attempt.failures + 1
+            states[name] = sf.change(
                 state, state=ruling.to, climbed=climbed, failures=failures, round=0, open=False,
-                rung="" if ruling.climbs else state.rung)
+                rung="" if ruling.climbs else state.attempt.rung)
 
 
 def test_three_machines_of_different_ability_do_all_in_little_more_than_half_the_time():

@@ -23,7 +23,12 @@ def task(**more):
 
 def state_of(state="waiting", **more):
     spec = {name: more.pop(name) for name in ("check", "tries", "rounds") if name in more}
-    return sf.TaskState("t", task(**spec), 0, **{"state": state, **more})
+    return sf.change(sf.TaskState("t", task(**spec), 0), state=state, **more)
+
+
+def flat(state):
+    """All that is known, without the records that have it."""
+    return {**vars(state), **vars(state.place), **vars(state.attempt), **vars(state.wish)}
 
 
 def order(do, identity="1", **more):
@@ -241,7 +246,7 @@ def test_each_arrow_leads_where_the_table_says(before, event, after, do, more):
         elif name == "ruling":
             assert (made.ruling.to, made.ruling.cause, made.ruling.ended) == value
         else:
-            assert getattr(made.state, name) == value, name
+            assert flat(made.state)[name] == value, name
 
 
 def test_every_event_has_an_arrow_that_is_tested_and_every_state_one_that_leads_on():
@@ -265,9 +270,9 @@ def some_event(rng, state):
                        "r", "f", rng.choice(("check", "api", "stalled", "scope", "")))
     work = rng.choice((DONE, BAD, sf.replace(DONE, outside=("x",)), sf.replace(BAD, said="Which?")))
     return rng.choice((
-        sf.Begun(), sf.Entered(), sf.Planned(state.tried + 1, GIT), sf.Ready(), sf.Starting("s", 1),
+        sf.Begun(), sf.Entered(), sf.Planned(state.attempt.tried + 1, GIT), sf.Ready(), sf.Starting("s", 1),
         sf.Started(1, ""), sf.Resumed(), sf.Spoke(), sf.Asked(number, QUESTION), sf.Answered("x"),
-        sf.Told(state.says[:1]), sf.Slept(), sf.Lost(rng.random() < 0.5, rng.random() < 0.5, ""),
+        sf.Told(state.wish.says[:1]), sf.Slept(), sf.Lost(rng.random() < 0.5, rng.random() < 0.5, ""),
         sf.Stalled("x"), sf.Expired(), sf.Checked(work, rng.choice((None, 0, 1)), "out"),
         sf.ApiFailed("x", rng.random() < 0.2), sf.Interrupted(), sf.Trouble("x", "y"),
         sf.Refused("x", "y"), sf.Closed(ruling, "", rng.random() < 0.5, rng.choice(("", "p"))),
@@ -276,8 +281,8 @@ def some_event(rng, state):
         order("say", number, text=number), order("answer", number, answers=ANSWER),
         order("stop", number), order("retry", number, fresh=rng.random() < 0.2, say=number),
         order("accept", number), order("forget", number), order("detach", number),
-        order("gone", number, git="/g"), order("landed", number, kept=state.kept, into="main"),
-        order("return", number, kept=state.kept, tip="", begin="", why="x", text=number)))
+        order("gone", number, git="/g"), order("landed", number, kept=state.place.kept, into="main"),
+        order("return", number, kept=state.place.kept, tip="", begin="", why="x", text=number)))
 
 
 PERSONS = (sf.Order, sf.BranchMerged, sf.Revised)
@@ -304,26 +309,26 @@ def test_no_history_leaves_an_end_without_a_person_loses_a_word_or_obeys_twice(s
         if before.is_over and state.state != before.state:
             assert isinstance(event, (*PERSONS, sf.EndedAgain)), event
         # A stop is never forgotten where something goes on.
-        if before.stopping and not state.stopping:
-            assert state.is_over or isinstance(event, sf.RetryOrder) or state.fresh > before.fresh
+        if before.wish.stopping and not state.wish.stopping:
+            assert state.is_over or isinstance(event, sf.RetryOrder) or state.place.fresh > before.place.fresh
         # Who waits or is asleep does not still have to be stopped, or told.
-        assert not (state.stopping and (state.state == "waiting" or state.asleep))
-        assert not (state.asleep and (state.says or state.answer))
+        assert not (state.wish.stopping and (state.state == "waiting" or state.asleep))
+        assert not (state.asleep and (state.wish.says or state.wish.answer))
         # What a person says is waiting, or was handed on; a fresh start begins without.
         if isinstance(event, (sf.SayOrder, sf.RetryOrder)) and event.id in state.orders \
                 and event.id not in before.orders and (isinstance(event, sf.SayOrder) or before.is_over):
             spoken.append(event.id)
-        if state.fresh > before.fresh:
-            spoken = [one for one in spoken if one in state.says]
+        if state.place.fresh > before.place.fresh:
+            spoken = [one for one in spoken if one in state.wish.says]
         if isinstance(event, sf.Told):
-            spoken = [one for one in spoken if one not in event.says or one in state.says]
-        assert [one for one in spoken if one not in (*state.says, *state.told)] == []
+            spoken = [one for one in spoken if one not in event.says or one in state.wish.says]
+        assert [one for one in spoken if one not in (*state.wish.says, *state.wish.told)] == []
         # Twice is once; a file brings back what was written.
         if isinstance(event, sf.Order):
             assert sf.step(state, event, float(now)) == sf.Step(state)
-        assert sf.thaw_state(json.loads(json.dumps(sf.freeze(sf.replace(state, session="")), default=list))) \
-            == sf.replace(state, session="")
-        assert state.failures <= state.task.tries or isinstance(event, sf.Closed) or moves
+        assert sf.thaw_state(json.loads(json.dumps(sf.freeze(sf.change(state, session="")), default=list))) \
+            == sf.change(state, session="")
+        assert state.attempt.failures <= state.task.tries or isinstance(event, sf.Closed) or moves
     assert moves > 100
 
 
@@ -337,10 +342,45 @@ def test_what_earlier_versions_wrote_is_read(former, word, phase):
     assert (state.state, state.phase) == (word, phase)
 
 
+FLAT = {
+    "name": "t", "task": {"name": "t", "prompt": "x"}, "order": 1, "state": "asking", "phase": "asleep",
+    "at": 1.5, "reason": "r", "cause": "c", "orders": ["7"], "id": "ab", "base": "a" * 40, "start": "a" * 40,
+    "branch": "run/t.2", "tip": "b" * 40, "worktree": "/w", "git": "/w/.git", "copies": [".env"],
+    "confined": "no", "port": 9, "prepared": True, "fresh": 1, "tried": 3, "first": 1, "open": True,
+    "failures": 1, "round": 2, "lost": 1, "stalls": 1, "api_errors": 1, "began": 1.0, "worked": 2.0,
+    "ended": 3.0, "spent": 4.0, "rung": "x", "climbed": ["y"], "left_at": 5.0, "session": "0" * 36,
+    "spoken": True, "client": 5, "start_at": 6, "heard_from": 7, "prompt": "p", "says": ["s"],
+    "told": ["t"], "question": {"id": "q", "request": {}}, "answer": {"a": "b"}, "stopping": True,
+    "forgotten": True, "returned": 1, "conflicts": ["c"], "landed": "main", "kept": "c" * 40,
+    "diff": {"files": 1}, "checks": [1], "check_seconds": 1.0, "passes_on_base": False,
+    "old": [{"id": "cd", "branch": "run/t", "worktree": "/v", "git": "/v/.git"}]}
+
+
+def test_a_state_that_an_earlier_version_wrote_is_read_and_written_as_it_was():
+    """The records of a state are no keys of its file."""
+    state = sf.thaw_state(FLAT)
+    assert set(flat(state)) - {"newer", "origin", "until", "place", "attempt", "wish"} == set(FLAT)
+    assert state.place.branch == "run/t.2" and state.attempt.round == 2 and state.wish.says == ("s",)
+    assert json.loads(json.dumps(sf.freeze(state), default=list)) == FLAT
+    parts = [vars(part) for part in (state, state.place, state.attempt, state.wish)]
+    assert sum(map(len, parts)) == len(set().union(*parts)), "a name is in two records"
+    newer = sf.step(sf.replace(state, state="done", phase=""), order("retry", fresh=True), 9.0).state
+    assert newer.old == (sf.Workplace("cd", branch="run/t", worktree="/v", git="/v/.git"), state.place)
+    assert newer.place == sf.Workplace(fresh=2, base="a" * 40)
+    assert sf.thaw_state(json.loads(json.dumps(sf.freeze(newer), default=list))) == newer
+
+
+@pytest.mark.parametrize("damage", [
+    {"branch": "-f"}, {"base": "HEAD"}, {"fresh": "1"}, {"copies": "x"}, {"git": "x/y"}])
+def test_a_place_before_a_fresh_start_that_no_state_can_have_is_none(damage):
+    assert sf.thaw_state({**FLAT, "old": [{**FLAT["old"][0], **damage}]}) is None
+
+
 def test_a_place_that_an_earlier_version_packed_into_lines_is_read():
     packed = {**sf.freeze(state_of()), "old": ["run/a\n/w\n/g\n/c\nab", "run/b\n/v\n/h\n"]}
     state = sf.thaw_state(packed)
-    assert state.old == (sf.OldPlace("run/a", "/w", "/g", "ab"), sf.OldPlace("run/b", "/v", "/h", ""))
+    assert state.old == (sf.Workplace("ab", branch="run/a", worktree="/w", git="/g"),
+                         sf.Workplace("", 1, branch="run/b", worktree="/v", git="/h"))
     assert sf.thaw_state(json.loads(json.dumps(sf.freeze(state)))) == state
 
 

@@ -353,7 +353,7 @@ def test_answers_are_numbers_or_words(request_, words, answers):
 
 def state_of(**more):
     task = sf.TaskSpec("a", prompt="x", check="make", after=("b",))
-    return sf.TaskState("a", task, 3, **more)
+    return sf.change(sf.TaskState("a", task, 3), **more)
 
 
 def test_states_come_back_as_they_were():
@@ -403,7 +403,7 @@ def states_of(*specs):
         fields = dict(more[0]) if more else {}
         own = {key: fields.pop(key) for key in list(fields) if key in sf.FILE_KEYS["task"]}
         task = sf.TaskSpec(name, prompt="x", **own)
-        states[name] = sf.TaskState(name, task, len(states), state=state, **fields)
+        states[name] = sf.change(sf.TaskState(name, task, len(states)), state=state, **fields)
     return states
 
 
@@ -556,8 +556,8 @@ def test_each_way_of_getting_stuck_is_seen_and_nothing_else(given, is_stuck):
 
 def ruling(code=0, *, changed=("a.py",), outside=(), round_=0, failures=0, exit_code=0, said="",
            **task):
-    state = sf.TaskState("t", sf.TaskSpec("t", **{"check": "make", **task}), 0, round=round_,
-                         failures=failures)
+    state = sf.TaskState("t", sf.TaskSpec("t", **{"check": "make", **task}), 0,
+                         attempt=sf.Attempt(round=round_, failures=failures))
     work = sf.WorkDone(changed=tuple(changed), outside=tuple(outside), exit_code=exit_code,
                        said=said)
     return sf.judge(state, work, code if state.task.check else None, "line\n" * 300)
@@ -616,7 +616,8 @@ def test_a_subagent_that_used_no_tool_is_flagged():
 
 def test_a_receipt_holds_no_words_of_the_prompt_or_the_answer():
     heard = hear("stdin-stdio")
-    state = sf.TaskState("t", sf.TaskSpec("t", prompt="SECRET PROMPT", check="make"), 0, tried=1)
+    state = sf.TaskState("t", sf.TaskSpec("t", prompt="SECRET PROMPT", check="make"), 0,
+                         attempt=sf.Attempt(1))
     text = json.dumps(sf.plan_receipt(state, heard, sf.WorkDone(said="SECRET ANSWER"), "alias", "result"))
     assert "SECRET" not in text and '"questions": 1' in text
 
@@ -639,10 +640,11 @@ def test_rows_are_in_the_order_of_the_file_and_twins_by_verdict_and_size():
     states = {}
     for number, name in enumerate(["z", "jwt-a", "jwt-b", "jwt-c", "a", "old"]):
         task = sf.TaskSpec(name, prompt="x", times=3 if "jwt" in name else 1)
-        states[name] = sf.TaskState(name, task, number, forgotten=name == "old")
+        states[name] = sf.TaskState(name, task, number,
+                                    wish=sf.Wish(forgotten=name == "old"))
     states["jwt-a"] = sf.replace(states["jwt-a"], state="failed", cause="check")
     for name, plus in (("jwt-b", 50), ("jwt-c", 5)):
-        states[name] = sf.replace(states[name], state="done", diff={"files": 1, "plus": plus})
+        states[name] = sf.change(states[name], state="done", diff={"files": 1, "plus": plus})
     rows = sf.plan_task_rows(sf.TaskSight(states, {}, 100.0))
     assert [row.name for row in rows] == ["z", "jwt-c", "jwt-b", "jwt-a", "a"]
     assert rows[3].fix == "subagent-fleet task log jwt-a check"
@@ -650,15 +652,15 @@ def test_rows_are_in_the_order_of_the_file_and_twins_by_verdict_and_size():
 
 def test_a_row_says_where_it_works_how_often_it_was_tried_and_what_has_gone():
     task = sf.TaskSpec("t", prompt="x", tries=3)
-    state = sf.TaskState("t", task, 0, state="running", tried=2, failures=1, session="s", at=50.0,
-                         open=True, began=60.0, spent=5.0, worktree="/w", git="/g")
+    state = sf.change(sf.TaskState("t", task, 0), state="running", tried=2, failures=1, session="s",
+                      at=50.0, open=True, began=60.0, spent=5.0, worktree="/w", git="/g")
     served = {"s": types.SimpleNamespace(node="mini", input_tokens=0)}
     row, = sf.plan_task_rows(sf.TaskSight({"t": state}, {}, 100.0, served=served))
     assert (row.runs_on, row.try_, row.total_seconds, row.worktree) == ("mini", "2/3", 45.0, "/w")
-    waits = sf.replace(state, state="waiting", tried=0, open=False, failures=0, session="")
+    waits = sf.change(state, state="waiting", tried=0, open=False, failures=0, session="")
     row, = sf.plan_task_rows(sf.TaskSight({"t": waits}, {}, 100.0, served=served))
     assert (row.runs_on, row.try_, row.total_seconds) == ("", "0/3", 0.0)
-    gone = sf.replace(state, state="done", ended=70.0, git="")
+    gone = sf.change(state, state="done", ended=70.0, git="")
     row, = sf.plan_task_rows(sf.TaskSight({"t": gone}, {}, 100.0))
     assert (row.worktree, row.total_seconds) == ("", 15.0)
 

@@ -32,7 +32,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
     state = find_task(folder, options.task, "task attach")
     name = state.name
     program = world.which(CLAUDE)
-    if not state.task.talks or not state.spoken or not program:
+    if not state.task.talks or not state.attempt.spoken or not program:
         what = f"{name} has no session yet"
         if not state.task.talks:
             what = f"{name} is done by {state.task.program}, which has no session here"
@@ -63,9 +63,9 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
         environ, settings = plan_task_session(task, world.environ, fleet, key)
         try:
             with claude_settings(world, settings) as shown:
-                words = [program, "--resume", state.session, "--permission-mode", "manual",
+                words = [program, "--resume", state.attempt.session, "--permission-mode", "manual",
                          *plan_claude(task, fleet), *shown]
-                return world.run(words, environ, directory=state.worktree)
+                return world.run(words, environ, directory=state.place.worktree)
         finally:
             leave_session(folder, begun, options)
     finally:

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 def cmd_task_diff(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
     state = find_task(folder, options.task, "task diff")
-    after = state.kept
-    if state.state in ACTIVE_STATES and state.git:
-        after = store_tree(git_in(folder, state), git_of(folder), state, None,
+    place = state.place
+    after = place.kept
+    if state.state in ACTIVE_STATES and place.git:
+        after = store_tree(git_in(folder, state), git_of(folder), place, None,
                            runs_filters=False).tree
     if not after:
         why = f": {state.reason}" if state.is_over else ""
@@ -41,10 +42,10 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
         words += ["--numstat", "-z", "--no-renames"]
     elif options.stat:
         words.append("--stat")
-    text = git_of(folder).out(*words, "--end-of-options", state.base, after)
+    text = git_of(folder).out(*words, "--end-of-options", place.base, after)
     if options.json:
         files = [entry.split("\t") for entry in text.split("\0") if entry]
-        print_report(world, "task diff", {"task": state.name, "base": state.base,
+        print_report(world, "task diff", {"task": state.name, "base": place.base,
                                               "after": after, "files": files})
         return EXIT_OK
     if text:

@@ -10,7 +10,7 @@ from fleet.speech.backend import read_field
 from fleet.speech.claude_stream import question_of, questions_in
 from fleet.start.constants import EXIT_OK, EXIT_USAGE, TICK_SECONDS
 from fleet.start.errors import FleetError
-from fleet.start.record import replace
+from fleet.tasks.state import change
 from fleet.text.json import parse_object
 from fleet.text.phrases import count_of
 from fleet.text.terminal import clean_line
@@ -48,11 +48,12 @@ def cmd_task_log(options: Namespace, world: World) -> int:
     if options.task:
         state = find_task(folder, options.task, "task log")
         if options.number:
-            if state.first + options.number > state.tried:
+            attempt = state.attempt
+            if attempt.first + options.number > attempt.tried:
                 raise FleetError("no-try", f"task log: {state.name} was tried "
-                                 f"{count_of(state.tried - state.first, 'time')}",
+                                 f"{count_of(attempt.tried - attempt.first, 'time')}",
                                  status=EXIT_USAGE, fix=f"subagent-fleet tasks {state.name}")
-            state = replace(state, tried=state.first + options.number, checks=(), reason="")
+            state = change(state, tried=attempt.first + options.number, checks=(), reason="")
         path = find_log(folder, state, options.kinds or "raw")
         show = (format_plain_line if options.kinds or not state.task.talks
                 else format_agent_line)
@@ -83,9 +84,9 @@ def find_log(folder: Folder, state: TaskState, kind: str) -> str:
 def explain_log(folder: Folder, state: TaskState, kind: str) -> str:
     """Return what a log that is empty does not say, and which one has something."""
     text = ""
-    if kind == "check" and state.checks:
+    if kind == "check" and state.attempt.checks:
         text = (f" `{clean_line(state.task.check or '')}` printed nothing (exit "
-                f"{state.checks[-1]}).")
+                f"{state.attempt.checks[-1]}).")
     elif state.reason:
         text = f" {state.name} is {state.state}: {clean_line(state.reason)}."
     others = [name for name in LOG_FILES

@@ -96,7 +96,7 @@ def cmd_task_answer(options: Namespace, world: World) -> int:
     if not options.words:
         return show_questions([state], options, world)
     open_tasks(folder)
-    request = state.question.get("request") or {}
+    request = state.wish.question.get("request") or {}
     answers = plan_answers(request, options.words)
     if not answers:
         asked = questions_in(request)
@@ -111,7 +111,7 @@ def cmd_task_answer(options: Namespace, world: World) -> int:
 
 def show_questions(states: Sequence[TaskState], options: Namespace, world: World) -> int:
     """Print what is asked, with numbers to answer by."""
-    asked = {state.name: questions_in(state.question.get("request") or {})
+    asked = {state.name: questions_in(state.wish.question.get("request") or {})
              for state in states}
     if options.json:
         print_report(world, "task answer", {"questions": [
@@ -171,7 +171,7 @@ def explain_refusal(command: str, state: TaskState) -> str:
         return f"not over yet; {step} {name}"
     if command != "accept" or can_accept(state):
         return ""
-    if state.state != "parked" and (state.state == "done" or not state.diff.get("files")):
+    if state.state != "parked" and (state.state == "done" or not state.place.diff.get("files")):
         return "nothing to accept"
     return "only work that waits for a review can be accepted; try again: " \
            f"subagent-fleet task retry {name}"
@@ -186,22 +186,22 @@ def describe_outcome(order: Mapping[str, Any], state: TaskState, now: TaskState
         if is_live and not state.task.talks:
             text += (f" ({state.task.program} can't be told while it runs: "
                      "its next try gets this)")
-        is_told = is_live and state.task.talks and now != state and not now.says
+        is_told = is_live and state.task.talks and now != state and not now.wish.says
         return "told" if is_told else "saved", text, True
     if command == "retry":
         if now.state == "waiting":
             return "waits", "for its next try", True
         return now.state, now.reason, now.at != state.at
     if command == "forget":
-        if now.forgotten:
+        if now.wish.forgotten:
             return "forgotten", "", True
         return now.state, "not over any more, so it stays", False
     if command == "stop":
         text = now.reason if now.is_over else "could not be stopped in time"
         return now.state, text, now.is_over and now.cause != "still-alive"
-    text = f"branch {now.branch}" if now.state == "done" else now.reason
-    if now.state == "done" and any(now.checks[-1:]):
-        text += f"; its check had failed (exit {now.checks[-1]})"
+    text = f"branch {now.place.branch}" if now.state == "done" else now.reason
+    if now.state == "done" and any(now.attempt.checks[-1:]):
+        text += f"; its check had failed (exit {now.attempt.checks[-1]})"
     return now.state, text, now.state == "done"
 
 
@@ -247,7 +247,7 @@ def cmd_task_accept(options: Namespace, world: World) -> int:
     options.patterns = [name for name in names if name not in {one.name for one in settled}]
     status = order_tasks("accept", options, world) if options.patterns else EXIT_OK
     for state in settled:
-        tell_task(world, state.name, "done", f"branch {state.branch}")
+        tell_task(world, state.name, "done", f"branch {state.place.branch}")
     if twins and status == EXIT_OK and (options.yes or world.confirm(
             f"Drop {some_of([*twins], 5)}? Their branches and refs stay.")):
         options.patterns = [*twins]

@@ -37,14 +37,14 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
     states = match_tasks(folder, options, "task tidy")
     plans = []
     for each in [each for state in states for each in (state, *older_of(state))]:
-        if each.git:
+        if each.place.git:
             plan = tidy_task(folder, each, is_dry=options.dry_run,
                              takes_ignored=options.ignored)
             plans.append(plan)
             if plan.removes and not options.dry_run:
-                carry_out(folder, [{"do": "gone", "task": each.name, "git": each.git}],
+                carry_out(folder, [{"do": "gone", "task": each.name, "git": each.place.git}],
                           options)
-        elif each.branch and each.is_over:
+        elif each.place.branch and each.is_over:
             plans += tidy_branch(folder, each, is_dry=options.dry_run)
     if options.json:
         print_report(world, "task tidy", {"worktrees": [vars(plan) for plan in plans]})
@@ -59,21 +59,17 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
 
 def tidy_branch(folder: Folder, state: TaskState, *, is_dry: bool) -> list[Tidying]:
     """Remove the branch of a worktree that went earlier, if it is merged by now."""
-    main = git_of(folder)
+    main, place = git_of(folder), state.place
     tip = droppable_tip(main, state)
     if tip and not is_dry:
-        main.run("update-ref", "-d", f"refs/heads/{state.branch}", tip)
-    return [Tidying(state.name, True, branch=state.branch, is_empty=tip == state.base)] \
+        main.run("update-ref", "-d", f"refs/heads/{place.branch}", tip)
+    return [Tidying(state.name, True, branch=place.branch, is_empty=tip == place.base)] \
         if tip else []
 
 
 def older_of(state: TaskState) -> list[TaskState]:
     """Return a task as it was before each fresh start: with another branch and worktree."""
-    older = []
-    for number, place in enumerate(state.old):
-        older.append(replace(state, branch=place.branch, worktree=place.worktree, git=place.git,
-                             id=place.id, fresh=number, kept="", prepared=False))
-    return older
+    return [replace(state, place=replace(place, kept="")) for place in state.old]
 
 
 def format_tidying(rows: Sequence[Tidying], look: Look = PLAIN, *, is_dry: bool) -> str:

@@ -146,7 +146,7 @@ def show_group(folder: Folder, options: Namespace) -> bool:
 def count_tokens(folder: Folder, state: TaskState) -> int:
     """Return the tokens that a task has read and written in all its tries, by its receipts."""
     receipts = [folder.read_receipt(state, number)
-                for number in range(state.first + 1, state.tried + 1)]
+                for number in range(state.attempt.first + 1, state.attempt.tried + 1)]
     # `input` and `output`: as an older program called them.
     words = ("input_tokens", "output_tokens", "input", "output")
     return sum(int(row.get(word) or 0) for receipt in receipts
@@ -156,7 +156,7 @@ def count_tokens(folder: Folder, state: TaskState) -> int:
 def suggest_forget(tasks: Mapping[str, TaskState]) -> str:
     """Return what shortens a list of many tasks that are done and tidied away; or nothing."""
     names = [name for name, state in tasks.items()
-             if state.state == "done" and not state.git and not state.forgotten]
+             if state.state == "done" and not state.place.git and not state.wish.forgotten]
     if len(names) < TIDIED_LIMIT:
         return ""
     return f"Shorten this list: subagent-fleet task forget {' '.join(names)}"
@@ -166,14 +166,14 @@ def show_task(folder: Folder, name: str, options: Namespace) -> None:
     """Print one task in detail."""
     world = folder.world
     sight = see_folder(folder, options)
-    if name not in sight.tasks or sight.tasks[name].forgotten:
+    if name not in sight.tasks or sight.tasks[name].wish.forgotten:
         find_task(folder, name, "tasks")  # which refuses
     state = sight.tasks[name]
     row = plan_task_row(state, sight)
     keys = list_keys(folder, state, options)
     tries = [receipt for receipt in (
         folder.read_receipt(state, number)
-        for number in range(state.first + 1, state.tried + 1)) if receipt]
+        for number in range(state.attempt.first + 1, state.attempt.tried + 1)) if receipt]
     if options.json:
         print_report(world, "tasks", {**report_row(row), "tries": tries, "keys": [
             {"key": word, "value": value if isinstance(value, str) else json.dumps(value),

@@ -89,7 +89,7 @@ def offered_words(flag: Flag, before: Sequence[str], world: World) -> list[str]:
     if offers == TASK_NAMES:
         with contextlib.suppress(FleetError):  # outside of a repository
             tasks = see_states(open_folder(world))[0]
-            return [name for name, state in tasks.items() if not state.forgotten]
+            return [name for name, state in tasks.items() if not state.wish.forgotten]
         return []
     if offers == EXAMPLE_NAMES:
         return [*EXAMPLES, TASKS_EXAMPLE]

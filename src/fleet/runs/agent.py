@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fleet.runs.folder import Folder
     from fleet.runs.git import Git
     from fleet.tasks.spec import TaskPlan
-    from fleet.tasks.state import TaskState
+    from fleet.tasks.state import TaskState, Workplace
     from fleet.world.child import Child
     from fleet.world.world import World
 
@@ -173,8 +173,8 @@ class AgentProcess:
         self._talks = state.task.talks
         self._child = child
         self._rest = b""
-        self.end = state.start_at  # how far its output was read
-        self.heard = Heard(heard_from=state.heard_from)
+        self.end = state.attempt.start_at  # how far its output was read
+        self.heard = Heard(heard_from=state.attempt.heard_from)
         self.heard.last = self.heard.since = self._world.clock()  # silent from now on
         self.pipe = self._world.open_pipe(folder.of_try(state, "in")) if self._talks else None
         self.told_loops = False
@@ -242,20 +242,16 @@ class AgentProcess:
 # -- what is refused before any work --
 
 
-def suffix_of(state: TaskState) -> str:
-    """Return what sets a fresh start's branch and worktree apart: no task's name has a dot."""
-    return f".{state.fresh + 1}" if state.fresh else ""
-
-
 def plan_branch(state: TaskState) -> str:
     """Return the branch that a task has, or gets with its next worktree."""
-    return state.branch or (state.task.branch or f"run/{state.name}") + suffix_of(state)
+    place = state.place
+    return place.branch or (state.task.branch or f"run/{state.name}") + place.suffix
 
 
-def find_work(main: Git, state: TaskState) -> str:
+def find_work(main: Git, place: Workplace) -> str:
     """Return the work of a task: its branch, where a person has added to it, too."""
-    tip = main.commit_of(f"refs/heads/{state.branch}") if state.kept else ""
-    return tip if tip and main.is_ancestor(state.kept, tip) else state.kept
+    tip = main.commit_of(f"refs/heads/{place.branch}") if place.kept else ""
+    return tip if tip and main.is_ancestor(place.kept, tip) else place.kept
 
 
 def last_snapshot(main: Git, name: str) -> int:

@@ -92,7 +92,7 @@ def _find_owner(world: World, place: Repository) -> Repository | None:
     if identity:
         with contextlib.suppress(FleetError):
             owner = replace(_see_repository(world, main), top=place.top)
-            if any((state.id, state.worktree) == (identity, place.top)
+            if any((state.place.id, state.place.worktree) == (identity, place.top)
                    for state in Folder(world, owner).read_states()[0].values()):
                 return owner
     return None
@@ -156,7 +156,7 @@ class Folder:
 
     def of_try(self, state: TaskState, name: str, number: int | None = None) -> str:
         """Return a file of a try."""
-        return self.of_task(state.name, str(number or state.tried), name)
+        return self.of_task(state.name, str(number or state.attempt.tried), name)
 
     def is_attached(self, name: str) -> bool:
         """Tell whether a person has the session of a task open in a terminal."""
@@ -222,7 +222,7 @@ class Folder:
 
     def read_receipt(self, state: TaskState, number: int | None = None) -> dict[str, Any]:
         """Return the receipt of a try, of the last one unless given; empty: there is none."""
-        return self._read("tasks", state.name, str(number or state.tried), "receipt.json")
+        return self._read("tasks", state.name, str(number or state.attempt.tried), "receipt.json")
 
     def read_orders(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield (file, order) of what other commands have asked for, the oldest first."""

@@ -153,7 +153,7 @@ class Landing:
         plan = plan_landing(states, before, names)
         self._landed = [states[name] for name in before]
         self._before = [states[name] for name in before
-                        if not self._main.is_ancestor(states[name].kept, begin)]
+                        if not self._main.is_ancestor(states[name].place.kept, begin)]
         merged: list[Merged] = []
         if plan.queue:
             self._make_place(start)
@@ -191,16 +191,16 @@ class Landing:
     def _find_landed(self, states: Mapping[str, TaskState], start: str) -> list[str]:
         """Return the tasks whose work is in what landing starts from."""
         return [name for name, state in states.items()
-                if state.state == "done" and state.kept
-                and self._main.commit_of(state.kept)
-                and self._main.is_ancestor(find_work(self._main, state), start)]
+                if state.state == "done" and state.place.kept
+                and self._main.commit_of(state.place.kept)
+                and self._main.is_ancestor(find_work(self._main, state.place), start)]
 
     def _merge(self, tip: str, queue: Sequence[TaskState],
                merged: Sequence[Merged]) -> list[Merged]:
         """Merge tasks one after another; what conflicts, or stands on such, stays out."""
         merged = list(merged)
         for state in queue:
-            work = find_work(self._main, state)
+            work = find_work(self._main, state.place)
             after = dependencies_of(state.task, self._states)
             stands_on = [name for name in self._back if name in after
                          or name in self._works and self._stands_on(work, name, tip)]
@@ -252,16 +252,16 @@ class Landing:
 
     def _find_markers(self, state: TaskState, work: str) -> list[str]:
         """Return the files in which an earlier conflict was not settled."""
-        if not state.conflicts:
+        if not state.place.conflicts:
             return []
         listed = self._main.names("grep", "-l", "-z", "-I", "-E", "-e", MARKER, work, "--",
-                                  *[f":(literal){path}" for path in state.conflicts], known=1)
+                                  *[f":(literal){path}" for path in state.place.conflicts], known=1)
         return [entry.split(":", 1)[-1] for entry in listed]
 
     def _files_of(self, state: TaskState) -> list[str]:
         """Return what a task has changed."""
         return self._main.names("diff-tree", "-r", "--name-only", "--no-renames", "-z",
-                                "--end-of-options", state.base, state.kept)
+                                "--end-of-options", state.place.base, state.place.kept)
 
     # -- the checks --
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from fleet.runs.folder import Folder
-    from fleet.tasks.state import TaskState
+    from fleet.tasks.state import TaskState, Workplace
     from fleet.world.child import Hold
     from fleet.world.world import World
 
@@ -177,9 +177,9 @@ def remove_place(world: World, path: str) -> None:
 # -- looking --
 
 
-def mark_of(folder: Folder, state: TaskState, commit: str = "") -> str:
+def mark_of(folder: Folder, place: Workplace, commit: str = "") -> str:
     """Return what a place of a task is known by; a check's, with the commit that it holds."""
-    return f"{state.id}\n{folder.repository.main}\n{commit}\n"
+    return f"{place.id}\n{folder.repository.main}\n{commit}\n"
 
 
 def write_mark(world: World, path: str, mark: str) -> None:
@@ -211,18 +211,19 @@ def git_with(main: Git, path: str) -> Git:
 
 def git_in(folder: Folder, state: TaskState, hold: Hold | None = None) -> Git:
     """Return git in the agent's place of a task, which must still be the one that was made."""
-    world, path = folder.world, state.worktree
+    world, place = folder.world, state.place
+    path = place.worktree
     if world.kind_of(path, follow=False) != "directory":
         raise FleetError("worktree-gone", f"its worktree is gone: {path}",
                          fix=f"subagent-fleet task retry {state.name} --fresh")
-    if state.git != world.path(path, ".git"):
+    if place.git != world.path(path, ".git"):
         quoted = quote_shell(path)
         raise FleetError("linked-worktree", "an earlier version made its worktree (what was "
                          f"kept of it is in refs/subagent-fleet/{state.name})",
                          fix=f"git worktree unlock {quoted}; git worktree remove {quoted}; "
                              f"subagent-fleet task retry {state.name} --fresh")
-    if not is_place(world, path, state.id):
-        raise FleetError("worktree-changed", f"{state.git} is no longer the repository that "
+    if not is_place(world, path, place.id):
+        raise FleetError("worktree-changed", f"{place.git} is no longer the repository that "
                          "was made there, so nothing is read there",
                          fix=f"look at it: `ls -la {quote_shell(path)}`")
     return git_at(Git(world, folder.repository.common, path, hold), path)

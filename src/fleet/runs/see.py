@@ -10,7 +10,7 @@ from fleet.runs.supervisor import find_limits, find_merged
 from fleet.speech.claude_stream import Heard
 from fleet.tasks.events import BranchMerged, Revised
 from fleet.tasks.rows import TaskSight
-from fleet.tasks.state import UNREADABLE, TaskState, thaw_task
+from fleet.tasks.state import UNREADABLE, TaskState, Workplace, thaw_task
 from fleet.tasks.step import step
 from fleet.world.process_list import TASK_MARK
 
@@ -34,7 +34,7 @@ def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
         task = thaw_task(order.get("spec")) if order.get("do") == "add" else None
         if task and (task.name not in tasks or tasks[task.name].state != UNREADABLE):
             new = TaskState(task.name, task, len(tasks), at=now,
-                            base=str(order.get("base")))
+                            place=Workplace(base=str(order.get("base"))))
             revised = Revised(task, str(order.get("origin")))
             tasks[task.name] = step(tasks.get(task.name, new), revised, now).state
     for name in find_merged(folder, tasks):
@@ -54,7 +54,7 @@ def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]
         if live else {}
     limits = find_limits(folder.world, backing, tasks, {})
     attached = frozenset(name for name, state in tasks.items()
-                         if state.spoken and folder.is_attached(name))
+                         if state.attempt.spoken and folder.is_attached(name))
     windows = {model.alias: model.context for model in fleet.models.values()} if fleet else {}
     return TaskSight(
         tasks, {state.name: listen_to_tail(folder, state) for state in live},
@@ -78,9 +78,9 @@ def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
     """Return what an agent has said lately: enough to know what it does now."""
     path = folder.of_try(state, "out.jsonl")
     size = folder.world.size_of(path)
-    start = max(state.start_at, size - TAIL_BYTES)
+    start = max(state.attempt.start_at, size - TAIL_BYTES)
     at = folder.world.changed_at(path)
-    heard = Heard(heard_from=state.heard_from)
+    heard = Heard(heard_from=state.attempt.heard_from)
     feed_lines(heard, folder.world.read_part(path, start, TAIL_BYTES), start, at)
     heard.last = at
     return heard

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fleet.config.task_file import TaskSpec
     from fleet.runs.folder import Folder
-    from fleet.tasks.state import TaskState
+    from fleet.tasks.state import TaskState, Workplace
     from fleet.world.world import World
 
 
@@ -96,7 +96,7 @@ class Stored(Record):
     nested: tuple[str, ...]  # repositories that are ignored: in none of these trees
 
 
-def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] | None, *,
+def store_tree(git: Git, main: Git, place: Workplace, known: Mapping[str, str] | None, *,
                runs_filters: bool = True) -> Stored:
     """Write all files of a place into git, with an index of ours; its own is left alone.
 
@@ -124,7 +124,7 @@ def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] |
     settings = list(WHOLE) if runs_filters else [*WHOLE, *no_filters(main)]
     with lend_index(git, settings=settings) as own:
         own.out("read-tree", head)
-        hidden, submodules = _refuse_nested(own, nested, state)
+        hidden, submodules = _refuse_nested(own, nested, place)
         # Git would ask a submodule what is new there, with settings that are an agent's.
         leaves = [f":(exclude,literal){path}" for path in submodules]
         own.out("add", "-A", *(["--", ".", *leaves] if leaves else []))
@@ -136,7 +136,7 @@ def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] |
         asked = [path for path in new if _is_within(main, path)]
         ignored = main.names("check-ignore", "-z", "--stdin", "--no-index", known=1,
                              given=join_names(asked)) if asked else []
-        drop = {*ignored, *state.copies, *filter(holds_key, new)}
+        drop = {*ignored, *place.copies, *filter(holds_key, new)}
         if drop:
             own.out("update-index", "-z", "--force-remove", "--stdin",
                     given=join_names(drop))
@@ -145,7 +145,7 @@ def store_tree(git: Git, main: Git, state: TaskState, known: Mapping[str, str] |
         listed = own.names("ls-files", "-z", "-oi", "--exclude-standard")
         now = world.stamps_of(git.tree, [*ignored, *drop_caches(world, git.tree, listed)])
         fresh = [path for path in now if known is not None and known.get(path) != now[path]]
-        return Stored(head, old_tree, tree, _store_fresh(own, tree, state.copies, fresh), now,
+        return Stored(head, old_tree, tree, _store_fresh(own, tree, place.copies, fresh), now,
                       tuple(fresh), tuple(listed), hidden)
 
 
@@ -182,7 +182,7 @@ def join_names(names: Iterable[str]) -> bytes:
     return b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
 
 
-def _refuse_nested(own: Git, nested: Iterable[str], state: TaskState
+def _refuse_nested(own: Git, nested: Iterable[str], place: Workplace
                    ) -> tuple[tuple[str, ...], list[str]]:
     """Refuse repositories inside a place: git would keep only the names of their commits.
 
@@ -200,7 +200,7 @@ def _refuse_nested(own: Git, nested: Iterable[str], state: TaskState
               if not own.run("check-ignore", "-q", "--no-index", inner).code]
     known = links.keys() & inside
     begun = _links_of(own.names("ls-tree", "-r", "-z", "--end-of-options",
-                                state.start or state.base)) if known else {}
+                                place.start or place.base)) if known else {}
     for inner in sorted(inside - {*hidden}):
         why = "is another repository"
         if inner in known:
@@ -250,10 +250,11 @@ def no_filters(git: Git) -> list[str]:
 def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
                   known: Mapping[str, str] | None) -> tuple[WorkDone, Stored]:
     """Keep a place: a commit for the branch, and all in a ref no git command removes."""
-    stored = store_tree(git, main, state, known)
+    place = state.place
+    stored = store_tree(git, main, place, known)
     parents = [stored.head]
-    if state.tip and not main.is_ancestor(state.tip, stored.head):
-        parents.append(state.tip)  # the agent has left its branch: nothing there is lost
+    if place.tip and not main.is_ancestor(place.tip, stored.head):
+        parents.append(place.tip)  # the agent has left its branch: nothing there is lost
     commit = stored.head
     if len(parents) > 1 or stored.tree != stored.old_tree:
         first = (state.task.prompt or "").strip().split("\n")[0]
@@ -274,17 +275,17 @@ def blob_of(world: World, path: str, like: str) -> str:
     return hashlib.new(kind, b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def find_leak(main: Git, state: TaskState, commit: str, copied: Collection[str]) -> str:
+def find_leak(main: Git, place: Workplace, commit: str, copied: Collection[str]) -> str:
     """Return where a copy is in what a branch would reach: by its path, or by its content.
 
     However the history looks: merged in, left behind, under another name.
     """
-    if not state.copies:
+    if not (place.copies or copied):  # an earlier version forgot them of an old place
         return ""
     for entry in main.out("rev-list", "--objects", "--end-of-options",
-                          f"{state.base}..{commit}").split("\n"):
+                          f"{place.base}..{commit}").split("\n"):
         blob, _, path = entry.partition(" ")
-        if path in state.copies or blob in copied:
+        if path in place.copies or blob in copied:
             return path
     return ""
 
@@ -295,6 +296,8 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone,
 
     `copied` are the blobs of the files that were copied into its worktree.
     """
+    place = state.place
+
     def compare(begin: str) -> list[tuple[str, int, int]]:
         files = []
         for entry in main.names("diff-tree", "-r", "--numstat", "-z", "--no-renames",
@@ -303,13 +306,13 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone,
             files.append((path, int(plus.replace("-", "0")), int(minus.replace("-", "0"))))
         return files
 
-    files = compare(state.base)
+    files = compare(place.base)
     # Setup may have changed something before the agent came.
-    begun = compare(state.start) if state.start not in ("", state.base) else files
+    begun = compare(place.start) if place.start not in ("", place.base) else files
     changed = tuple(path for path, _, _ in begun)
     commits = int(main.out("rev-list", "--count", "--end-of-options",
-                           f"{state.base}..{work.commit}"))
-    leaked = find_leak(main, state, work.commit, copied)
+                           f"{place.base}..{work.commit}"))
+    leaked = find_leak(main, place, work.commit, copied)
     if leaked:
         raise FleetError("copy-committed", "the agent has committed "
                          f"{clean_line(leaked)}, the content of a file that was copied and "
@@ -320,21 +323,21 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone,
                    commits=commits)
 
 
-def settle_branch(git: Git | None, main: Git, state: TaskState, commit: str) -> bool:
+def settle_branch(git: Git | None, main: Git, place: Workplace, commit: str) -> bool:
     """Put a task's branch at a commit; False: somebody else has moved it meanwhile.
 
     No hook runs. The branch in the agent's place follows, so that its status is clean.
     """
-    ref = f"refs/heads/{state.branch}"
+    ref = f"refs/heads/{place.branch}"
     tip = main.commit_of(ref)
-    if tip not in ("", state.tip) and not main.is_ancestor(tip, commit):
+    if tip not in ("", place.tip) and not main.is_ancestor(tip, commit):
         return False
     moved = main.run("update-ref", "-m", "subagent-fleet: done", ref, commit,
                      tip or "0" * len(commit))
     if moved.code:
         if main.commit_of(ref) != tip:
             return False
-        raise FleetError("branch-locked", f"the branch {state.branch} could not be moved: "
+        raise FleetError("branch-locked", f"the branch {place.branch} could not be moved: "
                          f"{clean_line(moved.talk.split(chr(10))[0])}",
                          fix="if no git is running, remove the lock it names")
     if git:
@@ -359,19 +362,19 @@ def follow_branch(git: Git, ref: str, commit: str) -> None:
 
 def read_surroundings(folder: Folder, state: TaskState) -> dict[str, Any]:
     """Return what there was before an agent came: ignored files, and what was copied."""
-    path = folder.of_task(state.name, baseline_of(state))
+    path = folder.of_task(state.name, baseline_of(state.place))
     return parse_object(folder.world.read_part(path, 0, STATE_LIMIT_BYTES * 8)) or {}
 
 
-def baseline_of(state: TaskState) -> str:
+def baseline_of(place: Workplace) -> str:
     """Return the file that lists what there was before an agent came."""
-    return f"baseline{state.fresh or ''}.json"
+    return f"baseline{place.fresh or ''}.json"
 
 
 def read_baseline(folder: Folder, state: TaskState) -> dict[str, str] | None:
     """Return the ignored files a worktree had before its agent came; None: none ever came."""
     known = read_surroundings(folder, state)
-    if not known and not state.prepared:  # setup has failed
+    if not known and not state.place.prepared:  # setup has failed
         return None
     listed = known.get("ignored")
     if not isinstance(listed, dict):

@@ -42,7 +42,9 @@ from fleet.tasks.state import (
     TERMINAL_STATES,
     UNREADABLE,
     TaskState,
+    Workplace,
     can_accept,
+    change,
     freeze,
     thaw_task,
 )
@@ -108,12 +110,12 @@ def find_merged(folder: Folder, tasks: Mapping[str, TaskState]) -> list[str]:
     """Return tasks in review whose branches a person merged into the branch they are on."""
     git = git_of(folder)
     reviews = [state for state in list(tasks.values())
-               if state.state == "review" and state.kept not in ("", state.base)]
+               if state.state == "review" and state.place.kept not in ("", state.place.base)]
     # Who has only gone to a commit, or to a task's branch, looks at it.
     home = git.run("symbolic-ref", "--quiet", "HEAD").text if reviews else ""
     return [state.name for state in reviews
-            if home not in ("", f"refs/heads/{state.branch}") and git.commit_of(home)
-            and git.commit_of(state.kept) and git.is_ancestor(state.kept, home)]
+            if home not in ("", f"refs/heads/{state.place.branch}") and git.commit_of(home)
+            and git.commit_of(state.place.kept) and git.is_ancestor(state.place.kept, home)]
 
 
 class Supervisor:
@@ -145,7 +147,7 @@ class Supervisor:
         self._world.replace_files([(folder.place("lock.pid"), str(
             self._world.process_id).encode(), 0o600)])
         for name, state in self.tasks.items():
-            if state.is_active or state.stopping:  # whoever was meant: nobody else does it
+            if state.is_active or state.wish.stopping:  # whoever was meant: nobody else does it
                 self._begin(name)
 
     def leave(self) -> None:
@@ -179,12 +181,12 @@ class Supervisor:
     def write(self, name: str, **changes: Any) -> TaskState:
         """Write down what is known of a task, then let it be so."""
         with self.changed:
-            return self._keep(replace(self.tasks[name], **changes))
+            return self._keep(change(self.tasks[name], **changes))
 
     def remember(self, name: str, **changes: Any) -> TaskState:
         """Change what is known of a task; its next step writes it down."""
         with self.changed:
-            state = self.tasks[name] = replace(self.tasks[name], **changes)
+            state = self.tasks[name] = change(self.tasks[name], **changes)
             return state
 
     def _keep(self, state: TaskState) -> TaskState:
@@ -218,7 +220,7 @@ class Supervisor:
         with self.changed:
             self._threads.pop(name, None)
             self.changed.notify_all()
-            if self.tasks[name].is_over and self.tasks[name].stopping:
+            if self.tasks[name].is_over and self.tasks[name].wish.stopping:
                 self._begin(name)
 
     # -- one look at everything --
@@ -274,7 +276,7 @@ class Supervisor:
 
     def _is_attached(self, state: TaskState) -> bool:
         """Tell whether a person has the session of a task open, who gives it back."""
-        return state.spoken and self.folder.is_attached(state.name)
+        return state.attempt.spoken and self.folder.is_attached(state.name)
 
     def _may_begin(self, name: str) -> bool:
         """Tell whether a task is one that is meant, and nobody is at work on it."""
@@ -358,12 +360,12 @@ class Supervisor:
         with contextlib.suppress(FleetError):
             git = git_in(self.folder, state)
         try:
-            is_there = settle_branch(git, git_of(self.folder), state, state.kept)
+            is_there = settle_branch(git, git_of(self.folder), state.place, state.place.kept)
         except FleetError as error:
             return {"reason": describe_error(error), "cause": error.slug}
         if is_there:
             return {}
-        return {"reason": f"the branch {state.branch} has moved meanwhile",
+        return {"reason": f"the branch {state.place.branch} has moved meanwhile",
                 "cause": "branch-moved"}
 
     def accept(self, spec: object, base: str, origin: str = "typed") -> None:
@@ -386,7 +388,8 @@ class Supervisor:
             if old is None:
                 now = self._world.now()
                 order = max((state.order for state in self.tasks.values()), default=-1) + 1
-                self._keep(TaskState(task.name, task, order, origin, at=now, base=base))
+                self._keep(TaskState(task.name, task, order, origin, at=now,
+                                     place=Workplace(base=base)))
                 return
             self.take(task.name, Revised(task, origin, base))
 
@@ -426,7 +429,7 @@ class Supervisor:
         argv = shell_words(self._world, notify) if isinstance(notify, str) else list(notify)
         main = self.folder.repository.main
         event = {"schema": "subagent-fleet/notice/1", "task": name, "event": word,
-                 "text": text, "repository": main, "branch": self.tasks[name].branch}
+                 "text": text, "repository": main, "branch": self.tasks[name].place.branch}
         path, log = place("tasks", name, f"notice-{word}.json"), place("notify.log")
         try:
             self._world.replace_files(
@@ -451,7 +454,7 @@ class Supervisor:
     def count_away_left(self) -> int:
         """Return how many tasks may still move up to what leaves the house, today."""
         since = self._world.now() - UNIT_SECONDS["d"]
-        used = sum(state.left_at > since for state in list(self.tasks.values()))
+        used = sum(state.attempt.left_at > since for state in list(self.tasks.values()))
         return self.backing.cloud_limit - used
 
     def _look_at_gateway(self) -> Mapping[str, Any]:

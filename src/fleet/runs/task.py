@@ -125,7 +125,7 @@ class TaskWork(TaskAgent):
     def _feed(self) -> Event:
         """Tell the agent what is wrong: the one that waits for it, or a new one."""
         if self._agent and self._agent.lives():
-            self._say(self.state.prompt)
+            self._say(self.state.attempt.prompt)
             return Resumed()
         if self._agent:
             self._agent.close()
@@ -169,7 +169,7 @@ class TaskWork(TaskAgent):
 
     def _keep(self, state: TaskState, known: Mapping[str, str] | None) -> WorkDone:
         """Keep the worktree in a ref, and look at what was done in it."""
-        work, _ = take_snapshot(self._git(), self._main, state, str(state.tried), known)
+        work, _ = take_snapshot(self._git(), self._main, state, str(state.attempt.tried), known)
         self._remember(kept=work.commit)
         copied = read_surroundings(self._folder, state).get("copied") or ()
         work = look_at_work(self._main, state, work, copied)
@@ -191,7 +191,7 @@ class TaskWork(TaskAgent):
     def _check(self, work: WorkDone) -> tuple[int, str]:
         """Run the check on what was kept; return its exit code and its last words."""
         state = self.state
-        tree = state.worktree
+        tree = state.place.worktree
         if state.task.check_in == "own":
             while self._preparing and self._preparing.is_alive():
                 self._pause(0.1)
@@ -199,12 +199,12 @@ class TaskWork(TaskAgent):
                 raise self._trouble
             tree = self._put_check(work.commit)
 
-        name = f"check-{state.round}.log"
+        name = f"check-{state.attempt.round}.log"
         log = self._file(name)
         self._world.remove(log)
         began = self._world.clock()
         code = self._run_check(tree, name)
-        self._remember(checks=(*state.checks, code),
+        self._remember(checks=(*state.attempt.checks, code),
                        check_seconds=round(self._world.clock() - began, 1))
         refused = self._explain_refused(log, tree) if code else ""
         if refused:
@@ -216,9 +216,9 @@ class TaskWork(TaskAgent):
 
     def _settle(self, work: WorkDone) -> None:
         """Make good work the tip of its branch, if nobody has moved that meanwhile."""
-        branch = self.state.branch
-        if not settle_branch(self._git(), self._main, self.state, work.commit):
-            tree = quote_shell(self.state.worktree)
+        branch = self.state.place.branch
+        if not settle_branch(self._git(), self._main, self.state.place, work.commit):
+            tree = quote_shell(self.state.place.worktree)
             raise FleetError("branch-moved", f"the branch {branch} has commits that this "
                              "work doesn't have",
                              fix=f"git -C {tree} merge $(git rev-parse {branch}), then "
@@ -239,7 +239,7 @@ class TaskWork(TaskAgent):
         ended_now = self._end_agent(STOP_SECONDS if is_stop else TERM_SECONDS)
         if self._preparing:
             self._preparing.join(5.0)
-        self._clear_box(self.state.worktree, "tmp")
+        self._clear_box(self.state.place.worktree, "tmp")
         seconds = self._world.clock() - began
         state = self.state
         if work is None or not work.ref:
@@ -270,38 +270,39 @@ class TaskWork(TaskAgent):
         served = self._backing.receipts() if alias else ()
         receipt = {**plan_receipt(state, agent.heard if agent else Heard(), work, alias,
                                   ruling.ended),
-                   "served": sum_served(served, state.session), "verdict": ruling.to,
+                   "served": sum_served(served, state.attempt.session), "verdict": ruling.to,
                    "reason": ruling.reason, "cause": ruling.cause,
-                   "seconds": round(now - (state.began or now), 1)}
+                   "seconds": round(now - (state.attempt.began or now), 1)}
         if agent:
             receipt["not_writable"] = self._find_refused_agent()
         if agent and not state.task.talks:
             receipt["exit_code"] = agent.exit_code()
-        if state.tried:
-            self._folder.write(receipt, "tasks", self.name, str(state.tried), "receipt.json")
+        number = state.attempt.tried
+        if number:
+            self._folder.write(receipt, "tasks", self.name, str(number), "receipt.json")
             self._world.remove(self._file("settings.json"))
         return receipt
 
     def _keep_what_is_there(self, state: TaskState) -> WorkDone:
         """Keep a worktree at the end of a try, however that has ended; before setup, nothing."""
-        if not state.prepared or self._world.kind_of(state.worktree) != "directory":
+        if not state.place.prepared or self._world.kind_of(state.place.worktree) != "directory":
             return WorkDone()
         try:
             return self._keep(state, read_baseline(self._folder, state))
         except FleetError as error:
-            self._tell("note", f"its work is only in {state.worktree}: {error.what}")
+            self._tell("note", f"its work is only in {state.place.worktree}: {error.what}")
         except Wanted:
-            self._tell("note", f"its work is only in {state.worktree}: git took longer than "
+            self._tell("note", f"its work is only in {state.place.worktree}: git took longer than "
                        f"{STOP_GIT_SECONDS:.0f} s")
         return WorkDone()
 
     def _sum_up(self, receipt: Mapping[str, Any]) -> str:
         """Return in one line what a task that is done has come to."""
         state = self.state
-        sums = state.diff
+        sums = state.place.diff
         words = [show_span(receipt["seconds"]), count_of(sums["commits"], "commit"),
                  f"{count_of(sums['files'], 'file')} +{sums['plus']} -{sums['minus']}"]
-        words.append(f"check passed ({state.check_seconds:.1f} s)" if state.task.check
+        words.append(f"check passed ({state.attempt.check_seconds:.1f} s)" if state.task.check
                      else "no check")
         if receipt["turns"]:
             words.append(count_of(receipt["turns"], "turn"))

@@ -71,7 +71,7 @@ class TaskAgent(TaskPlace):
         hold = self._hold_alive()
         try:
             state = self.state
-            session = state.session if state.spoken else str(uuid.uuid4())
+            session = state.attempt.session if state.attempt.spoken else str(uuid.uuid4())
             size = self._world.size_of(self._file("out.jsonl"))
             state = self._take(Starting(session, size)).state
             words = plan_first_words(state)
@@ -128,7 +128,7 @@ class TaskAgent(TaskPlace):
                      "stream-json", "--verbose", "--include-partial-messages",
                      "--permission-prompt-tool", "stdio", "--permission-mode",
                      "bypassPermissions" if task.permission == "bypass" else "default",
-                     "--resume" if state.spoken else "--session-id", state.session,
+                     "--resume" if state.attempt.spoken else "--session-id", state.attempt.session,
                      *plan_claude(task, fleet),
                      "--settings", path("settings.json")]
         else:
@@ -136,10 +136,10 @@ class TaskAgent(TaskPlace):
             words = [program, *more]
         own = {TASK_MARK: self._mark, TASK_ID: state.name,
                "FLEET_TASK_DIR": path(".")}
-        argv, environ = self._confine(words, {**environ, **own}, state.worktree, "tmp")
+        argv, environ = self._confine(words, {**environ, **own}, state.place.worktree, "tmp")
         if not task.talks:
             argv = shell_words(self._world, CODER_SCRIPT, path("code"), *argv)
-        return Launch(argv, state.worktree, environ, path("out.jsonl"),
+        return Launch(argv, state.place.worktree, environ, path("out.jsonl"),
                       path("err"), stdin=path("in"), hold=hold, seconds=task.deadline + 60)
 
     def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:
@@ -158,13 +158,13 @@ class TaskAgent(TaskPlace):
         who = state.task.program
         if state.task.talks:
             who = state.task.agent or self._supervisor.alias_of(self.name) or "Claude Code"
-            if state.rung == LOGIN:
+            if state.attempt.rung == LOGIN:
                 who = "your own login"
         nodes = [f"{model.node} ({model.ollama_model})"
                  for model in self._supervisor.models_of(self.name)]
         where = f", planned for {' or '.join(nodes)}" if nodes else ""  # another may answer
         check = f", check: {state.task.check}" if state.task.check else ", no check"
-        return f"{who}{where}, branch {state.branch}{check}"
+        return f"{who}{where}, branch {state.place.branch}{check}"
 
     def _adopt(self) -> None:
         """Go on with an agent that an earlier supervisor started, or with what it left."""
@@ -179,8 +179,8 @@ class TaskAgent(TaskPlace):
             self._tell("reattached", f"the agent has been {state.state} for "
                        f"{show_span(self._world.now() - state.at)}")
             # Whether it was told that is not known; twice does no harm.
-            if state.prompt and agent.heard.turn_at <= state.heard_from:
-                self._say(state.prompt)
+            if state.attempt.prompt and agent.heard.turn_at <= state.attempt.heard_from:
+                self._say(state.attempt.prompt)
 
     def _say(self, text: str) -> None:
         """Hand a prompt to an agent that waits for one."""
@@ -220,7 +220,7 @@ class TaskAgent(TaskPlace):
         is_known = b"No conversation found" not in errors \
             and not is_unknown_session(agent.heard.result or {})
         # What it had not even begun with is told again.
-        has_begun = self.state.task.talks and agent.heard.turn_at > self.state.heard_from
+        has_begun = self.state.task.talks and agent.heard.turn_at > self.state.attempt.heard_from
         return Lost(has_begun, is_known, self._last_line())
 
     def _last_line(self) -> str:
@@ -240,11 +240,11 @@ class TaskAgent(TaskPlace):
             if agent.heard.requests:
                 return False
             self._take(Answered())
-        elif state.says and state.task.talks:
-            for text in state.says:
+        elif state.wish.says and state.task.talks:
+            for text in state.wish.says:
                 agent.say(render_prompt_line(text))
             agent.told_at = agent.end
-            self._take(Told(state.says))
+            self._take(Told(state.wish.says))
         else:
             return False
         return True
@@ -253,24 +253,24 @@ class TaskAgent(TaskPlace):
                       request: Mapping[str, Any]) -> bool:
         """Answer one request, or ask a person; tell whether anything was done."""
         state = self.state
-        answer = decide_request(state.task, state.worktree, request, self._world.real_path)
+        answer = decide_request(state.task, state.place.worktree, request, self._world.real_path)
         is_persons = answer is None
         if answer is None:
-            asked = state.question.get("id")
+            asked = state.wish.question.get("id")
             if asked != identity and asked in agent.heard.requests:
                 return False  # one question at a time
             if asked != identity:
                 self._take(Asked(identity, dict(request)))
                 return True
-            if not state.answer:
+            if not state.wish.answer:
                 return False
-            answer = answer_to(request, state.answer)
+            answer = answer_to(request, state.wish.answer)
         elif answer["behavior"] == "deny":
             agent.heard.note_denial(request.get("tool_name"), request.get("input"))
         agent.say(render_answer_line(identity, answer))
         agent.heard.answered(identity, self._world.clock())
         if is_persons:
-            self._take(Answered(", ".join(state.answer.values())))
+            self._take(Answered(", ".join(state.wish.answer.values())))
         return True
 
     def _sleep(self) -> Event:
@@ -286,12 +286,12 @@ class TaskAgent(TaskPlace):
         if gap >= GAP_SECONDS:  # the machine has slept, and so has the agent
             heard.last = heard.since = now
         elif state.state == "running":
-            state = self._remember(worked=state.worked + gap)
+            state = self._remember(worked=state.attempt.worked + gap)
         if state.state == "asking":
             is_awaited = self._supervisor.waits_for_time  # others could use its place
             patience = ASK_AWAITED_SECONDS if is_awaited else ASK_SECONDS
             return self._sleep() if self._world.now() - state.at > patience else None
-        if state.worked > state.task.deadline:
+        if state.attempt.worked > state.task.deadline:
             return Expired()
         if heard.repeats >= LOOPS_TOLD and not agent.told_loops:
             agent.told_loops = True
@@ -301,7 +301,7 @@ class TaskAgent(TaskPlace):
                        f"{heard.now}: {heard.repeats} times in a row, told the agent")
         view = "unknown"
         if now - heard.last > 10 and state.task.talks:
-            view = self._supervisor.view_of(state.session)
+            view = self._supervisor.view_of(state.attempt.session)
         timeout = max((model.timeout for model in self._supervisor.models_of(self.name)),
                       default=0)
         stall = find_stall(state.task, heard, view, float(timeout), now)

@@ -41,10 +41,12 @@ class TaskBox(TaskDesk):
     def _confine(self, argv: Sequence[str], environ: Mapping[str, str], tree: str,
                  use: str) -> tuple[list[str], dict[str, str]]:
         """Return how a command is run in its box, if it has one, and its environment."""
-        environ = {**environ, **({"PORT": str(self.state.port)} if self.state.port else {})}
+        port = self.state.place.port
+        if port:
+            environ = {**environ, "PORT": str(port)}
         confiner = self._find_confiner()
         if not confiner:
-            return list(argv), environ
+            return list(argv), dict(environ)
         return confine_command(self._folder, confiner, self._plan_box(tree, use), argv, environ)
 
     def _clear_box(self, tree: str, use: str) -> None:
@@ -63,11 +65,11 @@ class TaskBox(TaskDesk):
 
     def _find_refused_agent(self) -> list[str]:
         """Return what the agent of this try could not write, by its output."""
-        files = (("out.jsonl", self.state.start_at), ("err", 0))
+        files = (("out.jsonl", self.state.attempt.start_at), ("err", 0))
         parts = [self._world.read_part(self._file(name), start, OUTPUT_PART_BYTES)
                  for name, start in files]
         return self._find_refused(b"\n".join(parts).decode("utf-8", "replace"),
-                                  self.state.worktree)
+                                  self.state.place.worktree)
 
     def _explain_refused(self, log: str, tree: str) -> str:
         """Return what a command of the person's may not write, and how to let it; or nothing."""

@@ -88,17 +88,17 @@ class TaskDesk:
         At the end of a task that is stopped, it has some seconds to keep the work.
         """
         if threading.current_thread() is self._preparing:
-            return self._is_closing or self.state.stopping
+            return self._is_closing or self.state.wish.stopping
         if not self._is_closing:
-            return self.state.stopping
-        if not self.state.stopping:
+            return self.state.wish.stopping
+        if not self.state.wish.stopping:
             return False
         self._stopping_since = self._stopping_since or self._world.clock()
         return self._world.clock() - self._stopping_since > STOP_GIT_SECONDS
 
     def _pause(self, seconds: float) -> None:
         """Wait a while, or until something has happened; stop where a person wants that."""
-        if self.state.stopping or self._is_closing:
+        if self.state.wish.stopping or self._is_closing:
             raise Wanted
         self._supervisor.wait(seconds)
 
@@ -142,5 +142,5 @@ class TaskDesk:
         spared: set[int] = set()
         if spares_client:
             processes = self._trees[TASK_MARK].find(self._world.clock())
-            spared = find_helpers(processes, self.state.client)
+            spared = find_helpers(processes, self.state.attempt.client)
         return end_trees(self._world, trees, patience, spared)

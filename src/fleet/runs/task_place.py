@@ -13,7 +13,6 @@ from fleet.runs.agent import (
     plan_branch,
     refuse_missing,
     shell_words,
-    suffix_of,
 )
 from fleet.runs.folder import read_mark
 from fleet.runs.git import SNAPSHOT_REFS
@@ -43,6 +42,7 @@ from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.tasks.events import Planned, Ready
 from fleet.tasks.next import dependencies_of
+from fleet.tasks.state import change
 from fleet.text.phrases import some_of
 from fleet.text.terminal import clean_line
 from fleet.world.child import Launch
@@ -71,7 +71,7 @@ class TaskPlace(TaskBox):
         refuse_missing(self._folder, state)
         if isinstance(state.task.coder, str) and self._backing.fleet:
             self._backing.serve()
-        if state.prepared:
+        if state.place.prepared:
             self._take_additions(self._git())  # or it is gone, and parked
         else:
             self._make_worktree(state)
@@ -81,57 +81,58 @@ class TaskPlace(TaskBox):
     def _plan_try(self) -> Planned:
         """Return where a try begins, or goes on."""
         state = self.state
-        place = find_places(self._folder, self._backing.worktrees)
+        now = state.place
+        above = find_places(self._folder, self._backing.worktrees)
         chosen: dict[str, Any] = {
             **self._plan_own(),
             "branch": plan_branch(state),
-            "id": state.id or ("" if state.git else self._world.token(8)),
-            "worktree": state.worktree or self._world.path(place,
-                                                           self.name + suffix_of(state))}
+            "id": now.id or ("" if now.git else self._world.token(8)),
+            "worktree": now.worktree or self._world.path(above, self.name + now.suffix)}
         depends = dependencies_of(state.task, self._supervisor.tasks)
-        if not state.start and depends and state.task.base in (None, "after"):
+        if not now.start and depends and state.task.base in (None, "after"):
             if len(depends) == 1:
                 done = self._supervisor.tasks[depends[0]]
-                chosen["base"] = find_work(self._main, done) or state.base
+                chosen["base"] = find_work(self._main, done.place) or now.base
             else:
                 self._tell("note", "starts from HEAD, without the work of "
                            f"{some_of(depends, 3)}: only a single task in "
                            "`after:` is built on")
         number = 0
-        if not state.open:
+        if not state.attempt.open:
             # Snapshots of an earlier task of this name stay.
-            number = 1 + (state.tried or last_snapshot(self._main, self.name))
+            number = 1 + (state.attempt.tried or last_snapshot(self._main, self.name))
         return Planned(number, chosen)
 
     def _make_worktree(self, state: TaskState) -> None:
         """Make the agent's place, fill it, note what is there before the agent comes."""
-        above = self._world.parent(state.worktree)
+        place = state.place
+        above = self._world.parent(place.worktree)
         if f"{above}/".startswith(f"{self._folder.repository.main}/"):
             # The whole home is a repository: its status shall not list places.
             self._world.make_directory(above, is_private=True)
             self._world.replace_files([(self._world.path(above, ".gitignore"), b"*\n", 0o600)])
         self._drop_half_made(state)
         begin = self._take_branch(state)
-        make_place(self._main, state.worktree, mark_of(self._folder, state), self._files,
-                   f"{state.branch} {begin}")
+        make_place(self._main, place.worktree, mark_of(self._folder, place), self._files,
+                   f"{place.branch} {begin}")
         # Written at once: from now on somebody may have worked in it.
-        state = self._write(git=self._world.path(state.worktree, ".git"), prepared=False)
-        copies = self._fill(state.worktree, self._file("setup.log"), TASK_MARK)
+        place = self._write(git=self._world.path(place.worktree, ".git"), prepared=False).place
+        copies = self._fill(place.worktree, self._file("setup.log"), TASK_MARK)
         copied = []
         for path in copies:
             source = self._world.path(self._folder.repository.main, path)
             is_file = self._world.kind_of(source, follow=False) == "file"
             if is_file and self._world.size_of(source):  # that is empty tells nothing
-                copied.append(blob_of(self._world, source, state.base))
+                copied.append(blob_of(self._world, source, place.base))
 
         # Where a task was worked on already, what was made then still counts. Where nothing
         # was set up, all tasks of a base begin with the same.
         is_bare = not copies and not state.task.setup
         starts = self._supervisor.starts if is_bare else {}
-        start = state.start or starts.get(state.base, "")
+        start = place.start or starts.get(place.base, "")
         ignored: Mapping[str, str] = {}
         if not start or not is_bare:
-            stored = store_tree(self._git(), self._main, replace(state, copies=tuple(copies)),
+            stored = store_tree(self._git(), self._main, replace(place, copies=tuple(copies)),
                                 None)
             ignored = stored.ignored
             if not start:
@@ -139,11 +140,11 @@ class TaskPlace(TaskBox):
                 if stored.tree != stored.old_tree:
                     start = self._main.make_commit(stored.tree, [start],
                                                    f"{self.name}: as set up")
-            starts[state.base] = start
+            starts[place.base] = start
         # It has a name, so that no `git gc` takes away what the verdict is compared with.
         self._main.out("update-ref", f"{SNAPSHOT_REFS}/{self.name}/start", start)
         self._folder.write({"ignored": ignored, "copied": copied}, "tasks", self.name,
-                           baseline_of(state))
+                           baseline_of(place))
         self._write(start=start, prepared=True, copies=tuple(copies))
 
     @property
@@ -159,17 +160,18 @@ class TaskPlace(TaskBox):
         It is the task's if it is where the task has left it, or has all of its work. Any
         other is a person's, even one that has no commit of its own.
         """
-        ref = f"refs/heads/{state.branch}"
-        begin = state.base
-        if state.kept and self._main.commit_of(state.kept):
-            begin = state.kept  # never before its own work
+        place = state.place
+        ref = f"refs/heads/{place.branch}"
+        begin = place.base
+        if place.kept and self._main.commit_of(place.kept):
+            begin = place.kept  # never before its own work
         tip = self._main.commit_of(ref)
-        if state.tip and tip and self._main.is_ancestor(begin, tip):
+        if place.tip and tip and self._main.is_ancestor(begin, tip):
             return tip  # with what a person has added
-        if tip and tip != state.tip:
+        if tip and tip != place.tip:
             raise FleetError(
-                "branch-taken", f"the branch `{state.branch}` already exists",
-                fix=f"write another `branch:`, or `git branch -m {state.branch} old`")
+                "branch-taken", f"the branch `{place.branch}` already exists",
+                fix=f"write another `branch:`, or `git branch -m {place.branch} old`")
         if not tip:
             self._write(tip=begin)  # first: after a kill, what is there is the task's
             made = self._main.run("update-ref", ref, begin, "0" * len(begin))
@@ -184,27 +186,28 @@ class TaskPlace(TaskBox):
 
         Only where nothing else is there: what stands against each other, a person merges.
         """
-        state = self.state
-        tip = self._main.commit_of(f"refs/heads/{state.branch}")
-        if tip in ("", state.tip) or not self._main.is_ancestor(state.tip, tip):
+        place = self.state.place
+        tip = self._main.commit_of(f"refs/heads/{place.branch}")
+        if tip in ("", place.tip) or not self._main.is_ancestor(place.tip, tip):
             return
-        stored = store_tree(git, self._main, state, None)
-        if (stored.head, stored.tree) != (state.tip, stored.old_tree):
+        stored = store_tree(git, self._main, place, None)
+        if (stored.head, stored.tree) != (place.tip, stored.old_tree):
             return
         with lend_index(git) as own:
             own.out("read-tree", stored.head)
             own.out("read-tree", "--reset", "-u", tip)
-        follow_branch(git, f"refs/heads/{state.branch}", tip)
+        follow_branch(git, f"refs/heads/{place.branch}", tip)
         self._write(tip=tip)
 
     def _drop_half_made(self, state: TaskState) -> None:
         """Remove a place that was never ready; what a person did in it is kept first."""
-        if state.git and self._world.kind_of(state.worktree, follow=False) != "absent":
+        place = state.place
+        if place.git and self._world.kind_of(place.worktree, follow=False) != "absent":
             copies = tuple(find_copies(self._folder, state.task))
-            take_snapshot(self._git(), self._main, replace(state, copies=copies),
-                          f"{state.tried}.remade", {})
+            take_snapshot(self._git(), self._main, change(state, copies=copies),
+                          f"{state.attempt.tried}.remade", {})
             self._write(git="")  # kept: whatever a kill leaves of it is not asked again
-        clear_place(self._world, state.worktree, state.id)
+        clear_place(self._world, place.worktree, place.id)
 
     def _fill(self, tree: str, log: str, variable: str) -> list[str]:
         """Copy what git lacks into a worktree, and run the person's commands there."""
@@ -245,18 +248,19 @@ class TaskPlace(TaskBox):
 
     def _make_check_place(self) -> None:
         """Make the check's place anew, and set it up."""
-        state = self.state
-        path = f"{state.worktree}.check"
-        clear_place(self._world, path, state.id)
-        make_place(self._main, path, mark_of(self._folder, state), self._files,
-                   f" {state.start}")
+        place = self.state.place
+        path = f"{place.worktree}.check"
+        clear_place(self._world, path, place.id)
+        make_place(self._main, path, mark_of(self._folder, place), self._files,
+                   f" {place.start}")
         self._fill(path, self._file("setup-check.log"), CHECK_MARK)
-        write_mark(self._world, path, mark_of(self._folder, state, state.start))
+        write_mark(self._world, path, mark_of(self._folder, place, place.start))
 
     def _commit_of_check(self) -> str:
         """Return the commit whose files the check's place holds; "": there is none."""
-        path = f"{self.state.worktree}.check"
-        if not is_place(self._world, path, self.state.id):
+        place = self.state.place
+        path = f"{place.worktree}.check"
+        if not is_place(self._world, path, place.id):
             return ""
         return read_mark(self._world, self._world.path(path, ".git"))[2]
 
@@ -266,14 +270,14 @@ class TaskPlace(TaskBox):
         That is asked once a `run` for each check and base; other tasks wait for the answer.
         """
         task, passes = self.state.task, self._supervisor.passes
-        asked = (task.check or "", self.state.base, *task.setup)
+        asked = (task.check or "", self.state.place.base, *task.setup)
         lock = self._supervisor.asking.setdefault(asked, threading.Lock())
         while not lock.acquire(blocking=False):
             self._pause(0.25)
         try:
             if asked not in passes:
                 # An earlier supervisor may have left work.
-                tree = self._put_check(self.state.start)
+                tree = self._put_check(self.state.place.start)
                 passes[asked] = self._run_check(tree, "check-base.log") == 0
                 if passes[asked] and task.changes == "required" \
                         and self._folder.is_news(f"passes: {task.check}"):
@@ -291,8 +295,8 @@ class TaskPlace(TaskBox):
             return self._run_command(task.check or "", tree, self._file(log), task.deadline,
                                      CHECK_MARK)
         finally:
-            if tree != self.state.worktree:  # it may have removed even that
-                write_mark(self._world, tree, mark_of(self._folder, self.state, commit))
+            if tree != self.state.place.worktree:  # it may have removed even that
+                write_mark(self._world, tree, mark_of(self._folder, self.state.place, commit))
 
     def _run_command(self, command: str, tree: str, log: str, seconds: int,
                      variable: str) -> int:
@@ -331,22 +335,22 @@ class TaskPlace(TaskBox):
         except FleetError:  # an earlier check has spoiled its own place
             self._make_check_place()
             self._reset_check(commit)
-        return f"{self.state.worktree}.check"
+        return f"{self.state.place.worktree}.check"
 
     def _reset_check(self, commit: str) -> None:
         """Make the check's place the same as a commit."""
-        state = self.state
-        path = f"{state.worktree}.check"
+        place = self.state.place
+        path = f"{place.worktree}.check"
         before = self._commit_of_check()
         if not before:
             raise FleetError("worktree-gone", f"the check's worktree is gone: {path}")
         # Nothing of a repository that a check had counts: no index, lock, setting or ref.
-        write_repository(self._world, path, mark_of(self._folder, state), self._files,
+        write_repository(self._world, path, mark_of(self._folder, place), self._files,
                          f" {commit}")
         git = git_at(self._main, path)
         git.out("read-tree", before)  # without it, no file would be removed
         git.out("read-tree", "--reset", "-u", commit)
         # What an earlier check has left goes, repositories too; ignored caches may stay.
-        keep = [word for copy in state.copies for word in ("-e", f"/{copy}")]
+        keep = [word for copy in place.copies for word in ("-e", f"/{copy}")]
         git.out("clean", "-q", "-ffd", *keep)
-        write_mark(self._world, path, mark_of(self._folder, state, commit))
+        write_mark(self._world, path, mark_of(self._folder, place, commit))

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.runs.agent import suffix_of
 from fleet.runs.git import SNAPSHOT_REFS, Git, git_of
 from fleet.runs.place import (
     bring_home,
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fleet.runs.folder import Folder
-    from fleet.tasks.state import TaskState
+    from fleet.tasks.state import TaskState, Workplace
     from fleet.world.world import World
 
 
@@ -61,7 +60,7 @@ def tidy_task(folder: Folder, state: TaskState, *, is_dry: bool = False,
         return _tidy(folder, state, is_dry=is_dry, takes_ignored=takes_ignored)
     except (Keeps, FleetError) as error:
         why = error.what if isinstance(error, FleetError) else str(error)
-        return Tidying(state.name, False, why, state.worktree)
+        return Tidying(state.name, False, why, state.place.worktree)
     finally:
         if hold:
             hold.release()
@@ -69,27 +68,27 @@ def tidy_task(folder: Folder, state: TaskState, *, is_dry: bool = False,
 
 def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool) -> Tidying:
     """Do it, or raise why not: whatever is unsure keeps the place."""
-    world = folder.world
-    if not state.git:
+    world, place = folder.world, state.place
+    if not place.git:
         raise Keeps("has no worktree")
     if not state.is_over:
         raise Keeps(f"is {state.state}; first: subagent-fleet task stop {state.name}")
-    if world.kind_of(state.worktree, follow=False) != "absent":
+    if world.kind_of(place.worktree, follow=False) != "absent":
         return _tidy_place(folder, state, is_dry=is_dry, takes_ignored=takes_ignored)
     if not is_dry:  # a person has removed it
-        _remove_places(world, state)
-    return Tidying(state.name, True, "", state.worktree)
+        _remove_places(world, place)
+    return Tidying(state.name, True, "", place.worktree)
 
 
 def _tidy_place(folder: Folder, state: TaskState, *, is_dry: bool,
                 takes_ignored: bool) -> Tidying:
     """Remove a place once all of it is in a ref."""
-    world = folder.world
+    world, place = folder.world, state.place
     main = git_of(folder)
     git = git_in(folder, state)
-    _keep_untidy(world, state)
+    _keep_untidy(world, place)
     known = read_baseline(folder, state)
-    stored = store_tree(git, main, state, known, runs_filters=not is_dry)
+    stored = store_tree(git, main, place, known, runs_filters=not is_dry)
     if stored.nested:
         raise Keeps(f"nested repository {stored.nested[0]} exists nowhere else")
     if stored.fresh and not takes_ignored:
@@ -98,18 +97,18 @@ def _tidy_place(folder: Folder, state: TaskState, *, is_dry: bool,
     own = find_commits(main, git.tree)
     _keep_secret(folder, state, git_with(main, git.tree), own)
 
-    ref = f"{SNAPSHOT_REFS}/{state.name}/{state.tried}"
+    ref = f"{SNAPSHOT_REFS}/{state.name}/{state.attempt.tried}"
     is_kept = not own and stored.net == main.run("rev-parse", "--quiet", "--verify",
                                                  f"{ref}^{{tree}}").text
     if not is_kept:
-        ref += f".tidy{suffix_of(state)}"
+        ref += f".tidy{place.suffix}"
     files = len(main.names("diff-tree", "-r", "--name-only", "-z", stored.head, stored.net))
     tip = droppable_tip(main, state)
-    stamps = world.stamps_of(state.worktree, stored.listed)
-    plan = Tidying(state.name, True, "", state.worktree, ref if files else "", files,
+    stamps = world.stamps_of(place.worktree, stored.listed)
+    plan = Tidying(state.name, True, "", place.worktree, ref if files else "", files,
                    len(stored.listed),
                    sum(int(stamp.split(" ")[0]) for stamp in stamps.values()),
-                   state.branch if tip else "", tip == state.base)
+                   place.branch if tip else "", tip == place.base)
     if is_dry:
         return plan
 
@@ -119,11 +118,11 @@ def _tidy_place(folder: Folder, state: TaskState, *, is_dry: bool,
         pin = main.make_commit(stored.net, filter(None, [stored.head, *own, older]),
                                f"{state.name}: tidied")
         main.out("update-ref", ref, pin, older or "0" * len(pin))
-    if store_tree(git, main, state, known) != stored:
+    if store_tree(git, main, place, known) != stored:
         raise Keeps("something in it has just changed")
-    _remove_places(world, state)
+    _remove_places(world, place)
     if tip:
-        main.run("update-ref", "-d", f"refs/heads/{state.branch}", tip)
+        main.run("update-ref", "-d", f"refs/heads/{place.branch}", tip)
     return plan
 
 
@@ -131,30 +130,30 @@ def _keep_secret(folder: Folder, state: TaskState, both: Git, own: Iterable[str]
     """Keep a place with a commit of a copied file: no ref may reach that."""
     copied = read_surroundings(folder, state).get("copied") or ()
     for commit in own:
-        leaked = find_leak(both, state, commit, copied)
+        leaked = find_leak(both, state.place, commit, copied)
         if leaked:
             raise Keeps(f"a commit in it has {clean_line(leaked)}, a copy of a file that is "
                         "ignored")
 
 
-def _remove_places(world: World, state: TaskState) -> None:
+def _remove_places(world: World, place: Workplace) -> None:
     """Remove the places of a task; of a check's nothing is anybody's work."""
-    for path in (f"{state.worktree}.check", state.worktree):
-        if is_place(world, path, state.id):
+    for path in (f"{place.worktree}.check", place.worktree):
+        if is_place(world, path, place.id):
             remove_place(world, path)
 
 
-def _keep_untidy(world: World, state: TaskState) -> None:
+def _keep_untidy(world: World, place: Workplace) -> None:
     """Keep a place in which something is at work or under way, or beside which is another's."""
-    inside = world.find_inside(state.worktree)
+    inside = world.find_inside(place.worktree)
     if inside:
         raise Keeps(f"process {inside[0]} works in it")
-    under_way = UNDER_WAY.intersection(world.names_in(state.git))
+    under_way = UNDER_WAY.intersection(world.names_in(place.git))
     if under_way:
         raise Keeps(f"something is under way in it ({min(under_way)})")
-    check = f"{state.worktree}.check"
+    check = f"{place.worktree}.check"
     if world.kind_of(check, follow=False) != "absent" \
-            and not is_place(world, check, state.id):
+            and not is_place(world, check, place.id):
         raise Keeps(f"{check} is not what was made for its check")
 
 
@@ -165,10 +164,11 @@ def droppable_tip(main: Git, state: TaskState) -> str:
     one of them follows has all of it. Any other branch that has it may be a copy, or the
     agent's own.
     """
-    ref = f"refs/heads/{state.branch}"
+    place = state.place
+    ref = f"refs/heads/{place.branch}"
     tip, _, stands = main.out("for-each-ref", "--format=%(objectname) %(worktreepath)",
                               ref).partition(" ")
-    if not tip or stands or state.kept and not main.is_ancestor(state.kept, tip):
+    if not tip or stands or place.kept and not main.is_ancestor(place.kept, tip):
         return ""  # checked out; or what was kept for it is in no branch: it is not merged
     begun = [name for name in ("HEAD", state.task.base) if name and name != "after"]
     named = {main.run("rev-parse", "--symbolic-full-name", f"{name}{which}").text

@@ -74,10 +74,11 @@ def is_away(rung: str, fleet: Fleet | None) -> bool:
 
 def plan_rungs(state: TaskState, fleet: Fleet | None) -> tuple[str, ...]:
     """Return the rungs on which a task may start now, the best first."""
+    attempt = state.attempt
     ladder = plan_ladder(state.task, fleet)
-    if state.rung in ladder.rungs and (state.is_active or state.open or state.spoken):
-        return (state.rung,)
-    rungs = ladder.above(state.climbed) or ladder.rungs[-1:]
+    if attempt.rung in ladder.rungs and (state.is_active or attempt.open or attempt.spoken):
+        return (attempt.rung,)
+    rungs = ladder.above(attempt.climbed) or ladder.rungs[-1:]
     at_home = [rung for rung in rungs if not is_away(rung, fleet)]
     if not at_home:
         return rungs[:1]
@@ -86,10 +87,11 @@ def plan_rungs(state: TaskState, fleet: Fleet | None) -> tuple[str, ...]:
 
 def place_task(state: TaskState, fleet: Fleet | None) -> tuple[TaskSpec, Fleet | None]:
     """Return a task as it is done on its rung, and the fleet that serves it there."""
-    if state.rung == LOGIN:
+    rung = state.attempt.rung
+    if rung == LOGIN:
         return replace(state.task, model=None), None
-    if state.rung and not state.task.agent:
-        return replace(state.task, model=state.rung), fleet
+    if rung and not state.task.agent:
+        return replace(state.task, model=rung), fleet
     return state.task, fleet
 
 
@@ -107,8 +109,9 @@ def plan_climb(state: TaskState, ruling: Ruling, fleet: Fleet | None, *,
     is_final = ruling.to in ("failed", "parked") or ruling.cause != "stalled"
     if ruling.cause not in CLIMBING_CAUSES or not is_final:
         return ruling
-    failed = state.rung or plan_rungs(state, fleet)[0]
-    rungs = plan_ladder(state.task, fleet).above((*state.climbed, failed))
+    attempt = state.attempt
+    failed = attempt.rung or plan_rungs(state, fleet)[0]
+    rungs = plan_ladder(state.task, fleet).above((*attempt.climbed, failed))
     if not rungs:
         return ruling
     leaves = not is_away(failed, fleet) and all(is_away(rung, fleet) for rung in rungs)
@@ -127,7 +130,7 @@ CLIMBED_PROMPT = (
 def tell_climbed(state: TaskState, ruling: Ruling) -> str:
     """Return what the next model is told of the work of the one before."""
     words = ruling.feedback or f"It ended: {ruling.reason}."
-    return CLIMBED_PROMPT.format(base=state.base[:12], words=words)
+    return CLIMBED_PROMPT.format(base=state.place.base[:12], words=words)
 
 
 def describe_homes(done: Iterable[tuple[bool, str]], total: int) -> str:

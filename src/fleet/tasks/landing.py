@@ -39,8 +39,8 @@ def plan_landing(states: Mapping[str, TaskState], landed: Collection[str],
     what they come after.
     """
     able = {name: state for name, state in states.items()
-            if state.state == "done" and state.kept and not state.forgotten
-            and name not in landed and state.kept != state.base}
+            if state.state == "done" and state.place.kept and not state.wish.forgotten
+            and name not in landed and state.place.kept != state.place.base}
     held: dict[str, str] = {}
     for name, state in able.items():
         if find_twins(states, state):
@@ -87,13 +87,14 @@ def find_culprit(count: int, passes: Callable[[int], bool]) -> int:
 
 def can_go_back(state: TaskState, fleet: Fleet | None) -> bool:
     """Tell whether work that did not land gets another round: on its rung, or one above."""
-    return state.returned < state.task.rounds or climbs_to_land(state, fleet)
+    return state.attempt.returned < state.task.rounds or climbs_to_land(state, fleet)
 
 
 def climbs_to_land(state: TaskState, fleet: Fleet | None) -> bool:
     """Tell whether work that has no round left moves up; it never leaves the house for that."""
-    above = plan_ladder(state.task, fleet).above((*state.climbed, state.rung))
-    return state.returned >= state.task.rounds and bool(fleet) and any(
+    attempt = state.attempt
+    above = plan_ladder(state.task, fleet).above((*attempt.climbed, attempt.rung))
+    return attempt.returned >= state.task.rounds and bool(fleet) and any(
         not is_away(rung, fleet) for rung in above)
 
 

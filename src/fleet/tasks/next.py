@@ -65,8 +65,8 @@ def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float
     room = limits.most - sum(busy.values())
     ready = [state for state in states.values()
              if state.state == "waiting" and state.until <= now]
-    ready.sort(key=lambda state: (-state.task.priority, not state.open,
-                                  state.at if state.spoken else 0.0, state.order))
+    ready.sort(key=lambda state: (-state.task.priority, not state.attempt.open,
+                                  state.at if state.attempt.spoken else 0.0, state.order))
     starts: dict[str, str] = {}
     for state in ready:
         if len(starts) >= room:

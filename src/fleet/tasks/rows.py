@@ -65,7 +65,7 @@ class TaskSight(Record):
 
 def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
     """Return a row for each task in the file's order; twins by their verdict and size."""
-    shown = [state for state in sight.tasks.values() if not state.forgotten]
+    shown = [state for state in sight.tasks.values() if not state.wish.forgotten]
     firsts = {state.task.group: state.order for state in reversed(shown)}
     ranks = {"done": 0, "review": 1}
     return sorted((plan_task_row(state, sight) for state in shown), key=lambda row: (
@@ -75,7 +75,7 @@ def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
 def find_twins(states: Mapping[str, TaskState], state: TaskState) -> list[TaskState]:
     """Return the other tasks of the same group that are still in question."""
     return [other for other in states.values() if other.task.group == state.task.group
-            and other.task.times != 1 and other.name != state.name and not other.forgotten]
+            and other.task.times != 1 and other.name != state.name and not other.wish.forgotten]
 
 
 def find_best(rows: Sequence[TaskRow]) -> TaskRow | None:
@@ -104,14 +104,15 @@ def suggest_best(rows: Sequence[TaskRow]) -> str:
 
 def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     """Return what is shown of one task."""
+    place, attempt = state.place, state.attempt
     heard = sight.heard.get(state.name, Heard())
     alias = sight.limits.alias_of(state.name)
-    served = sight.served.get(state.session)
-    place = ""
+    served = sight.served.get(attempt.session)
+    where = ""
     if state.is_active:
-        place = served.node if served and served.node else alias
-    if state.climbed:
-        place = " → ".join([*state.climbed, place or state.rung or alias])
+        where = served.node if served and served.node else alias
+    if attempt.climbed:
+        where = " → ".join([*attempt.climbed, where or attempt.rung or alias])
     context = None
     window = sight.windows.get(alias)
     tokens = served.input_tokens if served else heard.context
@@ -120,20 +121,20 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
 
     loads = sight.loads.get(state.name, ())
     memory, cpu = map(sum, zip((0, 0.0), *loads))
-    files, plus, minus = (int(state.diff.get(word, 0)) for word in ("files", "plus", "minus"))
+    files, plus, minus = (int(place.diff.get(word, 0)) for word in ("files", "plus", "minus"))
     # A person's retry gives it all of them again.
-    tried = state.tried - state.first
-    tries = tried + state.task.tries - state.failures
-    if state.open or state.tried and state.is_over:
+    tried = attempt.tried - attempt.first
+    tries = tried + state.task.tries - attempt.failures
+    if attempt.open or attempt.tried and state.is_over:
         tries -= 1
     return TaskRow(
         state.name, state.task.group, state.state, f"{tried}/{tries}",
-        sight.now - state.at, state.total_at(sight.now) if state.tried else 0.0,
+        sight.now - state.at, state.total_at(sight.now) if attempt.tried else 0.0,
         sight.now - heard.last if heard.last else None, _describe_task(state, heard, sight),
-        context, files, plus, minus, place, state.rung, state.climbed,
-        int(memory), round(cpu, 1), len(loads), suggest_task_step(state), state.session,
-        state.branch, state.worktree if state.git else "", state.task.agent or "", alias,
-        state.reason, state.cause, state.confined, state.port)
+        context, files, plus, minus, where, attempt.rung, attempt.climbed,
+        int(memory), round(cpu, 1), len(loads), suggest_task_step(state), attempt.session,
+        place.branch, place.worktree if place.git else "", state.task.agent or "", alias,
+        state.reason, state.cause, place.confined, place.port)
 
 
 def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
@@ -145,7 +146,7 @@ def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
             return "for `run`"
         return explain_wait(state, sight.tasks, sight.limits, sight.now)
     if state.state == "asking":
-        return question_of(state.question.get("request", {}))
+        return question_of(state.wish.question.get("request", {}))
     if state.phase:
         return state.phase
     if state.state == "running":
@@ -176,7 +177,7 @@ def suggest_retry(states: Mapping[str, TaskState]) -> str:
         if (state.state in ("failed", "parked")
                 or state.state == "stopped" and state.name in stuck):
             word = "Try again: subagent-fleet task retry"
-        if word and not state.forgotten:
+        if word and not state.wish.forgotten:
             lines[word] = f"{lines.get(word, word)} {state.name}"
     return "\n".join(sorted(lines.values()))
 

@@ -48,7 +48,7 @@ def find_name(name: str, names: Iterable[str]) -> str:
 
 def is_another(state: TaskState, task: TaskSpec, origin: str) -> bool:
     """Tell whether a task of the file has a name that was typed for another before."""
-    return (origin == "file" and state.origin == "typed" and not state.forgotten
+    return (origin == "file" and state.origin == "typed" and not state.wish.forgotten
             and task.prompt != state.task.prompt)
 
 

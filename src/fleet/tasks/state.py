@@ -8,13 +8,14 @@ from fleet.config.keys import FILE_KEYS
 from fleet.config.rules import REVISION, TASK_NAME, obeys
 from fleet.config.task_file import TaskSpec
 from fleet.speech.claude_stream import CONTINUE_PROMPT
-from fleet.start.record import Record, fields, read, replace
+from fleet.start.record import Record, read, replace
 
 if TYPE_CHECKING:
     from typing import Any
 
 
-# A task is a TaskSpec (what a person wants) and a TaskState (where it stands). Its way:
+# A task is a TaskSpec (what a person wants) and a TaskState (where it stands): a Workplace, which
+# a fresh start replaces, an Attempt, and a Wish. Its way:
 #   waiting → running ⇄ asking → checking → done, or another of TERMINAL_STATES
 # `tasks/step` has every arrow; nothing else writes the name of a state.
 
@@ -30,13 +31,74 @@ FORMER_STATES = {"preparing": ("running", PREPARING), "starting": ("running", ST
                  "attached": ("stopped", "")}
 
 
-class OldPlace(Record):
-    """Where a task worked before a fresh start."""
+class Workplace(Record):
+    """Where a task works, and what came of it there: a fresh start gives it another one."""
 
-    branch: str
-    worktree: str
-    git: str
-    id: str
+    id: str = ""  # random; the locks of its worktrees carry it, since a name proves nothing
+    fresh: int = 0  # how many places it had before
+    base: str = ""  # the commit it began with
+    start: str = ""  # the commit of what was there when its agent came
+    branch: str = ""
+    tip: str = ""  # where the branch was when its work was last looked at
+    worktree: str = ""
+    git: str = ""  # the worktree's own git directory; "": not made, or tidied away
+    copies: tuple[str, ...] = ()
+    confined: str = ""  # the program that confines its commands, or no
+    port: int = 0  # the first of ten that are its own
+    prepared: bool = False  # setup has ended well
+    passes_on_base: bool | None = None  # its check, before any work
+    conflicts: tuple[str, ...] = ()  # files in which it began with conflict markers
+    kept: str = ""  # the commit for its branch, with which a task after it begins
+    diff: dict[str, Any] = {}  # files, plus, minus, commits
+    landed: str = ""  # the branch it has landed on
+
+    @property
+    def suffix(self) -> str:
+        """What sets its branch and worktree apart: no task's name has a dot."""
+        return f".{self.fresh + 1}" if self.fresh else ""
+
+
+class Attempt(Record):
+    """A task's last try, and what counts for its next one."""
+
+    tried: int = 0  # its number
+    first: int = 0  # tries before it was forgotten: those of another task of its name
+    open: bool = False  # it goes on with its next process
+    round: int = 0  # failed checks
+    stalls: int = 0
+    checks: tuple[int, ...] = ()  # their exit codes
+    check_seconds: float = 0.0
+    began: float = 0.0
+    worked: float = 0.0  # seconds
+    ended: float = 0.0  # what a person does then is not its time
+    spent: float = 0.0  # seconds of the tries before
+    # What a person's `retry` gives it again.
+    failures: int = 0  # tries that counted
+    lost: int = 0  # in a row
+    api_errors: int = 0  # in a row
+    returned: int = 0  # how often it was sent back because it did not land
+    # Its model.
+    rung: str = ""  # of its ladder, where it works or has worked last
+    climbed: tuple[str, ...] = ()  # the rungs on which it has failed
+    left_at: float = 0.0  # when it last moved up to what leaves the house
+    # Its process.
+    session: str = ""
+    spoken: bool = False  # the session exists: it is resumed
+    client: int = 0  # its process: for signals, and to tell its helpers from what it started
+    start_at: int = 0  # where the output of its process begins
+    heard_from: int = 0  # results before are of an earlier prompt
+    prompt: str = ""  # what it is told beside the task, until it has answered
+
+
+class Wish(Record):
+    """What a person wants of a task, and what it asks."""
+
+    says: tuple[str, ...] = ()  # not yet handed on
+    told: tuple[str, ...] = ()  # handed on: who has no memory gets it each time
+    question: dict[str, Any] = {}  # {"id": …, "request": …}
+    answer: dict[str, Any] = {}  # not yet handed on
+    stopping: bool = False  # its thread has not done so yet
+    forgotten: bool = False
 
 
 class TaskState(Record):
@@ -54,68 +116,18 @@ class TaskState(Record):
     cause: str = ""  # the same for programs
     until: float = 0.0  # it waits until then
     orders: tuple[str, ...] = ()  # the last ones that were obeyed: none is obeyed twice
-    # Where it works.
-    id: str = ""  # random; the locks of its worktrees carry it, since a name proves nothing
-    base: str = ""  # the commit it began with
-    start: str = ""  # the commit of what was there when its agent came
-    branch: str = ""
-    tip: str = ""  # where the branch was when its work was last looked at
-    worktree: str = ""
-    git: str = ""  # the worktree's own git directory; "": not made, or tidied away
-    copies: tuple[str, ...] = ()
-    confined: str = ""  # the program that confines its commands, or no
-    port: int = 0  # the first of ten that are its own
-    prepared: bool = False  # setup has ended well
-    fresh: int = 0  # how often a person has begun it anew
-    old: tuple[OldPlace, ...] = ()
-    # Its tries.
-    tried: int = 0  # the number of the last one
-    first: int = 0  # tries before it was forgotten: those of another task of its name
-    open: bool = False  # that try goes on with its next process
-    failures: int = 0  # tries that counted, since a person's last `retry`
-    round: int = 0  # failed checks of this try
-    lost: int = 0  # in a row
-    stalls: int = 0  # of this try
-    api_errors: int = 0  # in a row
-    began: float = 0.0
-    worked: float = 0.0  # seconds of this try
-    ended: float = 0.0  # when its last try was over: what a person does then is not its time
-    spent: float = 0.0  # seconds of the tries before this one
-    # Its model.
-    rung: str = ""  # of its ladder, where it works or has worked last
-    climbed: tuple[str, ...] = ()  # the rungs on which it has failed
-    left_at: float = 0.0  # when it last moved up to what leaves the house
-    # Its process.
-    session: str = ""
-    spoken: bool = False  # the session exists: it is resumed
-    client: int = 0  # its process: for signals, and to tell its helpers from what it started
-    start_at: int = 0  # where the output of its process begins
-    heard_from: int = 0  # results before are of an earlier prompt
-    prompt: str = ""  # what it is told beside the task, until it has answered
-    # What a person wants of it.
-    says: tuple[str, ...] = ()  # not yet handed on
-    told: tuple[str, ...] = ()  # handed on: who has no memory gets it each time
-    question: dict[str, Any] = {}  # {"id": …, "request": …}
-    answer: dict[str, Any] = {}  # not yet handed on
-    stopping: bool = False  # its thread has not done so yet
-    forgotten: bool = False
-    # Landing.
-    returned: int = 0  # how often it was sent back because it did not land
-    conflicts: tuple[str, ...] = ()  # files in which it then got conflict markers
-    landed: str = ""  # the branch it has landed on
-    # What it came to.
-    kept: str = ""  # the commit for its branch, with which a task after it begins
-    diff: dict[str, Any] = {}  # files, plus, minus, commits
-    checks: tuple[int, ...] = ()  # exit codes of this try
-    check_seconds: float = 0.0
-    passes_on_base: bool | None = None
+    place: Workplace = Workplace()
+    old: tuple[Workplace, ...] = ()  # its places before each fresh start
+    attempt: Attempt = Attempt()
+    wish: Wish = Wish()
 
     def _check(self) -> None:
         if self.task.name != self.name:
             raise ValueError("another task")
-        for name, pattern in _STATE_PATTERNS.items():
-            if not re.fullmatch(pattern, getattr(self, name), re.S):
-                raise ValueError(f"no {name}")
+        for record in (self, self.place, self.attempt, *self.old):
+            for name in _WORD_PATTERNS.keys() & vars(record).keys():
+                if not re.fullmatch(_WORD_PATTERNS[name], getattr(record, name), re.S):
+                    raise ValueError(f"no {name}")
 
     @property
     def is_over(self) -> bool:
@@ -124,10 +136,11 @@ class TaskState(Record):
 
     def total_at(self, now: float) -> float:
         """Return the seconds that all its tries have taken: never less than before."""
-        until = self.ended if self.ended >= self.began else self.at
-        if self.open and not self.is_over:
+        attempt = self.attempt
+        until = attempt.ended if attempt.ended >= attempt.began else self.at
+        if attempt.open and not self.is_over:
             until = now
-        return self.spent + (max(until - self.began, 0.0) if self.began else 0.0)
+        return attempt.spent + (max(until - attempt.began, 0.0) if attempt.began else 0.0)
 
     @property
     def asleep(self) -> bool:
@@ -152,7 +165,7 @@ class TaskState(Record):
 
 # What goes to git or to a program as a word: nothing that could be an option of it.
 _COMMIT = "([0-9a-f]{40,64})?"
-_STATE_PATTERNS = {
+_WORD_PATTERNS = {
     "base": _COMMIT, "start": _COMMIT, "tip": _COMMIT, "kept": _COMMIT,
     "session": "([0-9a-f-]{36})?", "id": "[0-9a-f]*",
     "branch": f"({REVISION.strip('^$')})?", "worktree": "(/.*)?", "git": "(/.*)?",
@@ -160,12 +173,29 @@ _STATE_PATTERNS = {
     "state": "|".join(STATES), "phase": f"({PREPARING}|{STARTING}|{ASLEEP})?"}
 
 
+# The records of a state. Its file has their keys beside its own, as it always had: programs
+# read it, and other versions of this one. Each name is therefore in one of them alone.
+PARTS = ("place", "attempt", "wish")
+
+
+def change(known: TaskState, **changes: Any) -> TaskState:
+    """Return a state with other values, each in the record that has the name."""
+    for part in PARTS:
+        record = getattr(known, part)
+        own = {name: changes.pop(name) for name in vars(record) if name in changes}
+        if own:
+            changes[part] = replace(record, **own)
+    return replace(known, **changes)
+
+
 def freeze(value: Any) -> Any:
     """Return a value as its file has it: of a record what is not as usual."""
     if isinstance(value, Record):
-        usual = value._usual
-        return {name: freeze(each) for name, each in vars(value).items()
-                if each != usual[name]}
+        frozen = {name: freeze(each) for name, each in vars(value).items()
+                  if each != value._usual[name]}
+        for part in PARTS if isinstance(value, TaskState) else ():
+            frozen.update(frozen.pop(part, {}))
+        return frozen
     return [freeze(each) for each in value] if isinstance(value, tuple) else value
 
 
@@ -183,40 +213,50 @@ def thaw_task(frozen: object) -> TaskSpec | None:
     return TaskSpec(**words)
 
 
-def _unpack_place(place: object) -> object:
-    """Return a place as it is kept now; earlier versions wrote its parts as lines."""
-    if not isinstance(place, str):
+def _renew(frozen: dict[str, Any]) -> dict[str, Any]:
+    """Return what a file says, as it is said now: what earlier versions wrote differently."""
+    renewed = {**frozen}
+    if isinstance(frozen.get("old"), list):
+        renewed["old"] = [_renew_place(*each) for each in enumerate(frozen["old"])]
+    former = FORMER_STATES.get(str(frozen.get("state")))
+    if former:
+        renewed["state"], renewed["phase"] = former
+    elif frozen.get("asleep"):
+        renewed["phase"] = ASLEEP
+    return renewed
+
+
+def _renew_place(number: int, place: object) -> object:
+    """Return a place of before a fresh start: once it was lines, later it had no number."""
+    if isinstance(place, str):
+        branch, worktree, git, _, identity = [*place.split("\n"), "", "", "", ""][:5]
+        place = {"branch": branch, "worktree": worktree, "git": git, "id": identity}
+    if not isinstance(place, dict):
         return place
-    branch, worktree, git, _, identity = [*place.split("\n"), "", "", "", ""][:5]
-    return {"branch": branch, "worktree": worktree, "git": git, "id": identity}
+    renewed = {name: value for name, value in place.items() if value != ""}
+    return {"fresh": number, **renewed} if number else renewed
 
 
 def thaw_state(frozen: object) -> TaskState | None:
     """Return the state that a file keeps; None if it is none or says what no state can."""
     if not isinstance(frozen, dict):
         return None
-    old = frozen.get("old")
-    if isinstance(old, list):
-        frozen = {**frozen, "old": [_unpack_place(place) for place in old]}
-    former = FORMER_STATES.get(str(frozen.get("state")))
-    if former:
-        frozen = {**frozen, "state": former[0], "phase": former[1]}
-    elif frozen.get("asleep"):
-        frozen = {**frozen, "phase": ASLEEP}
-    state = read(TaskState, frozen)
+    frozen = _renew(frozen)
+    state = read(TaskState, {**frozen, **dict.fromkeys(PARTS, frozen)})
     if state is None:
         return None
     state = replace(state, task=thaw_task(frozen["task"]),
                     newer=thaw_task(frozen.get("newer")))
     # What did not fit has its default, and differs.
-    fits = all(freeze(getattr(state, name)) == value for name, value in frozen.items()
-               if name in fields(TaskState))
+    fits = all(freeze(value) == frozen[name]
+               for record in (state, state.place, state.attempt, state.wish)
+               for name, value in vars(record).items() if name in frozen)
     return state if fits else None
 
 
 def can_accept(state: TaskState) -> bool:
     """Tell whether a person can accept a task: it has work, and nothing else calls it bad."""
-    return bool(state.kept) and (state.state == "review" or
+    return bool(state.place.kept) and (state.state == "review" or
                                  state.state == "parked" and state.cause == "scope")
 
 
@@ -226,9 +266,10 @@ def plan_first_words(state: TaskState) -> str:
     A session that is resumed knows the task; whoever else does it gets the whole
     of it each time.
     """
-    if state.spoken and state.task.talks:
-        return state.prompt or CONTINUE_PROMPT
-    notes = [note for note in state.told if note not in state.prompt]
-    if state.prompt not in ("", CONTINUE_PROMPT):
-        notes.append(state.prompt)
+    prompt = state.attempt.prompt
+    if state.attempt.spoken and state.task.talks:
+        return prompt or CONTINUE_PROMPT
+    notes = [note for note in state.wish.told if note not in prompt]
+    if prompt not in ("", CONTINUE_PROMPT):
+        notes.append(prompt)
     return "\n\n".join([state.task.prompt or "", *notes])

@@ -61,9 +61,12 @@ from fleet.tasks.state import (
     STARTING,
     STATES,
     TERMINAL_STATES,
-    OldPlace,
+    Attempt,
     TaskState,
+    Wish,
+    Workplace,
     can_accept,
+    change,
     thaw_task,
 )
 from fleet.tasks.verdict import Ruling, after_failure, judge
@@ -127,14 +130,15 @@ def step(state: TaskState, event: Event, now: float) -> Step:
 def _honor_wishes(made: Step, now: float) -> Step:
     """Do at once what a person has wanted meanwhile, where no agent of the task is at work."""
     state = made.state
-    if state.stopping and (state.state == "waiting" or state.asleep):
+    if state.wish.stopping and (state.state == "waiting" or state.asleep):
         reason = "stopped while no agent was running"
+        ended = now if state.attempt.open else state.attempt.ended
         state = _move(state, "stopped", now, reason=reason, stopping=False, open=False,
-                      ended=now if state.open else state.ended)
+                      ended=ended)
         return Step(state, tells=(*made.tells, ("stopped", reason)))
-    if state.asleep and state.answer:
-        state = _move(state, "waiting", now, prompt=tell_answers(state.answer))
-    elif state.asleep and state.says:
+    if state.asleep and state.wish.answer:
+        state = _move(state, "waiting", now, prompt=tell_answers(state.wish.answer))
+    elif state.asleep and state.wish.says:
         state = _move(state, "waiting", now, failures=0)
     return replace(made, state=state)
 
@@ -142,7 +146,7 @@ def _honor_wishes(made: Step, now: float) -> Step:
 def _move(state: TaskState, to: str, now: float, **changes: Any) -> TaskState:
     """Return a state after an arrow: what was said of the one before is no longer so."""
     usual = {"reason": "", "cause": "", "until": 0.0, "phase": "", "question": {}, "answer": {}}
-    return replace(state, **{**usual, **changes, "state": to, "at": now})
+    return change(state, **{**usual, **changes, "state": to, "at": now})
 
 
 # -- its way --
@@ -154,7 +158,7 @@ def _begin(state: TaskState, event: Begun, now: float) -> Step:
 
 def _enter(state: TaskState, event: Entered, now: float) -> Step:
     if state.is_over:
-        return Step(state, END_AGAIN if state.stopping else "")
+        return Step(state, END_AGAIN if state.wish.stopping else "")
     if state.phase in (PREPARING, STARTING):
         # Nothing was asked of an agent yet that counts: it is ended, and started again.
         return Step(state, MAKE_PLACE)
@@ -162,10 +166,10 @@ def _enter(state: TaskState, event: Entered, now: float) -> Step:
 
 
 def _plan(state: TaskState, event: Planned, now: float) -> Step:
-    state = replace(state, phase=PREPARING, **event.place)
-    if not state.open:
-        state = replace(state, open=True, tried=event.number, round=0, stalls=0, checks=(),
-                        worked=0.0, spent=state.total_at(now), began=now)
+    state = change(state, phase=PREPARING, **event.place)
+    if not state.attempt.open:
+        state = change(state, open=True, tried=event.number, round=0, stalls=0, checks=(),
+                       worked=0.0, spent=state.total_at(now), began=now)
     return Step(state)
 
 
@@ -174,14 +178,15 @@ def _make_ready(state: TaskState, event: Ready, now: float) -> Step:
 
 
 def _prepare_start(state: TaskState, event: Starting, now: float) -> Step:
-    words = "\n\n".join(filter(None, [state.prompt, *state.says]))
+    wish = state.wish
+    words = "\n\n".join(filter(None, [state.attempt.prompt, *wish.says]))
     return Step(_move(state, "running", now, phase=STARTING, session=event.session,
                       start_at=event.size, heard_from=event.size, prompt=words,
-                      told=(*state.told, *state.says), says=()))
+                      told=(*wish.told, *wish.says), says=()))
 
 
 def _start(state: TaskState, event: Started, now: float) -> Step:
-    word = "resumed" if state.spoken else "started"
+    word = "resumed" if state.attempt.spoken else "started"
     return Step(_move(state, "running", now, spoken=True, client=event.client), LISTEN,
                 ((word, event.words),))
 
@@ -214,12 +219,12 @@ def _answer(state: TaskState, event: Answered, now: float) -> Step:
 
 def _tell(state: TaskState, event: Told, now: float) -> Step:
     # More may have come since.
-    return Step(replace(state, says=state.says[len(event.says):]), "",
+    return Step(change(state, says=state.wish.says[len(event.says):]), "",
                 (("told", "; ".join(event.says)),))
 
 
 def _sleep(state: TaskState, event: Event, now: float) -> Step:
-    return Step(replace(state, phase=ASLEEP, prompt=""))
+    return Step(change(state, phase=ASLEEP, prompt=""))
 
 
 # -- how a process, a round or a try ends --
@@ -229,19 +234,20 @@ def _lose(state: TaskState, event: Lost, now: float) -> Step:
     """That is no failure of the task; a question stays open."""
     if state.state == "asking":
         return _sleep(state, event, now)
-    lost = state.lost + 1
+    attempt = state.attempt
+    lost = attempt.lost + 1
     if lost >= LOST_LIMIT:
         reason = f"its process ended {lost} times without a result: {event.last}"
         return _close_with(state, Ruling("parked", reason, cause="lost", ended="lost"))
-    prompt = LOST_PROMPT if event.has_begun else state.prompt
+    prompt = LOST_PROMPT if event.has_begun else attempt.prompt
     state = _move(state, "waiting", now, reason="its process ended", lost=lost, prompt=prompt,
-                  spoken=state.spoken and event.is_known,
-                  until=now + (2 ** state.lost if state.lost else 0))
+                  spoken=attempt.spoken and event.is_known,
+                  until=now + (2 ** attempt.lost if attempt.lost else 0))
     return Step(state, "", (("lost", "its process ended without a result; starting it again"),))
 
 
 def _stall(state: TaskState, event: Stalled, now: float) -> Step:
-    to = "failed" if state.stalls else "waiting"
+    to = "failed" if state.attempt.stalls else "waiting"
     return _close_with(state, Ruling(to, f"stalled: {event.how}", cause="stalled",
                                      ended="stalled"))
 
@@ -253,7 +259,7 @@ def _expire(state: TaskState, event: Expired, now: float) -> Step:
 
 
 def _fail_api(state: TaskState, event: ApiFailed, now: float) -> Step:
-    if event.is_final or state.api_errors + 1 >= API_ERRORS_LIMIT:
+    if event.is_final or state.attempt.api_errors + 1 >= API_ERRORS_LIMIT:
         return _close_with(state, Ruling("parked", event.text, cause=event.cause,
                                          ended="api_error"))
     return _close_with(state, Ruling("waiting", f"the model did not answer: {event.text}",
@@ -267,11 +273,12 @@ def _judge(state: TaskState, event: Checked, now: float) -> Step:
         return replace(_ask(state, asked, now), do=SLEEP)
     if ruling.to != "running":
         return _close_with(state, ruling)
-    seconds = f" after {state.check_seconds:.1f} s" if ruling.cause == "check" else ""
-    text = (f"{ruling.reason}{seconds}: sent back to the agent (round {state.round + 1} of "
+    number = state.attempt.round + 1
+    seconds = f" after {state.attempt.check_seconds:.1f} s" if ruling.cause == "check" else ""
+    text = (f"{ruling.reason}{seconds}: sent back to the agent (round {number} of "
             f"{state.task.rounds})")
     state = _move(state, "running", now, prompt=ruling.feedback, reason=ruling.reason, lost=0,
-                  round=state.round + 1)
+                  round=number)
     return Step(state, FEED_BACK, (("retrying", text),))
 
 
@@ -298,12 +305,13 @@ def _close_with(state: TaskState, ruling: Ruling) -> Step:
 def _close(state: TaskState, event: Closed, now: float) -> Step:
     """What a ruling has announced becomes so, now that nothing of the task runs."""
     ruling, words = event.ruling, event.words
+    attempt, wish = state.attempt, state.wish
     if ruling.to == "stopped" and event.left:
         words = f"still running: {event.left}"
         ruling = Ruling("parked", words, cause="still-alive")
-    state = replace(state, ended=now, prompt="" if event.had_agent else state.prompt)
+    state = change(state, ended=now, prompt="" if event.had_agent else attempt.prompt)
     changes: dict[str, Any] = {"reason": ruling.reason, "cause": ruling.cause}
-    if state.says and not state.stopping and ruling.to in ("done", "review", "failed"):
+    if wish.says and not wish.stopping and ruling.to in ("done", "review", "failed"):
         # Said since its agent has answered: it is not over yet.
         return Step(_move(state, "waiting", now, open=False, lost=0, failures=0), "",
                     (("waits", "to tell its agent what was said"),))
@@ -312,15 +320,15 @@ def _close(state: TaskState, event: Closed, now: float) -> Step:
         return Step(state, "", ((ruling.to, words),))
     if ruling.climbs:  # another model has no memory of this session
         state = _move(state, "waiting", now, open=False, lost=0, failures=0, api_errors=0,
-                      rung="", climbed=(*state.climbed, ruling.climbs), spoken=False,
-                      left_at=now if ruling.leaves else state.left_at,
+                      rung="", climbed=(*attempt.climbed, ruling.climbs), spoken=False,
+                      left_at=now if ruling.leaves else attempt.left_at,
                       prompt=tell_climbed(state, ruling), **changes)
         return Step(state, "", (("moves up", f"from {ruling.climbs}: {words}"),))
     if ruling.cause == "stalled":
-        changes.update(stalls=state.stalls + 1, prompt=CONTINUE_PROMPT)
+        changes.update(stalls=attempt.stalls + 1, prompt=CONTINUE_PROMPT)
     elif ruling.cause == "api":
-        wait = API_WAIT_SECONDS[min(state.api_errors, len(API_WAIT_SECONDS) - 1)]
-        changes.update(api_errors=state.api_errors + 1, until=now + wait,
+        wait = API_WAIT_SECONDS[min(attempt.api_errors, len(API_WAIT_SECONDS) - 1)]
+        changes.update(api_errors=attempt.api_errors + 1, until=now + wait,
                        prompt=CONTINUE_PROMPT)
     else:
         changes.update(_next_try(state, ruling, now))
@@ -330,9 +338,9 @@ def _close(state: TaskState, event: Closed, now: float) -> Step:
 
 def _next_try(state: TaskState, ruling: Ruling, now: float) -> dict[str, Any]:
     """Return what changes for a task whose try has failed, with tries left."""
-    wait = TRY_WAIT_SECONDS[min(state.failures, len(TRY_WAIT_SECONDS) - 1)]
+    wait = TRY_WAIT_SECONDS[min(state.attempt.failures, len(TRY_WAIT_SECONDS) - 1)]
     what = ruling.feedback or f"The last try failed: {ruling.reason}."
-    return {"open": False, "failures": state.failures + 1, "until": now + wait,
+    return {"open": False, "failures": state.attempt.failures + 1, "until": now + wait,
             "prompt": f"{what}\n\nTry again."}
 
 
@@ -347,22 +355,22 @@ def _end_again(state: TaskState, event: EndedAgain, now: float) -> Step:
 
 
 def _say(state: TaskState, event: SayOrder, now: float) -> Step:
-    state = replace(state, says=(*state.says, event.text))
+    state = change(state, says=(*state.wish.says, event.text))
     if state.is_over:
         state = _move(state, "waiting", now, open=False, failures=0)
     return Step(state)
 
 
 def _take_answer(state: TaskState, event: AnswerOrder, now: float) -> Step:
-    return Step(replace(state, answer=event.answers))
+    return Step(change(state, answer=event.answers))
 
 
 def _stop(state: TaskState, event: StopOrder, now: float) -> Step:
     if not state.is_over:
-        return Step(replace(state, stopping=True))
+        return Step(change(state, stopping=True))
     if state.cause != "still-alive":
         return Step(state)
-    return Step(replace(state, stopping=True), END_AGAIN)
+    return Step(change(state, stopping=True), END_AGAIN)
 
 
 def _retry(state: TaskState, event: RetryOrder, now: float) -> Step:
@@ -370,11 +378,11 @@ def _retry(state: TaskState, event: RetryOrder, now: float) -> Step:
     prompt = ""
     if event.fresh:
         state = plan_fresh(state)
-    elif task.prompt != state.task.prompt and state.spoken:
+    elif task.prompt != state.task.prompt and state.attempt.spoken:
         prompt = CHANGED_PROMPT.format(prompt=task.prompt)
     elif state.state != "done" and state.reason and state.cause not in ("", "lost"):
         prompt = f"The last try ended: {state.reason}. Try again."
-    says = (*state.says, event.say) if event.say else state.says
+    says = (*state.wish.says, event.say) if event.say else state.wish.says
     return Step(_move(state, "waiting", now, task=task, newer=None, open=False, failures=0,
                       lost=0, api_errors=0, returned=0, stopping=False, prompt=prompt, says=says,
                       forgotten=False))
@@ -389,7 +397,7 @@ def _accept(state: TaskState, event: AcceptOrder, now: float) -> Step:
 
 
 def _forget(state: TaskState, event: ForgetOrder, now: float) -> Step:
-    return Step(replace(state, forgotten=True))
+    return Step(change(state, forgotten=True))
 
 
 def _detach(state: TaskState, event: DetachOrder, now: float) -> Step:
@@ -397,21 +405,21 @@ def _detach(state: TaskState, event: DetachOrder, now: float) -> Step:
 
 
 def _leave_place(state: TaskState, event: GoneOrder, now: float) -> Step:
-    if event.git == state.git:
-        return Step(replace(state, prepared=False, git=""))
+    if event.git == state.place.git:
+        return Step(change(state, prepared=False, git=""))
     # One of before a fresh start.
     return Step(replace(state, old=tuple(
         place for place in state.old if place.git != event.git)))
 
 
 def _note_landing(state: TaskState, event: LandedOrder, now: float) -> Step:
-    if event.kept != state.kept:
+    if event.kept != state.place.kept:
         return Step(state)
-    return Step(replace(state, landed=event.into, reason=f"landed on {event.into}", cause=""))
+    return Step(change(state, landed=event.into, reason=f"landed on {event.into}", cause=""))
 
 
 def _evict(state: TaskState, event: EvictOrder, now: float) -> Step:
-    if event.kept != state.kept:
+    if event.kept != state.place.kept:
         return Step(state)
     return Step(replace(state, reason=f"did not land: {event.why}", cause="landing"))
 
@@ -421,17 +429,16 @@ def _return(state: TaskState, event: ReturnOrder, now: float) -> Step:
 
     What it changes is told from what has landed by its new base.
     """
-    if event.kept != state.kept:
+    if event.kept != state.place.kept:
         return Step(state)
-    fresh = replace(plan_fresh(state), base=event.tip, start=event.tip, kept=event.begin,
-                    told=state.told, conflicts=event.files)
+    attempt = state.attempt
+    rung, climbed, returned = attempt.rung, attempt.climbed, attempt.returned + 1
     if event.climbs:
-        fresh = replace(fresh, climbed=(*state.climbed, state.rung), returned=1)
-    else:
-        fresh = replace(fresh, rung=state.rung, climbed=state.climbed,
-                        returned=state.returned + 1)
-    return Step(_move(fresh, "waiting", now, reason=event.why, prompt=event.text), "",
-                (("sent back", event.why),))
+        rung, climbed, returned = "", (*climbed, rung), 1
+    fresh = _move(plan_fresh(state), "waiting", now, base=event.tip, start=event.tip,
+                  kept=event.begin, conflicts=event.files, told=state.wish.told, rung=rung,
+                  climbed=climbed, returned=returned, reason=event.why, prompt=event.text)
+    return Step(fresh, "", (("sent back", event.why),))
 
 
 def _merge(state: TaskState, event: BranchMerged, now: float) -> Step:
@@ -440,7 +447,7 @@ def _merge(state: TaskState, event: BranchMerged, now: float) -> Step:
 
 
 def _remove(state: TaskState, event: Removed, now: float) -> Step:
-    if state.origin != "file" or state.tried:
+    if state.origin != "file" or state.attempt.tried:
         return Step(state)
     return Step(_move(state, "stopped", now, reason="removed from the task file",
                       forgotten=True), "", (("removed", "it is no longer in the task file"),))
@@ -452,14 +459,15 @@ def _revise(state: TaskState, event: Revised, now: float) -> Step:
     One that was forgotten begins anew: in a file where it has changed, typed in any case.
     """
     task = event.task
-    if task == (state.newer or state.task) and not (state.forgotten
+    if task == (state.newer or state.task) and not (state.wish.forgotten
                                                     and event.origin == "typed"):
         return Step(state)
-    if state.forgotten:
-        return Step(replace(plan_fresh(state), task=task, newer=None, origin=event.origin,
-                            first=state.tried, spent=0.0, base=event.base or state.base))
-    if state.state == "waiting" and not state.start:
-        return Step(replace(state, task=task, newer=None, base=event.base or state.base))
+    base = event.base or state.place.base
+    if state.wish.forgotten:
+        return Step(_move(plan_fresh(state), "waiting", now, task=task, newer=None,
+                          origin=event.origin, first=state.attempt.tried, spent=0.0, base=base))
+    if state.state == "waiting" and not state.place.start:
+        return Step(change(state, task=task, newer=None, base=base))
     hot = replace(state.task, **{name: getattr(task, name) for name in HOT_KEYS})
     state = replace(state, task=hot, newer=task if task != hot else None)
     if not state.newer:
@@ -470,11 +478,11 @@ def _revise(state: TaskState, event: Revised, now: float) -> Step:
 
 def plan_fresh(state: TaskState) -> TaskState:
     """Return a task that begins anew, with another worktree, branch and session."""
-    kept = {name: getattr(state, name) for name in (
-        "name", "task", "order", "origin", "newer", "at", "orders", "base", "tried", "first")}
-    place = OldPlace(state.branch, state.worktree, state.git, state.id)
-    return TaskState(**kept, fresh=state.fresh + 1, spent=state.total_at(state.at),
-                     old=(*state.old, place) if state.git else state.old)
+    place, attempt = state.place, state.attempt
+    return replace(state, place=Workplace(base=place.base, fresh=place.fresh + 1),
+                   old=(*state.old, place) if place.git else state.old,
+                   attempt=Attempt(attempt.tried, attempt.first, spent=state.total_at(state.at)),
+                   wish=Wish())
 
 
 # -- the table --

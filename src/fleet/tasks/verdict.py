@@ -63,7 +63,7 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
     problem = _find_problem(task, work, code, output)
     if problem.cause == "asks":
         return Ruling("asking")
-    if problem.cause and task.talks and state.round < task.rounds:
+    if problem.cause and task.talks and state.attempt.round < task.rounds:
         return replace(problem, to="running")
     if work.outside:
         return rule_out(task, work)
@@ -113,7 +113,7 @@ def rule_out(task: TaskSpec, work: WorkDone) -> Ruling:
 
 def after_failure(state: TaskState, problem: str, cause: str) -> Ruling:
     """Return what becomes of a task whose try has failed."""
-    to = "waiting" if state.failures + 1 < state.task.tries else "failed"
+    to = "waiting" if state.attempt.failures + 1 < state.task.tries else "failed"
     return Ruling(to, problem, cause=cause)
 
 
@@ -135,18 +135,19 @@ def find_flags(task: TaskSpec, heard: Heard, work: WorkDone) -> list[str]:
 def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
                  ended: str) -> dict[str, Any]:
     """Return what a try came to: no prompt, no answer."""
+    place, attempt = state.place, state.attempt
     return {
-        "schema": "subagent-fleet/receipt/1", "task": state.name, "try": state.tried,
-        "session": state.session, "agent": state.task.agent or "", "alias": alias,
-        "rung": state.rung, "climbed": list(state.climbed),
-        "base": state.base, "head": work.head, "snapshot": work.ref, "ended": ended,
-        "confined": state.confined or "no",
+        "schema": "subagent-fleet/receipt/1", "task": state.name, "try": attempt.tried,
+        "session": attempt.session, "agent": state.task.agent or "", "alias": alias,
+        "rung": attempt.rung, "climbed": list(attempt.climbed),
+        "base": place.base, "head": work.head, "snapshot": work.ref, "ended": ended,
+        "confined": place.confined or "no",
         **{name: getattr(heard, name) for name in (
             "turns", "tools", "tool_errors", "denied", "questions", "subagents")},
         "commits": work.commits, "files": [list(one) for one in work.files],
-        "outside": list(work.outside), "stalls": state.stalls,
+        "outside": list(work.outside), "stalls": attempt.stalls,
         "check": {"command": state.task.check or "", "in": state.task.check_in,
-                  "rounds": list(state.checks), "passes_on_base": state.passes_on_base},
+                  "rounds": list(attempt.checks), "passes_on_base": place.passes_on_base},
         "flags": find_flags(state.task, heard, work)}
 
 

@@ -277,7 +277,7 @@ class Exam:
                 receipt = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
                 outcome = find_outcome(state, receipt, examinee)
                 if outcome == "passed":
-                    codes, output = self._check(room.git, state.kept, fix, 1)
+                    codes, output = self._check(room.git, state.place.kept, fix, 1)
                     code = next(iter(codes), 1)
                     if code:
                         outcome = "check"

@@ -206,7 +206,7 @@ def report_task(row: TaskRow, state: TaskState) -> dict[str, Any]:
     level = TASK_ROLES.get(row.state, "wait")
     fix = f"`{row.fix}`" if row.fix else ""
     answers = ""
-    questions = (questions_in(state.question.get("request", {}))
+    questions = (questions_in(state.wish.question.get("request", {}))
                  if row.state == "asking" else [])
     if len(questions) == 1:
         answers = "\n".join(f"{label}: {fix[:-1]} {number}`"

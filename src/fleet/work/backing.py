@@ -140,7 +140,7 @@ def end_serving(folder: Folder) -> bool:
     """End the gateway started for agents, now that there are none; tell whether it ran."""
     world = folder.world
     pid = world.read_part(folder.place("serve.pid"), 0, 32)
-    if any(state.is_active or state.spoken and folder.is_attached(name)
+    if any(state.is_active or state.attempt.spoken and folder.is_attached(name)
            for name, state in folder.read_states()[0].items()):
         return False
     if not pid.isdigit() or not world.is_held(folder.place("serve.alive")):

@@ -26,7 +26,7 @@ def find_target(folder: Folder, chosen: str) -> str:
         return chosen
     head = folder.world.run_git(["symbolic-ref", "--quiet", "HEAD"], folder.repository.top)
     branch = head.text.removeprefix("refs/heads/")
-    taken = {state.branch for state in folder.read_states()[0].values()}
+    taken = {state.place.branch for state in folder.read_states()[0].values()}
     if not branch or branch in taken or branch == LANDED_BRANCH:
         where = f"on `{branch}`" if branch else "on no branch"
         raise FleetError("no-target", f"your checkout is {where}, where nothing can land",
@@ -61,22 +61,22 @@ def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: boo
         if has_moved:
             where = landed.into
     # A person may have moved their branch to `run/landed` by hand.
-    taken = [name for name, state in states.items() if state.landed == LANDED_BRANCH != where
+    taken = [name for name, state in states.items() if state.place.landed == LANDED_BRANCH != where
              and name not in {*landed.returned, *landed.evicted, *landed.held}]
     orders: list[dict[str, Any]] = [
-        {"do": "landed", "task": name, "into": where, "kept": states[name].kept}
-        for name in dict.fromkeys([*landed.names, *taken]) if states[name].landed != where]
+        {"do": "landed", "task": name, "into": where, "kept": states[name].place.kept}
+        for name in dict.fromkeys([*landed.names, *taken]) if states[name].place.landed != where]
     for name, back in {**landed.returned, **landed.evicted}.items():
         state = states[name]
         folder.world.replace_files(
             [(folder.of_try(state, "landing.log"), f"{back.feedback}\n".encode(), 0o600)])
         if name in landed.returned:
             orders.append({
-                "do": "return", "task": name, "kept": state.kept, "tip": landed.tip,
+                "do": "return", "task": name, "kept": state.place.kept, "tip": landed.tip,
                 "begin": back.begin, "files": [*back.files], "why": back.why,
                 "text": back.feedback})
         else:
-            orders.append({"do": "evict", "task": name, "kept": state.kept, "why": back.why})
+            orders.append({"do": "evict", "task": name, "kept": state.place.kept, "why": back.why})
     order(orders)
     return landed
 
@@ -138,8 +138,9 @@ class Lander:
         if self._thread:
             self._thread = None
             return True  # its orders are to be obeyed first
-        done = {(state.name, state.kept) for state in list(self._job.supervisor.tasks.values())
-                if state.state == "done" and state.landed == "" and not state.forgotten
+        tasks = list(self._job.supervisor.tasks.values())
+        done = {(state.name, state.place.kept) for state in tasks if state.state == "done"
+                and not state.place.landed and not state.wish.forgotten
                 and (not self._job.only or state.name in self._job.only)}
         if not done - self._tried and (not is_last or self._has_ended):
             return False

@@ -31,7 +31,7 @@ def match_tasks(folder: Folder, options: Namespace, command: str) -> list[TaskSt
     A task that was forgotten can be tidied, and comes back when it is retried by its name.
     """
     tasks = {name: state for name, state in see_states(folder)[0].items()
-             if not state.forgotten or command == "task tidy"
+             if not state.wish.forgotten or command == "task tidy"
              or (command == "task retry" and name in options.patterns)}
     if not options.patterns:
         return list(tasks.values())
@@ -104,12 +104,12 @@ def explain_no_answer(folder: Folder) -> str:
 def is_carried_out(kind: str, before: TaskState | None, state: TaskState) -> bool:
     """Tell whether an order that was written down has come to what it is for."""
     if kind == "say":
-        return not (state.says and state.state == "running" and state.task.talks)
+        return not (state.wish.says and state.state == "running" and state.task.talks)
     if kind == "stop":
-        return state.is_over and not state.stopping
+        return state.is_over and not state.wish.stopping
     if kind == "answer":  # its next question may come at once
         return state.state != "asking" or before is not None and \
-            state.question != before.question
+            state.wish.question != before.wish.question
     return True
 
 

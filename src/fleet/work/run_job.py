@@ -236,7 +236,7 @@ class RunJob:
     def find_meant(self) -> tuple[dict[str, TaskState], bool]:
         """Return the tasks that were named or else changed; all, and True, if none did."""
         tasks = {name: state for name, state in self.folder.read_states()[0].items()
-                 if not state.forgotten and (not self.only or name in self.only)}
+                 if not state.wish.forgotten and (not self.only or name in self.only)}
         changed = {name: state for name, state in tasks.items()
                    if self.over.get(name) != state.at}
         is_idle = not changed and not self.only

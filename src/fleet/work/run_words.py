@@ -129,7 +129,7 @@ def tell_homes(job: RunJob, tasks: Mapping[str, TaskState]) -> str:
     """Return where tasks with a ladder were done, as their receipts say; or nothing."""
     fleet = job.backing.fleet
     meant = [state for state in tasks.values()
-             if state.tried and len(plan_ladder(state.task, fleet).rungs) > 1]
+             if state.attempt.tried and len(plan_ladder(state.task, fleet).rungs) > 1]
     if not fleet or not meant:
         return ""
     done = []

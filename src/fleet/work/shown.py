@@ -39,14 +39,14 @@ def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
                                  "--format=%(refname:lstrip=2)",
                                  "refs/heads").text.split("\n")
     done = [state for state in states.values()
-            if state.state == "done" and not state.forgotten and state.kept
-            and state.branch in waiting]
+            if state.state == "done" and not state.wish.forgotten and state.place.kept
+            and state.place.branch in waiting]
     if not done:
         return ""
     look = f"Look at what is done: subagent-fleet task diff {done[0].name}\n"
     if done[1:]:
         return f"{look}Merge all {len(done)}, checked as a whole: subagent-fleet task land"
-    branch = done[0].branch
+    branch = done[0].place.branch
     if git_of(folder).commit_of(f"refs/tags/{branch}"):  # git would take the tag
         branch = f"refs/heads/{branch}"
     return f"{look}Merge: git merge {branch}"
@@ -138,7 +138,7 @@ def find_task_rows(world: World, fleet: Fleet | None, options: Namespace) -> lis
 def find_task(folder: Folder, name: str, command: str) -> TaskState:
     """Return a task by its name, or refuse."""
     tasks = see_states(folder)[0]
-    known = [one for one, state in tasks.items() if not state.forgotten]
+    known = [one for one, state in tasks.items() if not state.wish.forgotten]
     check_names("task", [name], known, command)
     if tasks[name].state == UNREADABLE:
         path = folder.of_task(name, "state.json")

@@ -127,7 +127,7 @@ def find_task_file(folder: Folder, options: Namespace) -> str:
     world, repository = folder.world, folder.repository
     directory = world.real_path(world.directory)
     if options.everywhere or repository.top != repository.main and any(
-            state.worktree == repository.top for state in folder.read_states()[0].values()):
+            state.place.worktree == repository.top for state in folder.read_states()[0].values()):
         directory = repository.main
     return search_config(world, directory, shown=directory, names=TASK_FILES)
 
@@ -145,7 +145,7 @@ class KnownTasks(Record):
         """The names that a new task cannot have."""
         names = set(self.plan.tasks)
         for state in self.states.values():
-            if not state.forgotten:
+            if not state.wish.forgotten:
                 names |= {state.name, state.task.group}
         return names
 
