@@ -31402,7 +31402,7 @@ def show_key(word: str, value: object) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-# == commands/task_orders.py, from line 47 ====================================
+# == commands/task_orders.py, from line 46 ====================================
 #
 # `task add`, `say`, `answer`, `stop`, `retry`, `accept`, `forget`.
 
@@ -31442,21 +31442,21 @@ def cmd_task_say(options: Namespace, world: World) -> int:
 @command("task answer", "answer what agents ask; without words, show the questions",
          MAYBE_TASK,
          Flag("words", "a number or your words, one for each question", "ANSWER",
-              {"nargs": "*", "default": []}), JSON, group=WORK,
+              {"nargs": "*", "default": []}), group=WORK,
          examples=("task answer", "task answer jwt-a 1"))
 def cmd_task_answer(options: Namespace, world: World) -> int:
     folder = open_folder(world)
     name = options.task
     if not name:
         return show_questions([state for state in see_states(folder)[0].values()
-                               if state.state == "asking"], options, world)
+                               if state.state == "asking"], world)
     state = find_task(folder, name, "task answer")
     if state.state != "asking":
         raise FleetError("no-question", f"{name} has no open question (it is {state.state})",
                          fix=f"subagent-fleet tasks {name}" if state.is_over
                          else f"subagent-fleet task say {name} TEXT")
     if not options.words:
-        return show_questions([state], options, world)
+        return show_questions([state], world)
     open_tasks(folder)
     request = state.wish.question.get("request") or {}
     answers = plan_answers(request, options.words)
@@ -31471,16 +31471,10 @@ def cmd_task_answer(options: Namespace, world: World) -> int:
     return tell_outcomes([(name, "answered", ", ".join(answers.values()))], folder, carried)
 
 
-def show_questions(states: Sequence[TaskState], options: Namespace, world: World) -> int:
+def show_questions(states: Sequence[TaskState], world: World) -> int:
     """Print what is asked, with numbers to answer by."""
     asked = {state.name: questions_in(state.wish.question.get("request") or {})
              for state in states}
-    if options.json:
-        print_report(world, "task answer", {"questions": [
-            {"task": name, "questions": [{"question": question, "choices": labels}
-                                         for question, labels in questions]}
-            for name, questions in asked.items()]})
-        return EXIT_OK
     if not asked:
         world.out("No task has an open question.\n")
     look = look_of(world)
@@ -31827,12 +31821,12 @@ def _format_block(block: object) -> str:
     return f"{'error' if block.get('is_error') else 'result':10} {str(said)[:200]}"
 
 
-# == commands/task_diff.py, from line 24 ======================================
+# == commands/task_diff.py, from line 23 ======================================
 #
 # `task diff`: what a task has changed.
 
 @command("task diff", "show what a task has changed, untracked files included", NAMED_TASK,
-         Flag("--stat", "only which files, and how much"), JSON, group=WORK,
+         Flag("--stat", "only which files, and how much"), group=WORK,
          examples=("task diff parser", "task diff parser --stat"))
 def cmd_task_diff(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
@@ -31848,16 +31842,9 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
                          f"{state.name} has no work to show (it is {state.state}{why})",
                          fix=f"subagent-fleet tasks {state.name}")
     words = ["diff", "--no-ext-diff", "--no-textconv", "-O/dev/null"]
-    if options.json:  # which are the numbers of --stat
-        words += ["--numstat", "-z", "--no-renames"]
-    elif options.stat:
+    if options.stat:
         words.append("--stat")
     text = git_of(folder).out(*words, "--end-of-options", place.base, after)
-    if options.json:
-        files = [entry.split("\t") for entry in text.split("\0") if entry]
-        print_report(world, "task diff", {"task": state.name, "base": place.base,
-                                              "after": after, "files": files})
-        return EXIT_OK
     if text:
         text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") + "\n"
         world.write(clean_text(text) if world.is_terminal() else text)
@@ -31912,14 +31899,14 @@ def cmd_task_land(options: Namespace, world: World) -> int:
     return EXIT_OK if is_good else EXIT_PROBLEM
 
 
-# == commands/task_tidy.py, from line 30 ======================================
+# == commands/task_tidy.py, from line 29 ======================================
 #
 # `task tidy`: drop worktrees that are no longer needed.
 
 @command("task tidy", "remove worktrees of finished tasks, where nothing is lost",
          replace(TASK_PATTERNS, more={"nargs": "*", "default": []}),
          Flag("--dry-run", "only show what would be removed"),
-         Flag("--ignored", "also delete ignored files that are new or changed"), JSON,
+         Flag("--ignored", "also delete ignored files that are new or changed"),
          group=WORK, examples=("task tidy --dry-run", "task tidy 'jwt-*'"))
 def cmd_task_tidy(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
@@ -31935,9 +31922,6 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
                           options)
         elif each.place.branch and each.is_over:
             plans += tidy_branch(folder, each, is_dry=options.dry_run)
-    if options.json:
-        print_report(world, "task tidy", {"worktrees": [vars(plan) for plan in plans]})
-        return EXIT_OK
     text = format_tidying(plans, look_of(world), is_dry=options.dry_run)
     world.out(text or "Nothing to tidy.\n")
     waiting = suggest_merge(folder, {state.name: state for state in states})
@@ -33266,12 +33250,6 @@ Other commands print these keys:
   (`commit`, `check`: a digest, `repository`, `model`, `outcome`: passed, check, diff, asked,
   deadline, stalled or context, `number`, `digest`, `code`, `seconds`, `turns`, `input`,
   `output`, `date`), `not_counted`
-- `task answer`: `questions` (`task`, `questions`: `question`, `choices`)
-- `task diff`: `task`, `base`, `after` (a ref or a tree), `files` (lines added, lines removed,
-  path)
-- `task tidy`: `worktrees` (`name`, `removes`, `why` not, `saved`: a ref, `files` in no
-  commit, `ignored`, `ignored_bytes`, `branch` that is deleted as well, `is_empty`: it had no
-  commit, `worktree`)
 """
 ENVIRONMENT_PAGE = r"""# Variables
 
@@ -33649,6 +33627,9 @@ FORMER_FLAGS = {  # what a command had once, and what is typed now
     "env --shell": "subagent-fleet launch claude  (in any shell; `env` is for sh, bash and zsh)",
     "serve --no-receipts": "leave it out: a receipt holds no prompt and no answer",
     "skills list --json": "subagent-fleet skills list",
+    "task answer --json": "subagent-fleet tasks --json",
+    "task diff --json": "subagent-fleet task diff NAME --stat",
+    "task tidy --json": "subagent-fleet task tidy --dry-run",
     "trace --prompts": "Claude Code keeps them: ~/.claude/projects",
     "trace --requests": "subagent-fleet logs --session ID",
     "trust --json": "subagent-fleet trust --show",

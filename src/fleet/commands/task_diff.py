@@ -3,8 +3,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.cli.rows import JSON, WORK, Flag, command
-from fleet.cli.say import print_report
+from fleet.cli.rows import WORK, Flag, command
 from fleet.runs.git import git_of
 from fleet.runs.place import git_in
 from fleet.runs.snapshot import store_tree
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @command("task diff", "show what a task has changed, untracked files included", NAMED_TASK,
-         Flag("--stat", "only which files, and how much"), JSON, group=WORK,
+         Flag("--stat", "only which files, and how much"), group=WORK,
          examples=("task diff parser", "task diff parser --stat"))
 def cmd_task_diff(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
@@ -38,16 +37,9 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
                          f"{state.name} has no work to show (it is {state.state}{why})",
                          fix=f"subagent-fleet tasks {state.name}")
     words = ["diff", "--no-ext-diff", "--no-textconv", "-O/dev/null"]
-    if options.json:  # which are the numbers of --stat
-        words += ["--numstat", "-z", "--no-renames"]
-    elif options.stat:
+    if options.stat:
         words.append("--stat")
     text = git_of(folder).out(*words, "--end-of-options", place.base, after)
-    if options.json:
-        files = [entry.split("\t") for entry in text.split("\0") if entry]
-        print_report(world, "task diff", {"task": state.name, "base": place.base,
-                                              "after": after, "files": files})
-        return EXIT_OK
     if text:
         text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace") + "\n"
         world.write(clean_text(text) if world.is_terminal() else text)

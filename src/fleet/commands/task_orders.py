@@ -3,8 +3,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.cli.rows import CONFIG, JSON, TRUST, WORK, YES, Flag, command
-from fleet.cli.say import print_report
+from fleet.cli.rows import CONFIG, TRUST, WORK, YES, Flag, command
 from fleet.runs.agent import shorten
 from fleet.runs.see import see_states
 from fleet.speech.claude_stream import plan_answers, questions_in
@@ -80,21 +79,21 @@ def cmd_task_say(options: Namespace, world: World) -> int:
 @command("task answer", "answer what agents ask; without words, show the questions",
          MAYBE_TASK,
          Flag("words", "a number or your words, one for each question", "ANSWER",
-              {"nargs": "*", "default": []}), JSON, group=WORK,
+              {"nargs": "*", "default": []}), group=WORK,
          examples=("task answer", "task answer jwt-a 1"))
 def cmd_task_answer(options: Namespace, world: World) -> int:
     folder = open_folder(world)
     name = options.task
     if not name:
         return show_questions([state for state in see_states(folder)[0].values()
-                               if state.state == "asking"], options, world)
+                               if state.state == "asking"], world)
     state = find_task(folder, name, "task answer")
     if state.state != "asking":
         raise FleetError("no-question", f"{name} has no open question (it is {state.state})",
                          fix=f"subagent-fleet tasks {name}" if state.is_over
                          else f"subagent-fleet task say {name} TEXT")
     if not options.words:
-        return show_questions([state], options, world)
+        return show_questions([state], world)
     open_tasks(folder)
     request = state.wish.question.get("request") or {}
     answers = plan_answers(request, options.words)
@@ -109,16 +108,10 @@ def cmd_task_answer(options: Namespace, world: World) -> int:
     return tell_outcomes([(name, "answered", ", ".join(answers.values()))], folder, carried)
 
 
-def show_questions(states: Sequence[TaskState], options: Namespace, world: World) -> int:
+def show_questions(states: Sequence[TaskState], world: World) -> int:
     """Print what is asked, with numbers to answer by."""
     asked = {state.name: questions_in(state.wish.question.get("request") or {})
              for state in states}
-    if options.json:
-        print_report(world, "task answer", {"questions": [
-            {"task": name, "questions": [{"question": question, "choices": labels}
-                                         for question, labels in questions]}
-            for name, questions in asked.items()]})
-        return EXIT_OK
     if not asked:
         world.out("No task has an open question.\n")
     look = look_of(world)

@@ -3,8 +3,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.cli.rows import JSON, WORK, Flag, command
-from fleet.cli.say import print_report
+from fleet.cli.rows import WORK, Flag, command
 from fleet.runs.git import git_of
 from fleet.runs.tidy import Tidying, droppable_tip, tidy_task
 from fleet.start.constants import EXIT_OK
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 @command("task tidy", "remove worktrees of finished tasks, where nothing is lost",
          replace(TASK_PATTERNS, more={"nargs": "*", "default": []}),
          Flag("--dry-run", "only show what would be removed"),
-         Flag("--ignored", "also delete ignored files that are new or changed"), JSON,
+         Flag("--ignored", "also delete ignored files that are new or changed"),
          group=WORK, examples=("task tidy --dry-run", "task tidy 'jwt-*'"))
 def cmd_task_tidy(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
@@ -46,9 +45,6 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
                           options)
         elif each.place.branch and each.is_over:
             plans += tidy_branch(folder, each, is_dry=options.dry_run)
-    if options.json:
-        print_report(world, "task tidy", {"worktrees": [vars(plan) for plan in plans]})
-        return EXIT_OK
     text = format_tidying(plans, look_of(world), is_dry=options.dry_run)
     world.out(text or "Nothing to tidy.\n")
     waiting = suggest_merge(folder, {state.name: state for state in states})
