@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import subagent_fleet as sf
 from run_kit import FLEET, shell
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"),
@@ -274,7 +275,10 @@ def test_a_revision_that_is_an_option_of_git_writes_nothing(shop):
                   ("tasks", "t")):
         shop.type(*words)
     assert not target.exists()
-    assert '"bad-state"' in shop.type("tasks", "t", "--json").out and shop.type("task", "diff", "t").code
+    with pytest.raises(sf.FleetError) as caught:
+        folder = sf.Folder(sf.World(), sf.find_repository(sf.World(), str(shop.repo)))
+        sf.find_task(folder, "t", "task diff")
+    assert caught.value.slug == "bad-state"
     assert shop.tip("t"), "its branch has gone"
 
 
