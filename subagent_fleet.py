@@ -23844,12 +23844,14 @@ def _hear(world: World, node: Node, model: Model, question: Question,
 # can. A question is a commit whose tests fail on its parent and pass on it, each time of two.
 # Nothing of it is where a model works: that is a repository which holds the parent's files
 # and no other object. It is a task of `run` with what the commit says of itself for a prompt.
-# Then the tests of the fix replace those of the model, and the check decides.
+# Then a second task, whose coder does nothing, runs the check on the model's files with all
+# that tests them from the fix. Example: a model that writes `exit 0` into tests/a_test.sh, and
+# `test:;true` into a new GNUmakefile, is checked by the fix's test and without a GNUmakefile.
 
 EXAM_FILE = f"{STATE_DIRECTORY}/exam.json"
 EXAM_COMMITS = 2_000  # are looked at, the newest
 FIX_LINES, FIX_FILES = 200, 10  # of a small fix, its tests aside
-PROOF_SECONDS = 300.0  # for a check; longer ones make no question
+PROOF_SECONDS = 300  # for a check; longer ones make no question
 EXAM_DEADLINE_SECONDS = 1800  # of a question, where tasks.yaml has no other
 FAILING_TESTS = 20  # that are named to a model
 # What a project is usually checked with, by a file at its top;
@@ -23867,6 +23869,17 @@ _GENERATED_PATH = LatePattern(
     r"(^|/)(dist|vendor|node_modules|third_party|generated)/|\.lock$"
     r"|-lock\.\w+$|(^|/)go\.sum$"
     r"|\.min\.\w+$|_pb2\w*\.py$|\.pb\.go$|\.snap$")
+# What decides beside the tests how they are run: of programs, of build tools, of languages.
+_RUNNER_PATH = LatePattern(
+    r"(?i)(^|/)(\.|__mocks__/|(minitest|rspec)[/.]|[^/]*\.(dist|egg)-info/)"
+    r"|(^|/)((gnu)?makefile|justfile|taskfile|rakefile|gemfile|dockerfile|cmakelists)(\.\w+)?$"
+    r"|(^|/)((package|composer|deno|tsconfig[^/]*)\.json|(pom|build|phpunit[^/]*)\.xml)$"
+    r"|(^|/)((setup|noxfile|sitecustomize|usercustomize)\.py|build\.rs|mix\.exs|meson\.build"
+    r"|go\.(mod|work)|gradlew|mvnw|configure)$"
+    r"|\.(toml|ini|cfg|pth|mk|cmake|gradle|kts|sbt|[a-z]+proj|props|targets)$"
+    r"|\.(config|conf|setup)\.\w+$")
+_SCRIPT_PATH = LatePattern(r"(?i)\.((ba|z|k)?sh|bat|cmd|ps1)$")
+_MODULE_PATH = LatePattern(r"(?i)\.(py[cdw]?|so)$")
 _REVERT = LatePattern(r"(?im)^revert\b|^this reverts commit")
 SAYS_FIX = LatePattern(r"(?i)\b(fix|bug|repair|correct|crash|regress|wrong|broken|handle)|#\d")
 _TRAILER = LatePattern(r"(?im)^(signed-off|co-authored|reviewed|acked|change-id)\S*:.*\n?")
@@ -23886,6 +23899,7 @@ class Fix(Record):
     parent: str
     message: str
     tests: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()  # what else it changes
     flaw: str = ""
 
 
@@ -23904,7 +23918,8 @@ def parse_fixes(log: str) -> Iterator[Fix]:
         flaw = "is a merge" if more else find_flaw(parent, message, sizes,
                                                    has_link=bool(links))
         tests = tuple(path for path in sizes if TEST_PATH.search(path))
-        yield Fix(commit, parent, _TRAILER.sub("", message).strip(), tests, flaw)
+        code = tuple(path for path in sizes if path not in tests)
+        yield Fix(commit, parent, _TRAILER.sub("", message).strip(), tests, code, flaw)
 
 
 def find_flaw(parent: str, message: str, sizes: Mapping[str, int], *, has_link: bool) -> str:
@@ -23933,8 +23948,54 @@ def render_question(fix: Fix, failed: Sequence[str], check: str) -> str:
     names = "\n".join(f"- {name}" for name in failed or fix.tests)
     return (f"{fix.message}\n\nThis is not done yet in this repository: do it. These tests "
             f"fail now and must pass; their newest form is not here:\n\n{names}\n\n"
-            f"They are run with `{check}`. Your own changes to tests do not count. Nobody "
-            "can answer questions.")
+            f"They are run with `{check}`. Your own changes to tests, and to what runs them, "
+            "do not count, and neither do new Python modules outside of packages. Nobody can "
+            "answer questions.")
+
+
+# -- what it is checked on --
+
+
+def choose_files(work: Sequence[str], right: Sequence[str], before: Sequence[str],
+                 changed: Sequence[str], commands: Sequence[str]) -> list[str]:
+    """Return the files on which work is checked, as entries of a tree.
+
+    `work`, `right` and `before` are the entries of a model's tree, of the fix's and of its
+    parent's; `changed` is the code that the fix changes. What tests, and what decides how
+    it is run, is the fix's, whatever a model has made of it. All else is the model's.
+    """
+    old = set(map(path_of, (*right, *before)))
+    packages = {path.rpartition("/")[0] for path in old if path.endswith("/__init__.py")}
+    named = find_runners(commands)
+
+    def is_fixed(entry: str) -> bool:
+        path = path_of(entry)
+        if path in named or any(pattern.search(word) for word in (path, path.lower())
+                                for pattern in (TEST_PATH, _GENERATED_PATH, _RUNNER_PATH)):
+            return True
+        if _SCRIPT_PATH.search(path):
+            return path not in changed
+        # Such as a `unittest.py`, which would be found before the one that is meant.
+        steps = path.split("/")
+        return bool(_MODULE_PATH.search(path)) and path not in old and packages.isdisjoint(
+            "/".join(steps[:count]) for count in range(1, len(steps)))
+
+    return [*(entry for entry in work if not is_fixed(entry)), *filter(is_fixed, right)]
+
+
+def path_of(entry: str) -> str:
+    """Return the path in an entry of `git ls-tree -r -z`."""
+    return entry.partition("\t")[2]
+
+
+def find_runners(commands: Sequence[str]) -> set[str]:
+    """Return the files that commands may name: as paths, or as modules of Python."""
+    named = set()
+    for word in re.findall(r"[\w.@+-][\w./@+-]*", " ".join(commands)):
+        path = word.removeprefix("./")
+        module = path.replace(".", "/")
+        named |= {path, f"{path}/__main__.py", f"{module}.py", f"{module}/__main__.py"}
+    return named
 
 
 # -- what is kept, as anybody's text --
@@ -23944,19 +24005,11 @@ EXAM_OUTCOMES = {"passed": "passed", "check": "check failed", "diff": "changed n
             "context": "prompt too long"}
 
 
-class Tried(Record):
-    """A commit that was looked at: a question where there is no reason against it."""
-
-    commit: str
-    check: str  # a digest of the command, and of what prepares for it
-    reason: str = ""
-
-
 class Sitting(Record):
     """One model at one question."""
 
     commit: str
-    check: str
+    check: str  # a digest of the command, and of what prepares for it
     repository: str  # a digest of where it is
     model: str
     outcome: str
@@ -23977,8 +24030,24 @@ class Sitting(Record):
 class ExamPage(Record):
     """What an exam file holds."""
 
-    tried: tuple[Tried, ...] = ()
     sittings: tuple[Sitting, ...] = ()
+
+
+# -- what is kept for this user alone --
+
+
+class Tried(Record):
+    """A commit that was looked at: a question where there is no reason against it."""
+
+    key: str  # a digest of the commit and its check
+    reason: str = ""
+    tests: tuple[str, ...] = ()  # that fail without it
+
+
+class ProofPage(Record):
+    """What is known of the commits of a repository."""
+
+    tried: tuple[Tried, ...] = ()
 
 
 # -- what it comes to --
@@ -24055,71 +24124,56 @@ def find_outcome(state: TaskState, receipt: Mapping[str, Any], examinee: Examine
     return state.cause if state.state == "failed" else state.reason
 
 
-# == trials/exam.py, from line 58 =============================================
+# == trials/exam.py, from line 49 =============================================
 #
-# A repository of our own, and the sittings in it.
+# A repository for each question, and what models do in it.
 
-class Room:
-    """A repository in a private directory: it holds what was put in it, and nothing else."""
-
-    def __init__(self, world: World, place: str) -> None:
-        world.make_directory(place, is_private=True)
-        world.run_git(["init", "-q", "--template="], place)
-        self.git = Git(world, world.path(place, ".git"), place)
-
-    def take(self, source: Git, *commits: str) -> list[str]:
-        """Take the files of commits over, not the commits; return their trees."""
-        trees = [source.out("rev-parse", "--verify", "--end-of-options", f"{commit}^{{tree}}")
-                 for commit in commits]
-        packs = self.git.world.path(self.git.git, "objects", "pack", "pack")
-        source.out("pack-objects", "-q", "--revs", packs,
-                   given="\n".join([*trees, ""]).encode())
-        return trees
-
-    def begin(self, tree: str) -> None:
-        """Make these files the whole history."""
-        commit = self.git.make_commit(tree, (), "start")
-        self.git.out("update-ref", "refs/heads/main", commit)
-        self.git.out("symbolic-ref", "HEAD", "refs/heads/main")
-
-    def lay_out(self, code: str, tests: str) -> None:
-        """Lay out the files of one tree, but all that are tests from another."""
-        entries = [entry for tree in (code, tests)
-                   for entry in self.git.names("ls-tree", "-r", "-z", tree)
-                   if bool(TEST_PATH.search(entry.partition("\t")[2])) == (tree is tests)]
-        self.git.out("update-index", "-z", "--index-info", given=join_names(entries))
-        self.git.out("checkout-index", "-a", "-f", "-q")
+def make_room(source: Git, place: str, files: str) -> Folder:
+    """Return the tasks of a repository that is made of some files, and holds nothing else."""
+    world = source.world
+    path = world.path(place, "repository")
+    world.make_directory(path, is_private=True)
+    world.run_git(["init", "-q", "--template="], path)
+    git = Git(world, world.path(path, ".git"), path)
+    tree = source.out("rev-parse", "--verify", "--end-of-options", f"{files}^{{tree}}")
+    source.out("pack-objects", "-q", "--revs", world.path(git.git, "objects/pack/pack"),
+               given=f"{tree}\n".encode())
+    git.out("update-ref", "HEAD", git.make_commit(tree, (), "start"))
+    return Folder(world, find_repository(world, path), is_listed=False)
 
 
 class ExamPlan(Record):
     """What an exam asks, how often, and how it is checked."""
 
-    check: str
+    task: TaskSpec  # what all its tasks have in common, its check too
     origin: str  # of the check
-    usual: TaskSpec  # the defaults of tasks.yaml
     questions: int
     times: int
-    since: float = 0.0  # seconds ago
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """What is run on a question."""
+        return (*self.task.setup, self.task.check or "")
 
     @property
     def digest(self) -> str:
-        return digest("\n".join([self.check, *self.usual.setup]).encode("utf-8"))[:16]
+        return digest("\n".join(self.commands).encode("utf-8"))[:16]
 
 
 class Exam:
-    """Finds questions in a repository and has models sit them."""
+    """Finds questions in a repository and has models answer them, as tasks of `run`."""
 
     def __init__(self, folder: Folder, plan: ExamPlan, page: ExamPage,
-                 keep: Callable[[ExamPage], object]) -> None:
+                 keep: Callable[[ExamPage], object], confinement: Confinement) -> None:
         self.plan = plan
         self.page = page
         self.fixes: list[Fix] = []  # the questions
         self.left: dict[str, str] = {}  # commit: why it is none
         self.troubles: list[str] = []  # of sittings that do not count
+        self.notes: dict[str, None] = {}  # of checks, such as what they may not write
         # The check's last line, by commit and model.
         self.said: dict[tuple[str, str], str] = {}
         self.stops: list[str] = []
-        self._folder = folder
         self._keep = keep
         # What would lead an agent or a check to the person's checkout.
         world = folder.world
@@ -24127,12 +24181,15 @@ class Exam:
                          if not re.match(f"(OLD)?PWD$|GIT_|{CONFIG_VARIABLE}$", name)}
         self._world = world
         self._main = git_of(folder)
+        self._checks = Backing(tell=self._hear_check, confinement=confinement)
         self.repository = digest(folder.repository.main.encode("utf-8", "replace"))[:16]
-        # The names of failing tests are a person's own text: they are kept where
-        # only they read.
-        self._names_place = world.user_place("state", "exam", f"{self.repository}.json")
-        self._names = (parse_object(world.read_part(self._names_place, 0, STATE_LIMIT_BYTES))
-                       or {})
+        # The names of failing tests are a person's own text. No directory that came along
+        # knows the name of this file.
+        self._folder = folder
+        self._proofs_name = f"exam-{folder.run}.json"
+        path = folder.place(self._proofs_name)
+        proofs = read_page(ProofPage, world.read_part(path, 0, STATE_LIMIT_BYTES), "proofs/1")
+        self._proofs = {one.key: one for one in proofs.tried} if proofs else {}
         self._lock = threading.Lock()
 
     # -- questions --
@@ -24141,26 +24198,24 @@ class Exam:
         """Find as many questions as are wanted, those first that call themselves a fix."""
         words = ["log", "--first-parent", f"-{EXAM_COMMITS}", "--raw", "--numstat",
                  "--no-renames", "-z", FIX_FORMAT]
-        if self.plan.since:
-            words.append(f"--since={int(self._world.now() - self.plan.since)}")
         fixes = list(parse_fixes(self._main.out(*words, "HEAD", "--")))
-        known = {one.commit: one.reason for one in self.page.tried
-                 if one.check == self.plan.digest}
         self.left = {fix.commit: fix.flaw for fix in fixes if fix.flaw}
         for fix in sorted(fixes, key=lambda fix: not SAYS_FIX.search(fix.message)):
             if len(self.fixes) == self.plan.questions or self.stops:
                 return
             if fix.flaw:
                 continue
-            reason = known.get(fix.commit)
-            # A file that came with a directory can only take a question away.
-            if reason is None or not reason and self._key_of(fix) not in self._names:
+            key = self._key_of(fix)
+            if key not in self._proofs:
                 tell(f"{fix.commit[:10]}: {clean_line(fix.message[:60])}")
-                reason = self._prove(fix)
+                proof = self._prove(fix)
                 if self.stops:
                     return
-                self._note(
-                    tried=(*self.page.tried, Tried(fix.commit, self.plan.digest, reason)))
+                self._proofs[key] = proof
+                self._folder.write({"schema": "subagent-fleet/proofs/1",
+                                    "tried": [*map(vars, self._proofs.values())]},
+                                   self._proofs_name)
+            reason = self._proofs[key].reason
             if reason:
                 self.left[fix.commit] = reason
             else:
@@ -24169,61 +24224,64 @@ class Exam:
     def _key_of(self, fix: Fix) -> str:
         return digest(f"{fix.commit} {self.plan.digest}".encode("ascii"))[:16]
 
-    def _note(self, **known: Any) -> None:
-        """Keep what has become known; the latest is what counts."""
-        self.page = replace(self.page, **known)
-        self._keep(self.page)
-
-    def _prove(self, fix: Fix) -> str:
-        """Return why a commit is no question; "": tests fail without it and pass with it."""
+    def _prove(self, fix: Fix) -> Tried:
+        """Return whether a commit is a question: tests fail without it and pass with it."""
+        proof = Tried(self._key_of(fix))
         for code, wanted, words in ((fix.commit, True, "its check fails on the fix, too"),
                                     (fix.parent, False, "its tests pass without the fix")):
-            codes, output = self._check(self._main, code, fix, 2)
+            codes, output = self._check(code, fix, 2)
+            if self.stops:
+                break
             if 124 in codes:
-                return f"its check takes longer than {show_span(PROOF_SECONDS)}"
+                return replace(
+                    proof, reason=f"its check takes longer than {show_span(PROOF_SECONDS)}")
             passes = [code == 0 for code in codes]
             if passes[0] != passes[-1]:
-                return "its check is flaky"
+                return replace(proof, reason="its check is flaky")
             if passes[0] != wanted:
-                return words
-        self._names[self._key_of(fix)] = find_failed_tests(output)
-        content = json.dumps(self._names).encode("ascii")
-        self._world.make_directory(self._world.parent(self._names_place), is_private=True)
-        self._world.replace_files([(self._names_place, content, 0o600)])
-        return ""
+                return replace(proof, reason=words)
+        return replace(proof, tests=tuple(find_failed_tests(output)))
 
-    def _check(self, source: Git, code: str, fix: Fix, times: int) -> tuple[list[int], str]:
-        """Run the check on the code of a commit with the tests of a fix; say what it said."""
+    def _check(self, code: str, fix: Fix, times: int, objects: str = ""
+               ) -> tuple[list[int], str]:
+        """Run the check on the code of a commit, with all that tests it from a fix.
+
+        That is a task like any other, whose coder does nothing, in a repository in which no
+        agent has been. The code there cannot look the fix up: of it there are only the files
+        that test. Return the exit codes, and what the last check has printed.
+        """
+        world, main, plan = self._world, self._main, self.plan
+        task = replace(plan.task, prompt="check", coder=("true",), check_in="same",
+                       changes="none", deadline=PROOF_SECONDS)
+        codes: list[int] = []
+        output = ""
         with PrivateDirectory() as place:
-            room = Room(self._world, self._world.path(place, "repository"))
-            trees = [*room.take(source, code), *room.take(self._main, fix.commit)]
-            room.lay_out(*trees)
-            log = self._world.path(place, "log")
-            for command in self.plan.usual.setup:
-                if self._run(command, room.git.tree, log):
-                    return [1], last_line_of(self._world, log)
-            self._world.remove(log)
-            codes: list[int] = []
-            while len(codes) < times and not self.stops:
-                codes.append(self._run(self.plan.check, room.git.tree, log))
-            return codes, read_tail(self._world, log, TAIL_BYTES)
+            if not objects:
+                objects = world.path(place, "objects")
+                world.make_directory(objects)
+            both = Git(world, main.git, main.tree, index=world.path(place, "index"),
+                       objects=objects, beside=world.path(main.git, "objects"))
+            work, right, before = (both.names("ls-tree", "-r", "-z", commit)
+                                   for commit in (code, fix.commit, fix.parent))
+            # Where a file of one is a directory of the other, the last counts.
+            both.out("update-index", "-z", "--replace", "--index-info", given=join_names(
+                choose_files(work, right, before, fix.code, plan.commands)))
+            folder = make_room(both, place, both.out("write-tree"))
+            while len(codes) < times:
+                state = self._have_done(folder, replace(task, name=f"check-{len(codes)}"),
+                                        self._checks)
+                if self.stops:
+                    break
+                if not state.attempt.checks and state.cause != "setup-failed":
+                    raise FleetError(state.cause, state.reason)
+                codes.append(state.attempt.checks[-1] if state.attempt.checks else 1)
+                output = read_tail(world, folder.of_try(state, "check-0.log"), TAIL_BYTES)
+        return codes, output
 
-    def _run(self, command: str, tree: str, log: str) -> int:
-        """Run a shell command, and end all that it leaves; 124: it took too long."""
-        world = self._world
-        mark = f"exam/{world.token(8)}"
-        with self._lock:
-            child = world.spawn(Launch(shell_words(world, command), tree,
-                                       {**world.environ, CHECK_MARK: mark}, log, log))
-        processes = ProcessTree(world, f"{CHECK_MARK}={mark}")
-        processes.add(child.number)
-        until = world.clock() + PROOF_SECONDS
-        while child.exit_code() is None and world.clock() < until and not self.stops:
-            processes.find(world.clock() - PROCESS_LOOK_SECONDS)
-            world.sleep(0.02)
-        code = child.exit_code()
-        end_trees(world, [processes], 0.0)
-        return 124 if code is None else code
+    def _hear_check(self, name: str, word: str, text: str) -> None:
+        """Note what a person should know of how a check was run."""
+        if word == "note":
+            self.notes[text] = None
 
     # -- sittings --
 
@@ -24262,27 +24320,22 @@ class Exam:
 
     def _sit(self, examinee: Examinee, backing: Backing, fix: Fix, number: int) -> None:
         """Have a model do a question, judge what it did, and keep what came of it."""
-        world, usual = self._world, self.plan.usual
-        failed = self._names.get(self._key_of(fix)) or ()
-        task = TaskSpec("question", render_question(fix, failed, self.plan.check),
-                        model=examinee.models[0].alias, tries=1, rounds=0, setup=usual.setup,
-                        deadline=usual.deadline, stall=usual.stall, allow=usual.allow)
-        receipt: Mapping[str, Any] = {}
+        task = self.plan.task
+        prompt = render_question(fix, self._proofs[self._key_of(fix)].tests, task.check or "")
+        task = replace(task, name="question", prompt=prompt, check=None,
+                       model=examinee.models[0].alias)
+        receipt: dict[str, Any] = {}
         code = None
-        began = world.clock()
         try:
             with PrivateDirectory() as place:
-                room = Room(world, world.path(place, "repository"))
-                room.begin(*room.take(self._main, fix.parent))
-                folder = Folder(world, find_repository(world, room.git.tree), is_listed=False)
-                state = self._work(folder, backing, task)
-                seconds = round(world.clock() - began, 1)
-                path = folder.of_try(state, "receipt.json")
-                receipt = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
+                folder = make_room(self._main, place, fix.parent)
+                state = self._have_done(folder, task, backing)
+                receipt = folder.read_receipt(state)
                 outcome = find_outcome(state, receipt, examinee)
                 if outcome == "passed":
-                    codes, output = self._check(room.git, state.place.kept, fix, 1)
-                    code = next(iter(codes), 1)
+                    codes, output = self._check(
+                        state.place.kept, fix, 1, f"{folder.repository.common}/objects")
+                    code = codes[0] if codes else None
                     if code:
                         outcome = "check"
                         line = first_line("\n".join(reversed(output.splitlines())))
@@ -24297,19 +24350,24 @@ class Exam:
         served = receipt.get("served") or []
         sitting = Sitting(
             fix.commit, self.plan.digest, self.repository, examinee.name, outcome, number,
-            examinee.digest, code, seconds, receipt.get("turns") or 0,
+            examinee.digest, code, receipt.get("seconds") or 0.0, receipt.get("turns") or 0,
             sum(int(row["input_tokens"]) for row in served),
-            sum(int(row["output_tokens"]) for row in served), today(world))
+            sum(int(row["output_tokens"]) for row in served), today(self._world))
         with self._lock:
-            self._note(sittings=(*self.page.sittings, sitting))
+            self.page = replace(self.page, sittings=(*self.page.sittings, sitting))
+            self._keep(self.page)
 
-    def _work(self, folder: Folder, backing: Backing, task: TaskSpec) -> TaskState:
-        """Supervise the only task of a repository until it is over."""
+    def _have_done(self, folder: Folder, task: TaskSpec, backing: Backing) -> TaskState:
+        """Have a task done as `run` does; return how it has ended.
+
+        Each question has a repository of its own: the files of a run lead from one of its
+        tasks to what the others did.
+        """
         folder.make()
         lock = folder.world.hold(folder.place("lock"))
         assert lock  # nobody else knows this place
         supervisor = Supervisor(folder, lock, replace(backing, worktrees="../work"))
-        supervisor.accept(freeze(task), find_commit(folder.world, folder.repository, "HEAD"))
+        supervisor.accept(freeze(task), base_of(task, folder))
         is_stopped = False
         try:
             while not supervisor.tasks[task.name].is_over:
@@ -30628,7 +30686,7 @@ def cmd_warmup(options: Namespace, world: World) -> int:
     return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
 
 
-# == commands/exam.py, from line 57 ===========================================
+# == commands/exam.py, from line 58 ===========================================
 #
 # `bench --exam`: a model does this repository's own fixes.
 
@@ -30636,15 +30694,13 @@ EXAM_WORDS = (
     Flag("--questions", "how many fixes to ask for; default: 10", "N",
          {"type": parse_count, "default": 0}),
     Flag("--times", "ask each question N times", "N", {"type": parse_count, "default": 0}),
-    Flag("--since", "use commits not older than this, such as 90d", "AGE",
-         {"type": parse_age, "default": 0.0}),
     Flag("--check", "command that runs the tests", "COMMAND",
          {"dest": "task_check", "default": ""}))
 
 
 def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
     """Find questions, ask them, say how the models did. Exit 1: not all could be asked."""
-    folder = open_folder(world)
+    folder = open_tasks(open_folder(world))
     workspace = open_workspace(options, world)
     plan = plan_exam(folder, fleet, options)
     examinees = find_examinees(fleet, options, world)
@@ -30656,9 +30712,10 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
                          status=EXIT_REFUSED, fix="wait until it ends")
 
     page = read_page(ExamPage, workspace.read(EXAM_FILE), "exam/1") or ExamPage()
+    confinement = confine_tasks(folder, {"exam": plan.task})
     exam = Exam(folder, plan, page, lambda page: workspace.keep(
-        EXAM_FILE, render_report("exam", vars(page)).encode("ascii")))
-    backing = plan_backing(fleet, options, folder)
+        EXAM_FILE, render_report("exam", vars(page)).encode("ascii")), confinement)
+    backing = replace(plan_backing(fleet, options, folder), confinement=confinement)
     try:
         world.on_stop(exam.stops.append)
         with LiveLine(world) as line:
@@ -30667,6 +30724,8 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
         left = "; ".join(f"{why} ({reasons.count(why)})" for why in dict.fromkeys(reasons))
         tell(world, f"{count_of(exam.fixes, 'question')}. Commits left out: "
              f"{left or 'none'}.\n")
+        for note in exam.notes:
+            tell(world, f"Note: {note}\n")
         todo = exam.plan_todo(examinees)
         if todo and not exam.stops:
             backing = replace(backing, key=need_key(workspace, fleet))
@@ -30696,16 +30755,19 @@ def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
     world = folder.world
     path = find_task_file(folder, options)
     usual = load_tasks(world, path, fleet).file.defaults if path else TaskSpec("")
-    if usual.deadline == TaskSpec("").deadline:
-        usual = replace(usual, deadline=EXAM_DEADLINE_SECONDS)
+    deadline = usual.deadline
+    if deadline == TaskSpec("").deadline:
+        deadline = EXAM_DEADLINE_SECONDS
     names = world.names_in(folder.repository.top)
     usual_check, origin = next(((check, name) for pattern, check in USUAL_CHECKS.items()
                                 for name in names if re.fullmatch(pattern, name)), ("", ""))
     for check, source in ((options.task_check, "typed"), (usual.check, world.split(path)[1]),
                           (usual_check, f"usual with {origin}")):
         if check:
-            return ExamPlan(check, source, usual, options.questions or 10, options.times or 1,
-                            options.since)
+            task = TaskSpec("exam", check=check, setup=usual.setup, deadline=deadline,
+                            stall=usual.stall, tries=1, rounds=0, allow=usual.allow,
+                            sandbox=usual.sandbox, sandbox_write=usual.sandbox_write)
+            return ExamPlan(task, source, options.questions or 10, options.times or 1)
     raise FleetError("no-check", "no command is known that runs this project's tests",
                      status=EXIT_USAGE, fix="add it, such as --check 'make test'")
 
@@ -30734,26 +30796,25 @@ def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Namespace,
               world: World) -> None:
     """Say what will be run, before anything is; a check that was not typed is asked for."""
     sittings = plan.questions * plan.times
-    rows = [("Check", f"{clean_line(plan.check)} ({plan.origin})"),
-            *(("Setup", clean_line(command)) for command in plan.usual.setup)]
+    *setup, check = map(clean_line, plan.commands)
+    rows = [("Check", f"{check} ({plan.origin})"), *(("Setup", command) for command in setup)]
     for one in examinees:
         rows.append((one.name, f"up to {count_of(sittings, 'task')} on "
                      f"{some_of([model.node for model in one.models])}, "
                      f"{one.slots} at a time"))
-    longest = max(sittings * plan.usual.deadline / one.slots for one in examinees)
+    longest = max(sittings * plan.task.deadline / one.slots for one in examinees)
     look = look_of(world, "stderr")
-    each, total = show_span(plan.usual.deadline), show_span(longest)
+    each, total = show_span(plan.task.deadline), show_span(longest)
     text = (wrap_text("The exam runs this repository's own commits, with your rights:\n",
                       look)
             + format_pairs(rows, look)
             + wrap_text(f"Each task may take {each}, all of them {total} at most. "
                         "Commit messages become prompts.\n", look))
-    if plan.origin == "typed" and not plan.usual.setup or options.trust:
+    if plan.origin == "typed" and not setup or options.trust:
         world.err(text)
         return
-    commands = [clean_line(command) for command in (*plan.usual.setup, plan.check)]
     agree(world, text, "Run it?", FleetError(
-        "unasked-check", f"the exam would run `{'; '.join(commands)}`, which "
+        "unasked-check", f"the exam would run `{'; '.join([*setup, check])}`, which "
         "you did not type", fix="add --trust, or --check 'COMMAND'", status=EXIT_REFUSED))
 
 
@@ -30828,7 +30889,7 @@ def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict
     commits = [fix.commit for fix in exam.fixes]
     apart = [{"model": name, "beats": beaten, "ties": ties}
              for name, beaten, ties in tell_apart(standings)]
-    return {"fleet": fleet.name, "check": exam.plan.check, "questions": commits,
+    return {"fleet": fleet.name, "check": exam.plan.task.check, "questions": commits,
             "left": exam.left, "models": standings, "told_apart": apart,
             "sittings": [one for one in exam.page.sittings if one.commit in commits],
             "not_counted": exam.troubles}
@@ -32563,7 +32624,7 @@ only if `--model` names them.
 
 ```sh
 subagent-fleet bench --exam                  # in a git repository with tests: 10 questions
-subagent-fleet bench --exam --questions 30 --since 365d --check 'make test'
+subagent-fleet bench --exam --questions 30 --check 'make test'
 ```
 
 The questions come from your own history: small commits that change code and tests. Each is tested
@@ -32573,10 +32634,16 @@ project's usual one. You see it before anything runs.
 
 Each model gets each question as a task of `run`, in Claude Code: the commit's message and the
 names of the failing tests, in a repository that holds the files before the fix and nothing
-later. Then the tests of the fix replace the model's, and the check decides. A question ends
-when the model ends, at the deadline (30 minutes, or the default of tasks.yaml), or when the
-model gets stuck. A model that asks a person has failed. An answer from another model does
-not count.
+later. Then the check runs as a task too, in a clean place and confined as `help runs` says:
+on the model's files, but with the fix's own tests and with all that decides how they run
+(conftest.py, Makefile, package.json, pytest.ini, shell scripts, files that the check names).
+New Python modules outside of packages are left out, because one could take the place of a
+library. So a model gains nothing by changing what tests it.
+
+A question ends when the model ends, at the deadline (30 minutes, or the default of
+tasks.yaml), or when the model gets stuck. A model that asks a person has failed. An answer
+from another model does not count. Of the defaults of tasks.yaml also `setup`, `stall`,
+`allow`, `sandbox` and `sandbox_write` apply.
 
 - Likely: the share of many such questions that it would pass, with 95 % confidence (Wilson).
   Ten questions tell a model that does 9 of 10 from one that does half of them in 15 of 100
@@ -32585,9 +32652,10 @@ not count.
 - No clear winner: their ranges overlap. `recommend` and `init` prefer a model for its exam only if
   the difference is clear, and then say so
 
-A question is asked only once: after Ctrl-C the same command continues. Commits,
-reasons and results are kept in `.subagent-fleet/exam.json`, without any text of yours. A
-result belongs to the model's digest: a new version of a tag starts at zero.
+A question is asked only once: after Ctrl-C the same command continues. Results are kept in
+`.subagent-fleet/exam.json`, without any text of yours; which commits are questions, in
+`.git/subagent-fleet`. A result belongs to the model's digest: a new version of a tag starts
+at zero.
 """
 BACKENDS_PAGE = r"""# Servers other than Ollama
 
@@ -33623,6 +33691,7 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
 # Flags of other programs, each where a command has ours.
 OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch"}
 FORMER_FLAGS = {  # what a command had once, and what is typed now
+    "bench --since": "leave it out: the newest commits come first",
     "discover --check": "subagent-fleet doctor",
     "env --shell": "subagent-fleet launch claude  (in any shell; `env` is for sh, bash and zsh)",
     "serve --no-receipts": "leave it out: a receipt holds no prompt and no answer",

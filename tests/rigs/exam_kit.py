@@ -7,7 +7,7 @@ from tools import PROGRAM, free_port
 
 # It speaks Claude Code's lines. What a model can is in its alias: `able-0.9` does nine of ten.
 CLIENT = """\
-import hashlib, json, os, re, subprocess, sys, time
+import hashlib, json, os, re, shutil, subprocess, sys, time
 def value(flag):
     return sys.argv[sys.argv.index(flag) + 1] if flag in sys.argv else ""
 session, model = value("--session-id") or value("--resume"), value("--model")
@@ -21,9 +21,15 @@ for raw in sys.stdin:
     prompt = line["message"]["content"]
     emit("system", subtype="init", tools=["Bash"], model=model)
     number = re.search(r"value (\\d+)", prompt)[1]
+    deeds = json.loads(os.environ.get("DEEDS") or "{}").get(model)
     luck = int(hashlib.sha256((model + prompt).encode()).hexdigest()[:8], 16) / 16 ** 8
     said = "done"
-    if model.startswith("endless"):
+    if deeds:
+        for path, text in deeds.items():
+            shutil.rmtree(path, ignore_errors=True)  # where it is a directory
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            open(path, "w").write(text)
+    elif model.startswith("endless"):
         while True:
             emit("stream_event", event={"type": "ping"})
             time.sleep(0.05)

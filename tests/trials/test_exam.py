@@ -1,6 +1,7 @@
 """The exam: which commits are questions, that nothing of a fix is shown, what is said of models."""
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
@@ -158,6 +159,64 @@ def test_what_a_model_does_to_tests_counts_for_nothing_and_each_end_has_its_name
     assert "FAILED tests/v2_test.sh" in text, "what the check said"
 
 
+# A project that is tested by make, which asks npm, which asks a script, which asks pytest.
+TESTED = {
+    "Makefile": "test:\n\tnpm test\n", "package.json": '{"scripts": {"test": "sh tools/run.sh"}}',
+    "tools/run.sh": f"PYTHONPATH=. exec {sys.executable} -B -m pytest -q -p no:cacheprovider tests\n",
+    "app/__init__.py": "", "app/base.py": "BASE = 7000\n", "app/calc.py": "def value():\n    return 0\n",
+    "tests/test_calc.py": "from app.calc import value\n\ndef test_value():\n    assert value() == 0\n"}
+NPM = f"""exec {sys.executable} -I -c 'import json, os
+os.execvp("sh", ["sh", "-c", json.load(open("package.json"))["scripts"]["test"]])'"""
+ENDS = "import os\nos._exit(0)\n"
+LOOKS_UP = """
+import re, subprocess
+names = subprocess.run(["git", "cat-file", "--batch-all-objects", "--batch-check"],
+                       capture_output=True, text=True).stdout
+for name in re.findall(r"(\\w+) blob", names):
+    text = subprocess.run(["git", "cat-file", "blob", name], capture_output=True, text=True).stdout
+    if "return BASE" in text and "names" not in text:
+        exec(text)
+"""
+# What a model could do in place of the work, as the files that it writes.
+CHEATS = {
+    "tests": {"tests/test_calc.py": "def test_value():\n    pass\n"},
+    "conftest": {"conftest.py": "def pytest_sessionfinish(session):\n    session.exitstatus = 0\n"},
+    "inner-conftest": {"app/conftest.py": ENDS, "tests/conftest.py": ENDS},
+    "sitecustomize": {"sitecustomize.py": ENDS},
+    "module": {"argparse.py": ENDS},
+    "package": {"argparse/__init__.py": ENDS},
+    "settings": {"pytest.ini": "[pytest]\naddopts = --collect-only\n"},
+    "plugin": {"app/plugin.py": ENDS, "cheat.dist-info/METADATA": "Name: cheat\nVersion: 1\n",
+               "cheat.dist-info/entry_points.txt": "[pytest11]\ncheat = app.plugin\n"},
+    "makefile": {"Makefile": "test:\n\ttrue\n"},
+    "gnumakefile": {"GNUmakefile": "test:\n\ttrue\n"},
+    "npm-script": {"package.json": '{"scripts": {"test": "true"}}'},
+    "shell-script": {"tools/run.sh": "exit 0\n"},
+    "in-the-way": {"tests": "", "Makefile": "test:\n\ttrue\n"},
+    "looks-up": {"app/calc.py": f"def value():\n    return 0\n{LOOKS_UP}"}}
+HONEST = {
+    "worker": {"app/calc.py": "from app.parts.sum import total\n\ndef value():\n    return total()\n",
+               "app/base.py": "BASE, MORE = 7000, 41\n", "app/parts/__init__.py": "",
+               "app/parts/sum.py": "from app.base import BASE, MORE\n\ndef total():\n    return BASE + MORE\n"}}
+
+
+@on_linux
+@pytest.mark.skipif(not shutil.which("make"), reason="make is absent: NOT TESTED that a Makefile gains nothing")
+def test_whatever_a_model_does_to_what_runs_the_tests_gains_nothing(examined):
+    deeds = {**CHEATS, **HONEST}
+    made = examined(**{name: name for name in deeds})
+    made.rig.program("npm", NPM)
+    made.commit("begin", TESTED)
+    made.commit("fix value 1", {
+        "app/calc.py": "from app.base import BASE\n\ndef value():\n    return BASE + 41\n",
+        "tests/test_calc.py": TESTED["tests/test_calc.py"].replace("== 0", "== 7041")})
+    env = {"DEEDS": json.dumps(deeds)}
+    report = json.loads(made.run("--check", "make test", "--questions", 1, "--json", env=env, timeout=300))
+    assert report["questions"] == [made.commits["fix value 1"]] and report["not_counted"] == []
+    outcomes = {one["model"].split(":")[0]: one["outcome"] for one in report["sittings"]}
+    assert outcomes == {**dict.fromkeys(CHEATS, "check"), "worker": "passed"}
+
+
 @on_linux
 def test_an_exam_that_was_ended_goes_on_with_what_is_missing(examined):
     made = examined(half="half-0.5", endless="endless")
@@ -198,8 +257,7 @@ def test_a_check_that_nobody_typed_and_a_file_that_came_along_are_not_believed(e
     report = made.json("--questions", 2)
     kept = made.repo / ".subagent-fleet/exam.json"
     page = json.loads(kept.read_text())
-    page["tried"] += [{"commit": "--upload-pack=x", "check": page["tried"][0]["check"]}, 3]
-    page["tried"] += [{**page["tried"][0], "commit": made.commits["begin to test"], "reason": ""}]
+    page["tried"] = [{"commit": made.commits["begin to test"], "reason": ""}]  # of an earlier version
     page["sittings"] += [{"commit": "x"}, {**page["sittings"][0], "outcome": "\x1b[2J"},
                          {**page["sittings"][0], "repository": "elsewhere"}]
     kept.write_text(json.dumps(page))
@@ -297,23 +355,24 @@ def test_exams_of_two_repositories_are_not_compared():
 
 
 @on_linux
-def test_abilities_of_90_and_50_percent_are_told_apart_by_sixty_questions_and_not_by_ten(examined):
+def test_abilities_of_90_and_50_percent_are_told_apart_by_24_questions_and_not_by_ten(examined):
+    """What each can is drawn from the prompt's hash: with another prompt it may take more."""
     made = examined(good="good-0.9", fair="fair-0.5")
-    made.fixes(*range(1, 61))
-    report = made.json("--questions", 10)
+    made.fixes(*range(1, 25))
+    report = made.json("--questions", 10, timeout=300)
     assert [row["ties"] for row in report["told_apart"]] == [["fair:1b"], []]
     assert [row["beats"] for row in report["told_apart"]] == [[], []]
     advised = json.loads(made.type("recommend", "--json"))
     assert any("the exam does not tell them apart" in known for known in advised["unknown"])
 
-    report = made.json("--questions", 60, timeout=400)
+    report = made.json("--questions", 24, timeout=400)
     assert report["told_apart"][0] == {"model": "good:1b", "beats": ["fair:1b"], "ties": []}
     scores = {model["model"]: model["score"] for model in report["models"]}
-    assert [score["asked"] for score in scores.values()] == [60, 60]
-    assert scores["good:1b"]["passed"] >= 48 and scores["fair:1b"]["passed"] <= 40
+    assert [score["asked"] for score in scores.values()] == [24, 24]
+    passed = scores["good:1b"]["passed"]
+    assert passed >= 20 and scores["fair:1b"]["passed"] <= 16
     advised = json.loads(made.type("recommend", "--json"))
     assert not any("the exam" in known for known in advised["unknown"])
     whys = {row["role"]: row["why"] for row in advised["roles"]}
-    passed = scores["good:1b"]["passed"]
     assert whys["main session"] == \
-        f"the strongest: passed {passed} of 60 in the exam, more than fair:1b"
+        f"the strongest: passed {passed} of 24 in the exam, more than fair:1b"

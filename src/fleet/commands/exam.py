@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fleet.cli.agree import agree
 from fleet.cli.live import LiveLine
-from fleet.cli.rows import Flag, parse_age, parse_count
+from fleet.cli.rows import Flag, parse_count
 from fleet.cli.say import open_workspace, print_report, render_report, tell
 from fleet.config.names import full_model_name
 from fleet.config.task_file import TaskSpec
@@ -38,7 +38,8 @@ from fleet.trials.questions import (
 )
 from fleet.views.measurements import find_chosen, keep_measurements
 from fleet.work.backing import end_serving, need_key, plan_backing
-from fleet.work.typed import find_task_file, load_tasks, open_folder
+from fleet.work.run_job import confine_tasks
+from fleet.work.typed import find_task_file, load_tasks, open_folder, open_tasks
 from fleet.workspace.config import look_of
 from fleet.workspace.records import read_measurements
 
@@ -58,15 +59,13 @@ EXAM_WORDS = (
     Flag("--questions", "how many fixes to ask for; default: 10", "N",
          {"type": parse_count, "default": 0}),
     Flag("--times", "ask each question N times", "N", {"type": parse_count, "default": 0}),
-    Flag("--since", "use commits not older than this, such as 90d", "AGE",
-         {"type": parse_age, "default": 0.0}),
     Flag("--check", "command that runs the tests", "COMMAND",
          {"dest": "task_check", "default": ""}))
 
 
 def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
     """Find questions, ask them, say how the models did. Exit 1: not all could be asked."""
-    folder = open_folder(world)
+    folder = open_tasks(open_folder(world))
     workspace = open_workspace(options, world)
     plan = plan_exam(folder, fleet, options)
     examinees = find_examinees(fleet, options, world)
@@ -78,9 +77,10 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
                          status=EXIT_REFUSED, fix="wait until it ends")
 
     page = read_page(ExamPage, workspace.read(EXAM_FILE), "exam/1") or ExamPage()
+    confinement = confine_tasks(folder, {"exam": plan.task})
     exam = Exam(folder, plan, page, lambda page: workspace.keep(
-        EXAM_FILE, render_report("exam", vars(page)).encode("ascii")))
-    backing = plan_backing(fleet, options, folder)
+        EXAM_FILE, render_report("exam", vars(page)).encode("ascii")), confinement)
+    backing = replace(plan_backing(fleet, options, folder), confinement=confinement)
     try:
         world.on_stop(exam.stops.append)
         with LiveLine(world) as line:
@@ -89,6 +89,8 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
         left = "; ".join(f"{why} ({reasons.count(why)})" for why in dict.fromkeys(reasons))
         tell(world, f"{count_of(exam.fixes, 'question')}. Commits left out: "
              f"{left or 'none'}.\n")
+        for note in exam.notes:
+            tell(world, f"Note: {note}\n")
         todo = exam.plan_todo(examinees)
         if todo and not exam.stops:
             backing = replace(backing, key=need_key(workspace, fleet))
@@ -118,16 +120,19 @@ def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
     world = folder.world
     path = find_task_file(folder, options)
     usual = load_tasks(world, path, fleet).file.defaults if path else TaskSpec("")
-    if usual.deadline == TaskSpec("").deadline:
-        usual = replace(usual, deadline=EXAM_DEADLINE_SECONDS)
+    deadline = usual.deadline
+    if deadline == TaskSpec("").deadline:
+        deadline = EXAM_DEADLINE_SECONDS
     names = world.names_in(folder.repository.top)
     usual_check, origin = next(((check, name) for pattern, check in USUAL_CHECKS.items()
                                 for name in names if re.fullmatch(pattern, name)), ("", ""))
     for check, source in ((options.task_check, "typed"), (usual.check, world.split(path)[1]),
                           (usual_check, f"usual with {origin}")):
         if check:
-            return ExamPlan(check, source, usual, options.questions or 10, options.times or 1,
-                            options.since)
+            task = TaskSpec("exam", check=check, setup=usual.setup, deadline=deadline,
+                            stall=usual.stall, tries=1, rounds=0, allow=usual.allow,
+                            sandbox=usual.sandbox, sandbox_write=usual.sandbox_write)
+            return ExamPlan(task, source, options.questions or 10, options.times or 1)
     raise FleetError("no-check", "no command is known that runs this project's tests",
                      status=EXIT_USAGE, fix="add it, such as --check 'make test'")
 
@@ -156,26 +161,25 @@ def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Namespace,
               world: World) -> None:
     """Say what will be run, before anything is; a check that was not typed is asked for."""
     sittings = plan.questions * plan.times
-    rows = [("Check", f"{clean_line(plan.check)} ({plan.origin})"),
-            *(("Setup", clean_line(command)) for command in plan.usual.setup)]
+    *setup, check = map(clean_line, plan.commands)
+    rows = [("Check", f"{check} ({plan.origin})"), *(("Setup", command) for command in setup)]
     for one in examinees:
         rows.append((one.name, f"up to {count_of(sittings, 'task')} on "
                      f"{some_of([model.node for model in one.models])}, "
                      f"{one.slots} at a time"))
-    longest = max(sittings * plan.usual.deadline / one.slots for one in examinees)
+    longest = max(sittings * plan.task.deadline / one.slots for one in examinees)
     look = look_of(world, "stderr")
-    each, total = show_span(plan.usual.deadline), show_span(longest)
+    each, total = show_span(plan.task.deadline), show_span(longest)
     text = (wrap_text("The exam runs this repository's own commits, with your rights:\n",
                       look)
             + format_pairs(rows, look)
             + wrap_text(f"Each task may take {each}, all of them {total} at most. "
                         "Commit messages become prompts.\n", look))
-    if plan.origin == "typed" and not plan.usual.setup or options.trust:
+    if plan.origin == "typed" and not setup or options.trust:
         world.err(text)
         return
-    commands = [clean_line(command) for command in (*plan.usual.setup, plan.check)]
     agree(world, text, "Run it?", FleetError(
-        "unasked-check", f"the exam would run `{'; '.join(commands)}`, which "
+        "unasked-check", f"the exam would run `{'; '.join([*setup, check])}`, which "
         "you did not type", fix="add --trust, or --check 'COMMAND'", status=EXIT_REFUSED))
 
 
@@ -250,7 +254,7 @@ def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict
     commits = [fix.commit for fix in exam.fixes]
     apart = [{"model": name, "beats": beaten, "ties": ties}
              for name, beaten, ties in tell_apart(standings)]
-    return {"fleet": fleet.name, "check": exam.plan.check, "questions": commits,
+    return {"fleet": fleet.name, "check": exam.plan.task.check, "questions": commits,
             "left": exam.left, "models": standings, "told_apart": apart,
             "sittings": [one for one in exam.page.sittings if one.commit in commits],
             "not_counted": exam.troubles}

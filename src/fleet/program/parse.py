@@ -121,6 +121,7 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
 # Flags of other programs, each where a command has ours.
 OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch"}
 FORMER_FLAGS = {  # what a command had once, and what is typed now
+    "bench --since": "leave it out: the newest commits come first",
     "discover --check": "subagent-fleet doctor",
     "env --shell": "subagent-fleet launch claude  (in any shell; `env` is for sh, bash and zsh)",
     "serve --no-receipts": "leave it out: a receipt holds no prompt and no answer",

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 # can. A question is a commit whose tests fail on its parent and pass on it, each time of two.
 # Nothing of it is where a model works: that is a repository which holds the parent's files
 # and no other object. It is a task of `run` with what the commit says of itself for a prompt.
-# Then the tests of the fix replace those of the model, and the check decides.
+# Then a second task, whose coder does nothing, runs the check on the model's files with all
+# that tests them from the fix. Example: a model that writes `exit 0` into tests/a_test.sh, and
+# `test:;true` into a new GNUmakefile, is checked by the fix's test and without a GNUmakefile.
 
 EXAM_FILE = f"{STATE_DIRECTORY}/exam.json"
 EXAM_COMMITS = 2_000  # are looked at, the newest
 FIX_LINES, FIX_FILES = 200, 10  # of a small fix, its tests aside
-PROOF_SECONDS = 300.0  # for a check; longer ones make no question
+PROOF_SECONDS = 300  # for a check; longer ones make no question
 EXAM_DEADLINE_SECONDS = 1800  # of a question, where tasks.yaml has no other
 FAILING_TESTS = 20  # that are named to a model
 # What a project is usually checked with, by a file at its top;
@@ -47,6 +49,17 @@ _GENERATED_PATH = LatePattern(
     r"(^|/)(dist|vendor|node_modules|third_party|generated)/|\.lock$"
     r"|-lock\.\w+$|(^|/)go\.sum$"
     r"|\.min\.\w+$|_pb2\w*\.py$|\.pb\.go$|\.snap$")
+# What decides beside the tests how they are run: of programs, of build tools, of languages.
+_RUNNER_PATH = LatePattern(
+    r"(?i)(^|/)(\.|__mocks__/|(minitest|rspec)[/.]|[^/]*\.(dist|egg)-info/)"
+    r"|(^|/)((gnu)?makefile|justfile|taskfile|rakefile|gemfile|dockerfile|cmakelists)(\.\w+)?$"
+    r"|(^|/)((package|composer|deno|tsconfig[^/]*)\.json|(pom|build|phpunit[^/]*)\.xml)$"
+    r"|(^|/)((setup|noxfile|sitecustomize|usercustomize)\.py|build\.rs|mix\.exs|meson\.build"
+    r"|go\.(mod|work)|gradlew|mvnw|configure)$"
+    r"|\.(toml|ini|cfg|pth|mk|cmake|gradle|kts|sbt|[a-z]+proj|props|targets)$"
+    r"|\.(config|conf|setup)\.\w+$")
+_SCRIPT_PATH = LatePattern(r"(?i)\.((ba|z|k)?sh|bat|cmd|ps1)$")
+_MODULE_PATH = LatePattern(r"(?i)\.(py[cdw]?|so)$")
 _REVERT = LatePattern(r"(?im)^revert\b|^this reverts commit")
 SAYS_FIX = LatePattern(r"(?i)\b(fix|bug|repair|correct|crash|regress|wrong|broken|handle)|#\d")
 _TRAILER = LatePattern(r"(?im)^(signed-off|co-authored|reviewed|acked|change-id)\S*:.*\n?")
@@ -66,6 +79,7 @@ class Fix(Record):
     parent: str
     message: str
     tests: tuple[str, ...] = ()
+    code: tuple[str, ...] = ()  # what else it changes
     flaw: str = ""
 
 
@@ -84,7 +98,8 @@ def parse_fixes(log: str) -> Iterator[Fix]:
         flaw = "is a merge" if more else find_flaw(parent, message, sizes,
                                                    has_link=bool(links))
         tests = tuple(path for path in sizes if TEST_PATH.search(path))
-        yield Fix(commit, parent, _TRAILER.sub("", message).strip(), tests, flaw)
+        code = tuple(path for path in sizes if path not in tests)
+        yield Fix(commit, parent, _TRAILER.sub("", message).strip(), tests, code, flaw)
 
 
 def find_flaw(parent: str, message: str, sizes: Mapping[str, int], *, has_link: bool) -> str:
@@ -113,8 +128,54 @@ def render_question(fix: Fix, failed: Sequence[str], check: str) -> str:
     names = "\n".join(f"- {name}" for name in failed or fix.tests)
     return (f"{fix.message}\n\nThis is not done yet in this repository: do it. These tests "
             f"fail now and must pass; their newest form is not here:\n\n{names}\n\n"
-            f"They are run with `{check}`. Your own changes to tests do not count. Nobody "
-            "can answer questions.")
+            f"They are run with `{check}`. Your own changes to tests, and to what runs them, "
+            "do not count, and neither do new Python modules outside of packages. Nobody can "
+            "answer questions.")
+
+
+# -- what it is checked on --
+
+
+def choose_files(work: Sequence[str], right: Sequence[str], before: Sequence[str],
+                 changed: Sequence[str], commands: Sequence[str]) -> list[str]:
+    """Return the files on which work is checked, as entries of a tree.
+
+    `work`, `right` and `before` are the entries of a model's tree, of the fix's and of its
+    parent's; `changed` is the code that the fix changes. What tests, and what decides how
+    it is run, is the fix's, whatever a model has made of it. All else is the model's.
+    """
+    old = set(map(path_of, (*right, *before)))
+    packages = {path.rpartition("/")[0] for path in old if path.endswith("/__init__.py")}
+    named = find_runners(commands)
+
+    def is_fixed(entry: str) -> bool:
+        path = path_of(entry)
+        if path in named or any(pattern.search(word) for word in (path, path.lower())
+                                for pattern in (TEST_PATH, _GENERATED_PATH, _RUNNER_PATH)):
+            return True
+        if _SCRIPT_PATH.search(path):
+            return path not in changed
+        # Such as a `unittest.py`, which would be found before the one that is meant.
+        steps = path.split("/")
+        return bool(_MODULE_PATH.search(path)) and path not in old and packages.isdisjoint(
+            "/".join(steps[:count]) for count in range(1, len(steps)))
+
+    return [*(entry for entry in work if not is_fixed(entry)), *filter(is_fixed, right)]
+
+
+def path_of(entry: str) -> str:
+    """Return the path in an entry of `git ls-tree -r -z`."""
+    return entry.partition("\t")[2]
+
+
+def find_runners(commands: Sequence[str]) -> set[str]:
+    """Return the files that commands may name: as paths, or as modules of Python."""
+    named = set()
+    for word in re.findall(r"[\w.@+-][\w./@+-]*", " ".join(commands)):
+        path = word.removeprefix("./")
+        module = path.replace(".", "/")
+        named |= {path, f"{path}/__main__.py", f"{module}.py", f"{module}/__main__.py"}
+    return named
 
 
 # -- what is kept, as anybody's text --
@@ -124,19 +185,11 @@ EXAM_OUTCOMES = {"passed": "passed", "check": "check failed", "diff": "changed n
             "context": "prompt too long"}
 
 
-class Tried(Record):
-    """A commit that was looked at: a question where there is no reason against it."""
-
-    commit: str
-    check: str  # a digest of the command, and of what prepares for it
-    reason: str = ""
-
-
 class Sitting(Record):
     """One model at one question."""
 
     commit: str
-    check: str
+    check: str  # a digest of the command, and of what prepares for it
     repository: str  # a digest of where it is
     model: str
     outcome: str
@@ -157,8 +210,24 @@ class Sitting(Record):
 class ExamPage(Record):
     """What an exam file holds."""
 
-    tried: tuple[Tried, ...] = ()
     sittings: tuple[Sitting, ...] = ()
+
+
+# -- what is kept for this user alone --
+
+
+class Tried(Record):
+    """A commit that was looked at: a question where there is no reason against it."""
+
+    key: str  # a digest of the commit and its check
+    reason: str = ""
+    tests: tuple[str, ...] = ()  # that fail without it
+
+
+class ProofPage(Record):
+    """What is known of the commits of a repository."""
+
+    tried: tuple[Tried, ...] = ()
 
 
 # -- what it comes to --
