@@ -22779,6 +22779,7 @@ class Landing:
         self._git = Git(self._world, self._world.path(self._merges, ".git"), self._tree, hold,
                         objects=objects, settings=WHOLE)
         self._mark = f"{LANDED}\n{folder.repository.main}\n"
+        self._holds = ""  # the commit that the tree is the same as: nothing was run there since
         # What was asked already, by commit and tasks.
         self._failures: dict[tuple[str, ...], Failure | None] = {}
         self._states: Mapping[str, TaskState] = {}
@@ -22878,10 +22879,12 @@ class Landing:
                 tell_conflict(self._into, (), files), work, tuple(files))
             return ""
         self._put(tip)
+        self._holds = ""
         ran = git.run("-c", "rerere.enabled=false", "merge", "--quiet", "--no-ff", "--no-edit",
                       "-m", merge_message(state), work)
         if not ran.code:
-            return git.out("rev-parse", "HEAD")
+            self._holds = git.out("rev-parse", "HEAD")
+            return self._holds
 
         files = git.names("diff", "--name-only", "--diff-filter=U", "-z")
         if not files:
@@ -23042,6 +23045,7 @@ class Landing:
     def _run(self, command: str, state: TaskState, log: str, seconds: int) -> int:
         """Run a task's command in the tree; return its exit code. Nothing of it runs on."""
         world, task = self._world, state.task
+        self._holds = ""
         port = claim_ports(world, self._folder.place("run.json"))
         environ = {**plain_environment(world.environ), TASK_ID: state.name,
                    "PORT": str(port), CHECK_MARK: f"{self._folder.run}/{LANDED}"}
@@ -23079,11 +23083,13 @@ class Landing:
         self._processes = tree_of(self._folder, LANDED, CHECK_MARK)
         end_trees(world, [self._processes], 0.0)
         world.make_directory(self._tree, is_private=True)
-        files = plan_repository(self._main)
-        write_repository(world, self._merges, self._mark, files, start)
+        self._files = plan_repository(self._main)
+        write_repository(world, self._merges, self._mark, self._files, start)
 
     def _put(self, commit: str) -> None:
         """Make the tree the same as a commit, whatever a check has left there."""
+        if self._holds == commit:
+            return
         git, world = self._git, self._world
         for name in MERGE_FILES:
             world.remove(world.path(git.git, name))
@@ -23093,11 +23099,11 @@ class Landing:
         git.out("read-tree", commit)
         git.out("checkout-index", "--quiet", "--force", "--all", "-u")
         git.out("clean", "--quiet", "-ffd")
+        self._holds = commit
 
     def _show_repository(self, commit: str) -> None:
         """Give the tree a repository for checks that ask git; nobody else reads it."""
-        files = plan_repository(self._main)
-        write_repository(self._world, self._tree, self._mark, files, commit)
+        write_repository(self._world, self._tree, self._mark, self._files, commit)
         git = git_at(self._main, self._tree)
         git.out("read-tree", commit)
         git.run("update-index", "-q", "--refresh")
@@ -24629,8 +24635,8 @@ class DemoNode(SimulatedNode):
 class DemoWorld(World):
     """The terminal and the browser as they are; a home, a port, an environment of its own.
 
-    No program is found, no question asked; what a command says goes where what it
-    prints goes.
+    No program is found but for tasks, no question asked; what a command says goes where
+    what it prints goes.
     """
 
     def __init__(self, outer: World, home: str, ollama: str) -> None:
@@ -24653,6 +24659,10 @@ class DemoWorld(World):
         with contextlib.suppress(BrokenPipeError):  # in a thread nobody would hear of it
             self.out(text)
 
+    def find_programs(self, place: str) -> None:
+        """Find programs where a person's shell does, those in a directory of ours first."""
+        self.environ["PATH"] = f"{place}:{self._outer.environ.get('PATH', '')}"
+
     def own_names(self) -> tuple[str, tuple[str, ...]]:
         return "simulated", ()
 
@@ -24671,6 +24681,102 @@ class DemoWorld(World):
         if port and port == self.door.port:
             return self.door
         return super().listen(host, port)
+
+
+# == demo/tasks.py, from line 14 ==============================================
+#
+# Tasks for the simulated machines: a repository, and a program in Claude Code's place.
+
+# `run` is the real one, and so are git, the check and the landing. Only who works is a script:
+# it asks its model through the gateway, as Claude Code would, and writes the answer to a file.
+
+DEMO_CLAUDE = r"""# Plays Claude Code at a task: what its model answers is the page that it writes.
+import http.client
+import json
+import os
+import sys
+import urllib.parse
+
+
+def value(flag):
+    return sys.argv[sys.argv.index(flag) + 1]
+
+
+def emit(kind, **fields):
+    print(json.dumps({"type": kind, "session_id": SESSION, **fields}), flush=True)
+
+
+def ask(messages):
+    # Ask the gateway, as Claude Code does; return the message it answers with.
+    address = urllib.parse.urlsplit(os.environ["ANTHROPIC_BASE_URL"])
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=30)
+    body = {"model": value("--model"), "max_tokens": 1000, "messages": messages,
+            "tools": [{"name": "Write", "input_schema": {"type": "object"}}]}
+    connection.request("POST", "/v1/messages", json.dumps(body), {
+        "Authorization": "Bearer " + os.environ["ANTHROPIC_AUTH_TOKEN"],
+        "x-claude-code-session-id": SESSION})
+    answer = connection.getresponse()
+    text = answer.read()
+    if answer.status != 200:
+        sys.exit(f"the gateway answered {answer.status}: {text[:200]!r}")
+    return json.loads(text)
+
+
+def work(prompt):
+    # Ask for a page, write it, and show it to the model.
+    messages = [{"role": "user", "content": prompt}]
+    message = ask(messages)
+    emit("assistant", message=message, parent_tool_use_id=None)
+    page = "".join(block.get("text", "") for block in message["content"])
+    with open(os.environ["FLEET_TASK_ID"] + ".md", "w", encoding="utf-8") as stream:
+        stream.write(page.strip() + "\n")
+    results = [{"type": "tool_result", "tool_use_id": block["id"], "content": "written"}
+               for block in message["content"] if block["type"] == "tool_use"]
+    emit("user", message={"role": "user", "content": results})
+    ask([*messages, {"role": "assistant", "content": message["content"]},
+         {"role": "user", "content": results}])
+    emit("result", subtype="success", is_error=False, num_turns=2, result="The page is written.",
+         terminal_reason="completed", api_error_status=None, permission_denials=[])
+
+
+SESSION = value("--session-id")
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["type"] == "user":
+        emit("system", subtype="init", tools=["Write"], model=value("--model"))
+        work(asked["message"]["content"])
+    elif asked["type"] == "control_request":  # the task is over
+        emit("control_response", response={"subtype": "success",
+                                           "request_id": asked["request_id"]})
+        break
+"""
+DEMO_TASKS = {"login": "Fix the login", "tests": "Add tests for dates",
+              "docs": "Describe the API"}
+DEMO_CHECK = "sh test.sh"
+DEMO_TEST = b"""\
+# There are pages, and each has a text.
+for page in *.md; do test -s "$page" || exit 1; done
+"""
+DEMO_IDENTITY = ("-c", "user.name=demo", "-c", "user.email=demo@localhost")
+
+
+def prepare_tasks(world: DemoWorld, place: str) -> str:
+    """Make a repository of the working directory; return why tasks cannot be shown, if so."""
+    world.find_programs(place)
+    if sys.platform == "win32" or not world.which("git"):
+        return "git is not installed"
+    script = world.path(place, "claude.py")
+    start = f"#!/bin/sh\nexec {quote_shell(sys.executable)} -I -S {quote_shell(script)} \"$@\"\n"
+    world.replace_files([
+        (script, DEMO_CLAUDE.encode(), 0o600),
+        (world.path(place, "claude"), start.encode(), 0o700),
+        ("test.sh", DEMO_TEST, 0o644)])
+    for words in (["init", "--quiet"], ["symbolic-ref", "HEAD", "refs/heads/main"],
+                  ["add", "test.sh"], [*DEMO_IDENTITY, "commit", "--quiet", "-m", "start"]):
+        ran = world.run_git(words, ".")
+        if ran.code:
+            return f"git does not work: {ran.talk.strip()}"
+    return ""
 
 
 # == demo/play.py, from line 28 ===============================================
@@ -33805,7 +33911,7 @@ def tell_error_as_json(error: FleetError, name: str, world: World) -> None:
         "error": error.finding, "findings": error.findings, **error.report})
 
 
-# == program/demo.py, from line 40 ============================================
+# == program/demo.py, from line 41 ============================================
 #
 # `demo`: the whole thing with nothing installed; it types commands.
 
@@ -33821,6 +33927,7 @@ class Tour:
     def __init__(self, world: DemoWorld, pause: float) -> None:
         self.world, self._pause = world, pause
         self._serving: threading.Thread | None = None
+        self._end_serving: Callable[[str], object] = lambda name: None
 
     def tell(self, text: str) -> None:
         """Announce the next step; on a terminal, leave time to read."""
@@ -33854,11 +33961,12 @@ class Tour:
             self.see(self.world.clock() < until and self._serving.is_alive(),
                      "`serve` does not serve")
             self.world.sleep(0.01)
+        self._end_serving = self.world.stop
 
     def stop(self) -> None:
         """Stop the gateway, as Ctrl-C does; it prints its totals."""
         if self._serving:
-            self.world.stop("SIGINT")
+            self._end_serving("SIGINT")
             self._serving.join(GRACE_SECONDS)
             self._serving = None
 
@@ -33895,6 +34003,7 @@ def cmd_demo(options: Namespace, world: World) -> int:
             listener = listen_for_page(demo, fleet.gateway)
             dashboard = open_dashboard(Workspace(demo, "."), fleet, options, listener, ending)
             demo.out(f"\nDashboard: {dashboard.invite()}\n")
+        show_demo_tasks(tour, world.path(place, "bin"), nodes)
         show_demo_sessions(tour, fleet, nodes["sim-mini"], until)
     text = ("\nThe demo is over and its files are deleted. "
             "`subagent-fleet up` does this with your own machines.\n")
@@ -33925,6 +34034,35 @@ def show_demo_fleet(tour: Tour, nodes: Mapping[str, SimulatedNode]) -> Fleet:
     tour.serve()
     tour.type("status", "--check")
     return fleet
+
+
+def show_demo_tasks(tour: Tour, place: str, nodes: Collection[str]) -> None:
+    """Show tasks that are done on all machines and land as one branch; look what landed."""
+    world = tour.world
+    missing = prepare_tasks(world, place)
+    if missing:
+        world.out(f"\n(Tasks are not shown: {missing}.)\n")
+        return
+    tour.tell("Three tasks, one check, one branch: each machine does a task in a worktree, and "
+              "what is done is merged, checked as a whole, and landed.")
+    try:
+        tour.type("run", *(f"{name}:{prompt}" for name, prompt in DEMO_TASKS.items()),
+                  "--check", DEMO_CHECK, "--land")
+    except BaseException:
+        world.is_quiet = True
+        run_words(["task", "stop", "*"], world)  # else the agents go on, as they should
+        raise
+    landed = world.run_git(["log", "--first-parent", "--format=%s", "main"], ".").text
+    wanted = [f"{name}: {prompt}" for name, prompt in DEMO_TASKS.items()]
+    tour.see(sorted(landed.splitlines()) == sorted([*wanted, "start"]),
+             "the tasks did not land")
+    for name in DEMO_TASKS:
+        tour.see(world.kind_of(f"{name}.md") == "file"
+                 and world.read_bytes(f"{name}.md").strip(),
+                 f"what {name} wrote is not there")
+    receipts = read_receipts(Workspace(world, "."))
+    tour.see({receipt.node for receipt in receipts} == set(nodes), "a machine had no task")
+    world.environ["PATH"] = ""
 
 
 def show_demo_sessions(tour: Tour, fleet: Fleet, mini: SimulatedNode, until: float) -> None:

@@ -1,4 +1,5 @@
 """Section *Demo*: the whole thing on simulated machines, and that it tells when it is not so."""
+import contextlib
 import http.client
 import json
 import os
@@ -13,9 +14,9 @@ import time
 import pytest
 
 import subagent_fleet as sf
-from tools import SCRIPT, clean_environment
+from tools import PROC, SCRIPT, clean_environment
 
-COMMANDS = ["init", "validate", "generate", "warmup", "serve", "status", "trace"]
+COMMANDS = ["init", "validate", "generate", "warmup", "serve", "status", "run", "trace"]
 
 
 @pytest.fixture
@@ -57,8 +58,10 @@ def test_demo_shows_everything_and_leaves_nothing(places):
     assert (status, err) == (0, ""), out
     assert typed(out) == COMMANDS
     for said in ("fleet.yaml is valid.", ": ready. Gateway at http", "put to sleep", "skips it for",
-                 "fallback: ", "nothing left the house", "Served:"):
+                 "fallback: ", "nothing left the house", "Served:", "3 of 3 done at home."):
         assert said in out, said
+    assert re.search(r"^landed +checking .*sh test.sh$", out, re.M)
+    assert re.search(r"^3 landed on main \(\w+\.\.\w+\), checked as a whole\.$", out, re.M)
     tail = out[out.index("$ subagent-fleet trace"):]
     assert re.search(r"^main [^$]*\n +planner .*\n +implementer [^$]*\n +reviewer ", tail, re.M)
     assert "Served:" not in tail and out.rindex("$ subagent-fleet") < out.rindex("reviewer")
@@ -73,6 +76,14 @@ def test_every_line_that_names_a_simulated_machine_says_so(places):
     assert len(lines) > 20
     for name in ("laptop", "mini", "gpu"):
         assert all(line.count(name) == line.count(f"sim-{name}") for line in lines)
+
+
+@pytest.mark.slow
+def test_demo_without_git_says_that_it_shows_no_tasks(places, tmp_path):
+    status, out, err = end(start(places, str(SCRIPT), PATH=str(tmp_path)))
+    assert (status, err) == (0, ""), out
+    assert "(Tasks are not shown: git is not installed.)" in out
+    assert typed(out) == [word for word in COMMANDS if word != "run"] and left_in(places) == []
 
 
 @pytest.mark.slow
@@ -128,12 +139,16 @@ finally:
     print("ASKED", *sorted(set(map(str, asked))))
 """
     status, out, _ = end(start(places, "-c", program, words=()))
-    assert status == 0 and out.splitlines()[-1] == "ASKED 127.0.0.1"
+    asked = out.splitlines()[-1].split()[1:]
+    programs = {asking.rpartition("/")[2] for asking in asked if asking.startswith("/")}
+    assert status == 0 and {"git", "sh"} <= programs <= {"git", "sh", "claude", "ps", "bwrap"}
+    assert [asking for asking in asked if not asking.startswith("/")] == ["127.0.0.1"]
 
 
 @pytest.mark.slow
 def test_demo_on_the_dashboard_goes_on_and_is_told_there(places):
-    process = start(places, "-u", str(SCRIPT), words=("demo", "--ui", "--seconds", "12"))
+    process = start(places, "-u", str(SCRIPT), words=("demo", "--ui", "--seconds", "12"),
+                    PATH="")  # without git, so without tasks
     for line in process.stdout:
         url = re.search(rb"Dashboard: http://([0-9.:]+)(/\?code=\w+)", line)
         if url:
@@ -171,6 +186,24 @@ def test_demo_leaves_nothing_when_it_is_interrupted(places, number):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="signals are posix's")
+def test_demo_leaves_no_agent_when_it_is_interrupted(places):
+    process = start(places, "-u", str(SCRIPT), words=("demo", "--seconds", "60"))
+    for line in process.stdout:
+        if re.match(rb"\w+ +started ", line):
+            break
+    process.send_signal(signal.SIGINT)
+    status, _, err = end(process)
+    assert (status, err.strip()) == (130, "interrupted") and left_in(places) == []
+    agents = []
+    for path in PROC.glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"HOME={places['TMPDIR']}".encode() in path.read_bytes():
+                agents.append(path)
+    assert not agents
+
+
+@pytest.mark.slow
 def test_demo_ends_quietly_when_nobody_reads_on(places):
     process = start(places, "-u", str(SCRIPT))
     process.stdout.readline()
@@ -189,6 +222,10 @@ BREAKS = {  # on purpose: what is damaged, and which step notices
               "does not serve"),
     "answers": (lambda patch: patch.setattr(sf.DemoNode, "reply", lambda *_: 1 / 0),
                 "the gateway answered 5"),
+    "land": (lambda patch: patch.setattr(sf.Lander, "look", lambda self, is_last: False),
+             "the tasks did not land"),
+    "page": (lambda patch: patch.setattr(sf, "DEMO_CLAUDE", sf.DEMO_CLAUDE.replace("page.strip()", "''")),
+               "what login wrote is not there"),
     "slots": (lambda patch: patch.setattr(sf.ModelPlace, "is_free", returns(True)),
               "no implementer waited"),
     "audit": (lambda patch: patch.setattr(sf, "_tell_beyond", returns("it is far away")), "`trace` ended with 1"),
@@ -196,11 +233,12 @@ BREAKS = {  # on purpose: what is damaged, and which step notices
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (
-    name in ("slots", "audit", "clean"))) for name in BREAKS])  # these play the whole of it
+    name in ("land", "page", "slots", "audit", "clean"))) for name in BREAKS])  # these play the whole of it
 def test_demo_that_does_not_do_what_it_shows_says_so(quick, monkeypatch, name, tmp_path):
     damage, words = BREAKS[name]
     damage(monkeypatch)
-    done = quick("demo", env={"TMPDIR": str(tmp_path), "HOME": str(tmp_path)})
+    programs = os.environ["PATH"] if name in ("land", "page") else ""  # others show no tasks
+    done = quick("demo", env={"TMPDIR": str(tmp_path), "HOME": str(tmp_path), "PATH": programs})
     assert done.returncode == 1
     assert "error: the demo did not do what it shows: " in done.stderr and words in done.stderr
 

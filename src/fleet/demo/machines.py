@@ -59,8 +59,8 @@ class DemoNode(SimulatedNode):
 class DemoWorld(World):
     """The terminal and the browser as they are; a home, a port, an environment of its own.
 
-    No program is found, no question asked; what a command says goes where what it
-    prints goes.
+    No program is found but for tasks, no question asked; what a command says goes where
+    what it prints goes.
     """
 
     def __init__(self, outer: World, home: str, ollama: str) -> None:
@@ -82,6 +82,10 @@ class DemoWorld(World):
     def err(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # in a thread nobody would hear of it
             self.out(text)
+
+    def find_programs(self, place: str) -> None:
+        """Find programs where a person's shell does, those in a directory of ours first."""
+        self.environ["PATH"] = f"{place}:{self._outer.environ.get('PATH', '')}"
 
     def own_names(self) -> tuple[str, tuple[str, ...]]:
         return "simulated", ()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fleet.cli.rows import SECONDS, START, Flag, command
 from fleet.demo.machines import DEMO_MACHINES, DemoNode, DemoWorld
 from fleet.demo.play import DemoSession, demo_broken, play_session
+from fleet.demo.tasks import DEMO_CHECK, DEMO_TASKS, prepare_tasks
 from fleet.gateway.reception import GRACE_SECONDS
 from fleet.program.parse import run_words
 from fleet.start.constants import (
@@ -30,7 +31,7 @@ from fleet.world.places import PrivateDirectory
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from fleet.config.sections import Fleet
     from fleet.demo.node import SimulatedNode
@@ -49,6 +50,7 @@ class Tour:
     def __init__(self, world: DemoWorld, pause: float) -> None:
         self.world, self._pause = world, pause
         self._serving: threading.Thread | None = None
+        self._end_serving: Callable[[str], object] = lambda name: None
 
     def tell(self, text: str) -> None:
         """Announce the next step; on a terminal, leave time to read."""
@@ -82,11 +84,12 @@ class Tour:
             self.see(self.world.clock() < until and self._serving.is_alive(),
                      "`serve` does not serve")
             self.world.sleep(0.01)
+        self._end_serving = self.world.stop
 
     def stop(self) -> None:
         """Stop the gateway, as Ctrl-C does; it prints its totals."""
         if self._serving:
-            self.world.stop("SIGINT")
+            self._end_serving("SIGINT")
             self._serving.join(GRACE_SECONDS)
             self._serving = None
 
@@ -123,6 +126,7 @@ def cmd_demo(options: Namespace, world: World) -> int:
             listener = listen_for_page(demo, fleet.gateway)
             dashboard = open_dashboard(Workspace(demo, "."), fleet, options, listener, ending)
             demo.out(f"\nDashboard: {dashboard.invite()}\n")
+        show_demo_tasks(tour, world.path(place, "bin"), nodes)
         show_demo_sessions(tour, fleet, nodes["sim-mini"], until)
     text = ("\nThe demo is over and its files are deleted. "
             "`subagent-fleet up` does this with your own machines.\n")
@@ -153,6 +157,35 @@ def show_demo_fleet(tour: Tour, nodes: Mapping[str, SimulatedNode]) -> Fleet:
     tour.serve()
     tour.type("status", "--check")
     return fleet
+
+
+def show_demo_tasks(tour: Tour, place: str, nodes: Collection[str]) -> None:
+    """Show tasks that are done on all machines and land as one branch; look what landed."""
+    world = tour.world
+    missing = prepare_tasks(world, place)
+    if missing:
+        world.out(f"\n(Tasks are not shown: {missing}.)\n")
+        return
+    tour.tell("Three tasks, one check, one branch: each machine does a task in a worktree, and "
+              "what is done is merged, checked as a whole, and landed.")
+    try:
+        tour.type("run", *(f"{name}:{prompt}" for name, prompt in DEMO_TASKS.items()),
+                  "--check", DEMO_CHECK, "--land")
+    except BaseException:
+        world.is_quiet = True
+        run_words(["task", "stop", "*"], world)  # else the agents go on, as they should
+        raise
+    landed = world.run_git(["log", "--first-parent", "--format=%s", "main"], ".").text
+    wanted = [f"{name}: {prompt}" for name, prompt in DEMO_TASKS.items()]
+    tour.see(sorted(landed.splitlines()) == sorted([*wanted, "start"]),
+             "the tasks did not land")
+    for name in DEMO_TASKS:
+        tour.see(world.kind_of(f"{name}.md") == "file"
+                 and world.read_bytes(f"{name}.md").strip(),
+                 f"what {name} wrote is not there")
+    receipts = read_receipts(Workspace(world, "."))
+    tour.see({receipt.node for receipt in receipts} == set(nodes), "a machine had no task")
+    world.environ["PATH"] = ""
 
 
 def show_demo_sessions(tour: Tour, fleet: Fleet, mini: SimulatedNode, until: float) -> None:

@@ -131,6 +131,7 @@ class Landing:
         self._git = Git(self._world, self._world.path(self._merges, ".git"), self._tree, hold,
                         objects=objects, settings=WHOLE)
         self._mark = f"{LANDED}\n{folder.repository.main}\n"
+        self._holds = ""  # the commit that the tree is the same as: nothing was run there since
         # What was asked already, by commit and tasks.
         self._failures: dict[tuple[str, ...], Failure | None] = {}
         self._states: Mapping[str, TaskState] = {}
@@ -230,10 +231,12 @@ class Landing:
                 tell_conflict(self._into, (), files), work, tuple(files))
             return ""
         self._put(tip)
+        self._holds = ""
         ran = git.run("-c", "rerere.enabled=false", "merge", "--quiet", "--no-ff", "--no-edit",
                       "-m", merge_message(state), work)
         if not ran.code:
-            return git.out("rev-parse", "HEAD")
+            self._holds = git.out("rev-parse", "HEAD")
+            return self._holds
 
         files = git.names("diff", "--name-only", "--diff-filter=U", "-z")
         if not files:
@@ -394,6 +397,7 @@ class Landing:
     def _run(self, command: str, state: TaskState, log: str, seconds: int) -> int:
         """Run a task's command in the tree; return its exit code. Nothing of it runs on."""
         world, task = self._world, state.task
+        self._holds = ""
         port = claim_ports(world, self._folder.place("run.json"))
         environ = {**plain_environment(world.environ), TASK_ID: state.name,
                    "PORT": str(port), CHECK_MARK: f"{self._folder.run}/{LANDED}"}
@@ -431,11 +435,13 @@ class Landing:
         self._processes = tree_of(self._folder, LANDED, CHECK_MARK)
         end_trees(world, [self._processes], 0.0)
         world.make_directory(self._tree, is_private=True)
-        files = plan_repository(self._main)
-        write_repository(world, self._merges, self._mark, files, start)
+        self._files = plan_repository(self._main)
+        write_repository(world, self._merges, self._mark, self._files, start)
 
     def _put(self, commit: str) -> None:
         """Make the tree the same as a commit, whatever a check has left there."""
+        if self._holds == commit:
+            return
         git, world = self._git, self._world
         for name in MERGE_FILES:
             world.remove(world.path(git.git, name))
@@ -445,11 +451,11 @@ class Landing:
         git.out("read-tree", commit)
         git.out("checkout-index", "--quiet", "--force", "--all", "-u")
         git.out("clean", "--quiet", "-ffd")
+        self._holds = commit
 
     def _show_repository(self, commit: str) -> None:
         """Give the tree a repository for checks that ask git; nobody else reads it."""
-        files = plan_repository(self._main)
-        write_repository(self._world, self._tree, self._mark, files, commit)
+        write_repository(self._world, self._tree, self._mark, self._files, commit)
         git = git_at(self._main, self._tree)
         git.out("read-tree", commit)
         git.run("update-index", "-q", "--refresh")
