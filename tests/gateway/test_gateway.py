@@ -810,6 +810,14 @@ def test_who_waits_in_the_queue_at_a_stop_is_told_so(rig, limits):
 
 # -- failing nodes --
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_stands_behind_the_end_of_an_answer_is_not_read(rig, stream):
+    served = rig(sends(HEAD + line("PONG") + DONE + line(" late") + b"garbage\n"))
+    status, _, body = served.ask(stream=stream)
+    assert status == 200 and b"PONG" in body and b"late" not in body
+    assert served.receipts()[-1]["outcome"] == "ok"
+
+
 @pytest.mark.parametrize("play, why", [
     (answers(500, "boom"), "api_error"), (answers(503, "busy"), "overloaded_error"),
     (answers(404, "model 'tiny' not found"), "not_found_error"), (sends(b""), "bad answer"),

@@ -307,6 +307,11 @@ def test_lines_come_as_they_are_sent_and_the_last_may_lack_its_end(world):
     assert list(found.lines()) == [b"{1}", b"{2}", b"{3}"], "empty ones are left out"
 
 
+def test_lines_that_came_at_once_come_together(world):
+    found = exchange(world, b"HTTP/1.0 200\r\n\r\n{1}\n\n{2}\n{3}")
+    assert list(found.batches()) == [[b"{1}", b"{2}"], [b"{3}"]]
+
+
 @pytest.mark.parametrize("sizes", [(1,), (3, 1, 4), (100,)])
 def test_chunks_cut_anywhere_give_the_same_lines(world, sizes):
     body, chunks, at = b'{"a":1}\n{"b":2}\n' * 5, [], 0

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
+    from fleet.config.sections import Model
     from fleet.world.world import World
 
 
@@ -123,6 +124,11 @@ def plan_row(receipt: Receipt) -> dict[str, Any]:
             "output_tokens": receipt.output_tokens, "receipt": receipt}
 
 
+def describe_place(model: Model) -> dict[str, str]:
+    """Return where a request goes, as its receipt keeps it when fleet.yaml has changed."""
+    return {"route": model.name, "node": model.node, "model": model.ollama_model}
+
+
 class OpenReceipt:
     """The receipt of a request that is under way: what is known so far, and told."""
 
@@ -149,12 +155,27 @@ class OpenReceipt:
         self._steps.append(Stage(round(self._world.now(), 3), what, **more))
         self._tell()
 
-    def write(self, tokens: int, **more: str) -> None:
+    def read(self, model: Model, waited: float) -> None:
+        """Tell that a model reads the prompt, for whose slot the request waited so long."""
+        self.mark("asked_seconds")
+        waited += self.values["waited_seconds"] or 0.0
+        self.values.update(waited_seconds=round(waited, 3), first_byte_seconds=None)
+        self.tokens = 0
+        self.step("read", **describe_place(model))
+
+    def fail(self, node: str, why: str) -> None:
+        """Tell that a node failed: the request waits for another one."""
+        self.failures.append(FailedTry(node, why))
+        self.values["first_byte_seconds"] = None  # the node that answers will set it
+        self.step("wait", node=node, why=why)
+
+    def write(self, tokens: int) -> None:
         """Tell that the answer is written, and once a second how far."""
         now = self._world.clock()
         if self.values["first_byte_seconds"] is None:
             self.mark("first_byte_seconds")
-            self.step("write", **more)
+            reading = self._steps[-1]
+            self.step("write", node=reading.node, route=reading.route, model=reading.model)
             self._tell_at = now + PROGRESS_SECONDS
         self.tokens += tokens
         if now >= self._tell_at:

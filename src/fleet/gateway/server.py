@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from fleet.config.address import show_host
 from fleet.config.names import find_models
 from fleet.files.target import fleet_digest
+from fleet.gateway.client import Login, retry_header
 from fleet.gateway.keys import prove_key
 from fleet.gateway.queue import Scheduler
 from fleet.gateway.receipts import Ledger, keep_receipts, plan_row
 from fleet.gateway.reception import GRACE_SECONDS, Reception
-from fleet.gateway.service import Login, Service, retry_header
+from fleet.gateway.service import Service
 from fleet.nodes.probe import ask_node, explain_failure, probe_nodes
 from fleet.nodes.relay import Learned, translate
 from fleet.plan.environment import FLEET_KEY_HEADER

@@ -11,7 +11,7 @@ from fleet.start.record import Record
 from fleet.text.json import render_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
     from fleet.config.sections import Model, Node
@@ -87,7 +87,7 @@ def translate(node: Node, talk: Talk, model: Model, known: Learned) -> Translati
 
 def relay(exchange: Exchange, reader: Reader, translation: Translation,
           clock: Callable[[], float]) -> Iterator[list[Delta]]:
-    """Yield what each line of an answer says, up to its end; raise where it has none."""
+    """Yield what an answer says, as much as came at once, up to its end; raise if it has none."""
     exchange.read_head()
     if exchange.status >= 400:
         reply = Reply(exchange.status, exchange.headers, exchange.read_all())
@@ -100,14 +100,13 @@ def relay(exchange: Exchange, reader: Reader, translation: Translation,
     most_steps = ANSWER_STEPS + ANSWER_STEPS_A_TOKEN * tokens
     size = steps = 0
     until = 0.0  # the whole answer must have come; 0: it has not begun
-    for line in exchange.lines():
-        deltas = reader.feed(line)
+    for lines in exchange.batches():
+        deltas = _read_lines(reader, lines)
         yield deltas
         if deltas and deltas[-1].end:
             return
-        size += len(line)
-        if deltas:
-            steps += 1
+        size += sum(map(len, lines))
+        steps += len(deltas)
         if size > most_bytes or steps > most_steps:
             raise NodeFailure("bad answer", "it does not end")
         if reader.has_begun:  # until then the prompt is read, for which one time must do
@@ -120,3 +119,13 @@ def relay(exchange: Exchange, reader: Reader, translation: Translation,
     yield deltas
     if not deltas or not deltas[-1].end:
         raise NodeFailure("bad answer", "it ended before it was done")
+
+
+def _read_lines(reader: Reader, lines: Sequence[bytes | bytearray]) -> list[Delta]:
+    """Return what lines of an answer say, up to its end."""
+    deltas: list[Delta] = []
+    for line in lines:
+        deltas += reader.feed(line)
+        if deltas and deltas[-1].end:
+            break
+    return deltas

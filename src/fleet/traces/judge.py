@@ -5,8 +5,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fleet.config.names import full_model_name, leaves_house
-from fleet.gateway.receipts import Receipt
-from fleet.gateway.service import describe_place
+from fleet.gateway.receipts import Receipt, describe_place
 from fleet.plan.environment import is_cloud
 from fleet.plan.routes import plan_fallbacks
 from fleet.plan.trust import plan_node_stakes

@@ -118,17 +118,22 @@ class Exchange(Wire):
 
     def lines(self) -> Iterator[bytes | bytearray]:
         """Yield the lines of the body as they come, without their ends; skip empty ones."""
+        for batch in self.batches():
+            yield from batch
+
+    def batches(self) -> Iterator[list[bytearray]]:
+        """Yield the lines of the body, those that came at once together."""
         rest = bytearray()
         self._left = self.pieces()
         for piece in self._left:
             rest += piece
             if b"\n" in piece:
                 *whole, rest = rest.split(b"\n")
-                yield from filter(None, whole)
+                yield [line for line in whole if line]
             if len(rest) > ANSWER_LIMIT_BYTES:
                 raise NodeFailure("bad answer", "a line of its answer does not end")
         if rest:
-            yield rest
+            yield [rest]
 
     def keep(self) -> None:
         """Keep the connection for another request, where its lines end here; else close it.
