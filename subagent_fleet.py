@@ -26803,7 +26803,7 @@ def format_assignment(starter: Starter, look: Look = PLAIN) -> str:
     rows = []
     if "claude" in starter.tree:  # what no machine does
         main = starter.tree["models"][starter.tree["claude"]["main"]]
-        rows.append((MAIN_JOB, main["ollama_model"], main["node"],
+        rows.append((MAIN_JOB, main["model"], main["node"],
                      "your Claude login; its prompts leave the house"))
     for job in assignment.jobs:
         model = assignment.model(job)
