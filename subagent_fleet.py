@@ -3358,6 +3358,16 @@ class ExamScore(Record):
                     and self.interval[0] > other.interval[1])
 
 
+def tell_apart(scores: Mapping[str, ExamScore | None]
+               ) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield each model, those it beats, and those below that nothing tells apart from it."""
+    asked = {name: score for name, score in scores.items() if score}
+    for place, (name, score) in enumerate(asked.items()):
+        beaten = [other for other in asked if score.beats(asked[other])]
+        yield name, beaten, [other for other in [*asked][place + 1:] if other not in beaten
+                             and not asked[other].beats(score)]
+
+
 class FailedAnswer(Record):
     """An answer that did not pass its trial, kept for a person to read."""
 
@@ -5001,11 +5011,12 @@ def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState],
 def _plan_ties(measured: Iterable[Measurement]) -> Iterator[str]:
     """Yield which models did the exam and are neither better nor worse by it than another."""
     scores = {known.model: known.exam for known in measured if known.exam}
-    ties = [name for name, score in scores.items() if any(
-        other is not score and not score.beats(other) and not other.beats(score)
-        for other in scores.values())]
-    if ties:
-        yield (f"Which of {join_words(ties)} is better: the exam does not tell them apart. "
+    tied: dict[str, None] = {}
+    for name, _, ties in tell_apart(scores):
+        if ties:
+            tied.update(dict.fromkeys((name, *ties)))
+    if tied:
+        yield (f"Which of {join_words([*tied])} is better: the exam does not tell them apart. "
                "Run `subagent-fleet bench --exam` with more `--questions`.")
 
 
@@ -24163,16 +24174,6 @@ def plan_standing(examinee: Examinee, sittings: Sequence[Sitting]) -> Standing:
         {word: outcomes.count(word) for word in sorted({*outcomes} - {"passed"})})
 
 
-def tell_apart(standings: Sequence[Standing]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield each model, those it beats, and those below that nothing tells apart from it."""
-    scores = {standing.model: standing.score for standing in standings if standing.score}
-    names = list(scores)
-    for place, name in enumerate(names):
-        beaten = [other for other in names if scores[name].beats(scores[other])]
-        yield name, beaten, [other for other in names[place + 1:] if other not in beaten
-                             and not scores[other].beats(scores[name])]
-
-
 def find_outcome(state: TaskState, receipt: Mapping[str, Any], examinee: Examinee) -> str:
     """Return how a task has ended; in other words where that says nothing of the model."""
     others = {row["route"] for row in receipt.get("served") or ()}
@@ -24286,7 +24287,9 @@ class Exam:
                 self.fixes.append(fix)
 
     def _key_of(self, fix: Fix) -> str:
-        return digest(f"{fix.commit} {self.plan.digest}".encode("ascii"))[:16]
+        task = self.plan.task
+        words = (fix.commit, self.plan.digest, task.sandbox, *task.sandbox_write)
+        return digest("\n".join(words).encode("utf-8"))[:16]
 
     def _prove(self, fix: Fix) -> Tried:
         """Return whether a commit is a question: tests fail without it and pass with it."""
@@ -24336,6 +24339,9 @@ class Exam:
                                         self._checks)
                 if self.stops:
                     break
+                if state.cause == "check-missing":
+                    raise FleetError("check-missing", f"the check cannot be run: `{task.check}`",
+                                     fix="install its program, or type another --check")
                 if not state.attempt.checks and state.cause != "setup-failed":
                     raise FleetError(state.cause, state.reason)
                 codes.append(state.attempt.checks[-1] if state.attempt.checks else 1)
@@ -30850,7 +30856,7 @@ def cmd_warmup(options: Namespace, world: World) -> int:
     return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
 
 
-# == commands/exam.py, from line 58 ===========================================
+# == commands/exam.py, from line 57 ===========================================
 #
 # `bench --exam`: a model does this repository's own fixes.
 
@@ -31021,7 +31027,7 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[S
     text = format_table(headers, rows, look=look, right=("Tokens in", "Tokens out"),
                         spare=("Each time",))
     text += format_words(["Likely: how many of 100 such tasks it would pass."], look)
-    for name, beaten, ties in tell_apart(standings):
+    for name, beaten, ties in tell_apart({one.model: one.score for one in standings}):
         if beaten:
             text += format_words([f"{name} is better than {join_words(beaten)}."], look)
         if ties:
@@ -31052,7 +31058,7 @@ def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict
     """Return what `bench --exam --json` prints."""
     commits = [fix.commit for fix in exam.fixes]
     apart = [{"model": name, "beats": beaten, "ties": ties}
-             for name, beaten, ties in tell_apart(standings)]
+             for name, beaten, ties in tell_apart({one.model: one.score for one in standings})]
     return {"fleet": fleet.name, "check": exam.plan.task.check, "questions": commits,
             "left": exam.left, "models": standings, "told_apart": apart,
             "sittings": [one for one in exam.page.sittings if one.commit in commits],
@@ -32777,10 +32783,9 @@ at the same time, the models of one machine one after the other. Each answer is 
 - Context: with a full context the model still knows a word from the beginning, and the server
   counts the tokens right; a prompt with one token more is refused, not cut
 
-Speeds come from the server's own counters, if it has any. A model that claims to think or to read
-images is asked to. Results go to `.subagent-fleet/bench.json` as they come, with the date, the
-versions and the answers that failed. If you stop `bench`, or a machine fails, it keeps what it
-has. `status` shows the results; `recommend` and `init` decide by them. Run `bench` while nothing
+Speeds come from the server's own counters, if it has any. Results go to
+`.subagent-fleet/bench.json` as they come, with the date, the versions and the answers that failed.
+If you stop `bench`, or a machine fails, it keeps what it has. `status` shows the results; `recommend` and `init` decide by them. Run `bench` while nothing
 else works: a busy machine is slower, and each model is loaded again. Cloud models are measured
 only if `--model` names them.
 

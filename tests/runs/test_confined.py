@@ -13,26 +13,10 @@ import threading
 import pytest
 
 import subagent_fleet as sf
-from run_kit import WORKS, Shop, shell
-from tools import PROC, ROOT
+from run_kit import WORKS, Shop, needs_bubblewrap, shell
+from tools import ROOT
 
 EDIT = "echo two > a.txt"
-PROBE = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--unshare-pid", "true"]
-
-
-def has_bubblewrap():
-    try:
-        return subprocess.run(PROBE, capture_output=True).returncode == 0
-    except OSError:
-        return False
-
-
-# `.ci/run` installs it, and asks for it: where it cannot be, that is a failure and no skip. Without
-# a /proc, as on a Mac, it makes none.
-IS_REQUIRED = os.environ.get("SUBAGENT_FLEET_CONFINED") == "required" and str(PROC) == "/proc"
-needs_bubblewrap = pytest.mark.skipif(
-    not has_bubblewrap() and not IS_REQUIRED,
-    reason="bubblewrap is absent or makes no sandbox here: NOT TESTED that commands are confined")
 
 
 @pytest.fixture

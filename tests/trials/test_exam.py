@@ -11,6 +11,7 @@ import pytest
 
 import subagent_fleet as sf
 from exam_kit import FLEET, Examined
+from run_kit import needs_bubblewrap
 from tools import EXAMPLE, PROGRAM
 
 whole = [pytest.mark.slow,
@@ -218,6 +219,33 @@ def test_whatever_a_model_does_to_what_runs_the_tests_gains_nothing(examined):
 
 
 @on_linux
+@needs_bubblewrap
+def test_a_check_is_confined_and_it_is_said_what_it_may_not_write(examined):
+    made = examined(able="able-1")
+    for name in ("bwrap", "sandbox-exec"):
+        (made.rig.bin / name).unlink()
+    made.fix(1)
+    outside = made.rig.home / "outside"
+    outside.mkdir()
+    words = ("--check", f"echo x > {outside}/log && sh check.sh", "--questions", 1)
+    made.run(*words, status=1)
+    assert list(outside.iterdir()) == []
+    assert "Note: the check: it may not write" in made.err and "its check fails on the fix, too (1)" in made.err
+    line = made.err.partition("to allow it: `")[2].partition("`")[0]
+    (made.repo / "tasks.yaml").write_text(f"defaults: {{{line}}}\ntasks: {{a: {{prompt: x}}}}\n")
+    assert "able:1b  1 of 1" in made.run(*words)
+    assert (outside / "log").read_text() == "x\n"
+
+
+@on_linux
+def test_a_check_that_cannot_be_run_ends_the_exam(examined):
+    made = examined(able="able-1")
+    made.fix(1)
+    made.run("--check", "absent-program tests", status=1)
+    assert "the check cannot be run: `absent-program tests`" in made.err
+
+
+@on_linux
 def test_an_exam_that_was_ended_goes_on_with_what_is_missing(examined):
     made = examined(half="half-0.5", endless="endless")
     made.fixes(1, 2, 3)
@@ -268,8 +296,9 @@ def test_a_check_that_nobody_typed_and_a_file_that_came_along_are_not_believed(e
 
 
 @pytest.mark.parametrize("words, said", [
-    (("--questions", "3"), "--questions: for the exam only"), (("--check", "x"), "add --exam")])
-def test_words_of_the_exam_without_it_are_refused(run_cli, tmp_path, words, said):
+    (("--questions", "3"), "--questions: for the exam only"), (("--check", "x"), "add --exam"),
+    (("--exam", "--since", "90d"), "the newest commits come first")])
+def test_words_of_the_exam_that_cannot_be_meant_are_refused(run_cli, tmp_path, words, said):
     (tmp_path / "fleet.yaml").write_text(EXAMPLE)
     done = run_cli("bench", *words)
     assert done.returncode == 2 and said in done.stderr

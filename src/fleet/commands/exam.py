@@ -10,7 +10,7 @@ from fleet.cli.rows import Flag, parse_count
 from fleet.cli.say import open_workspace, print_report, render_report, tell
 from fleet.config.names import full_model_name
 from fleet.config.task_file import TaskSpec
-from fleet.plan.measured import Measurement, find_measurement
+from fleet.plan.measured import Measurement, find_measurement, tell_apart
 from fleet.start.constants import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -34,7 +34,6 @@ from fleet.trials.questions import (
     Examinee,
     ExamPage,
     plan_standing,
-    tell_apart,
 )
 from fleet.views.measurements import find_chosen, keep_measurements
 from fleet.work.backing import end_serving, need_key, plan_backing
@@ -222,7 +221,7 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[S
     text = format_table(headers, rows, look=look, right=("Tokens in", "Tokens out"),
                         spare=("Each time",))
     text += format_words(["Likely: how many of 100 such tasks it would pass."], look)
-    for name, beaten, ties in tell_apart(standings):
+    for name, beaten, ties in tell_apart({one.model: one.score for one in standings}):
         if beaten:
             text += format_words([f"{name} is better than {join_words(beaten)}."], look)
         if ties:
@@ -253,7 +252,7 @@ def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict
     """Return what `bench --exam --json` prints."""
     commits = [fix.commit for fix in exam.fixes]
     apart = [{"model": name, "beats": beaten, "ties": ties}
-             for name, beaten, ties in tell_apart(standings)]
+             for name, beaten, ties in tell_apart({one.model: one.score for one in standings})]
     return {"fleet": fleet.name, "check": exam.plan.task.check, "questions": commits,
             "left": exam.left, "models": standings, "told_apart": apart,
             "sittings": [one for one in exam.page.sittings if one.commit in commits],

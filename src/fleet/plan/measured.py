@@ -11,7 +11,7 @@ from fleet.start.record import Record, replace
 from fleet.text.json import read_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
     from fleet.config.node import NodeModel
 
@@ -74,6 +74,16 @@ class ExamScore(Record):
         """Tell whether it beats another in the same exam by more than luck."""
         return bool(other and self.repository == other.repository
                     and self.interval[0] > other.interval[1])
+
+
+def tell_apart(scores: Mapping[str, ExamScore | None]
+               ) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield each model, those it beats, and those below that nothing tells apart from it."""
+    asked = {name: score for name, score in scores.items() if score}
+    for place, (name, score) in enumerate(asked.items()):
+        beaten = [other for other in asked if score.beats(asked[other])]
+        yield name, beaten, [other for other in [*asked][place + 1:] if other not in beaten
+                             and not asked[other].beats(score)]
 
 
 class FailedAnswer(Record):

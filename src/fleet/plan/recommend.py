@@ -7,7 +7,7 @@ from fleet.config.address import host_of, is_private
 from fleet.config.names import full_model_name, model_slot
 from fleet.config.sections import Model
 from fleet.plan.candidates import rank_models
-from fleet.plan.measured import latest_measurements
+from fleet.plan.measured import latest_measurements, tell_apart
 from fleet.plan.rating import rate_model
 from fleet.plan.roles import MAIN_CONTEXT_TOKENS
 from fleet.plan.routes import plan_jobs
@@ -178,9 +178,10 @@ def _plan_unknown(fleet: Fleet, states: Mapping[str, NodeState],
 def _plan_ties(measured: Iterable[Measurement]) -> Iterator[str]:
     """Yield which models did the exam and are neither better nor worse by it than another."""
     scores = {known.model: known.exam for known in measured if known.exam}
-    ties = [name for name, score in scores.items() if any(
-        other is not score and not score.beats(other) and not other.beats(score)
-        for other in scores.values())]
-    if ties:
-        yield (f"Which of {join_words(ties)} is better: the exam does not tell them apart. "
+    tied: dict[str, None] = {}
+    for name, _, ties in tell_apart(scores):
+        if ties:
+            tied.update(dict.fromkeys((name, *ties)))
+    if tied:
+        yield (f"Which of {join_words([*tied])} is better: the exam does not tell them apart. "
                "Run `subagent-fleet bench --exam` with more `--questions`.")

@@ -140,7 +140,9 @@ class Exam:
                 self.fixes.append(fix)
 
     def _key_of(self, fix: Fix) -> str:
-        return digest(f"{fix.commit} {self.plan.digest}".encode("ascii"))[:16]
+        task = self.plan.task
+        words = (fix.commit, self.plan.digest, task.sandbox, *task.sandbox_write)
+        return digest("\n".join(words).encode("utf-8"))[:16]
 
     def _prove(self, fix: Fix) -> Tried:
         """Return whether a commit is a question: tests fail without it and pass with it."""
@@ -190,6 +192,9 @@ class Exam:
                                         self._checks)
                 if self.stops:
                     break
+                if state.cause == "check-missing":
+                    raise FleetError("check-missing", f"the check cannot be run: `{task.check}`",
+                                     fix="install its program, or type another --check")
                 if not state.attempt.checks and state.cause != "setup-failed":
                     raise FleetError(state.cause, state.reason)
                 codes.append(state.attempt.checks[-1] if state.attempt.checks else 1)

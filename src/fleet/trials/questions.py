@@ -279,16 +279,6 @@ def plan_standing(examinee: Examinee, sittings: Sequence[Sitting]) -> Standing:
         {word: outcomes.count(word) for word in sorted({*outcomes} - {"passed"})})
 
 
-def tell_apart(standings: Sequence[Standing]) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield each model, those it beats, and those below that nothing tells apart from it."""
-    scores = {standing.model: standing.score for standing in standings if standing.score}
-    names = list(scores)
-    for place, name in enumerate(names):
-        beaten = [other for other in names if scores[name].beats(scores[other])]
-        yield name, beaten, [other for other in names[place + 1:] if other not in beaten
-                             and not scores[other].beats(scores[name])]
-
-
 def find_outcome(state: TaskState, receipt: Mapping[str, Any], examinee: Examinee) -> str:
     """Return how a task has ended; in other words where that says nothing of the model."""
     others = {row["route"] for row in receipt.get("served") or ()}
