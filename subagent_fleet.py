@@ -924,9 +924,9 @@ class Document:
             self.fail()
         if not self.text[self.line_start(start):start].strip(" -"):  # it began no value
             self.fail_line(start)
-        fix = "quote the whole text"
+        fix = "quote the whole text, or remove the space"
         if line > first:
-            fix = f"begin its line with {indent} spaces, or {fix}"
+            fix = f"begin its line with {indent} spaces, or quote the whole text"
         self.fail("`: ` inside a value", fix)
 
     # -- block style --
@@ -2718,6 +2718,8 @@ FILE_KEYS["defaults"] = {
 # What people write for the key of an attribute, coming from other programs; each only where
 # that key is absent.
 KEY_WORDS = {
+    "nodes": "machines hosts servers workers",
+    "agents": "subagents roles",
     "name": "title label",
     "provider": "engine type",
     "host": "address bind listen",
@@ -26042,10 +26044,11 @@ def check_names(kind: str, names: Iterable[str], known: Iterable[str], owner: st
     """Refuse names of a command that its owner does not have; `form` makes a new one."""
     for name in names:
         if name not in known:
-            choices = some_of(list(known)) or "none"
+            choices = some_of(list(known))
             raise FleetError(f"unknown-{kind}", f"{owner}: unknown {kind} `{name}`",
-                             status=EXIT_USAGE, fix=nearest(name, known)
-                             or form.format(name) or f"known {kind}s: {choices}")
+                             status=EXIT_USAGE, fix=nearest(name, known) or form.format(name)
+                             or (f"known {kind}s: {choices}" if choices
+                                 else f"there are no {kind}s yet"))
 
 
 def tell(world: World, text: str) -> None:
@@ -26152,9 +26155,12 @@ def watch(world: World, seconds: float | None, show: Callable[[str], bool]) -> b
 # Questions to a person before anything is sent out.
 
 def agree(world: World, text: str, question: str, refusal: FleetError) -> None:
-    """Ask a person; refuse without a person or a yes."""
-    if not world.confirm(question, text):
-        raise refusal
+    """Ask a person; refuse without a yes."""
+    if world.confirm(question, text):
+        return
+    if world.can_ask():  # the answer was no, so nobody wants to know how to do it
+        raise FleetError(refusal.slug, refusal.what, status=refusal.status)
+    raise refusal
 
 
 def format_stakes(source: str, stakes: Sequence[Stake], word: str,
@@ -26529,7 +26535,8 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
                         are_known=False)[node.name]
     if not state.online:
         raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
-                         "nothing was written", fix=find_usual_port(world, state) or state.fix)
+                         "nothing was written",
+                         fix=find_usual_port(world, state, "add ") or state.fix)
     models = choose_models(fleet, state, names)
     tell_findings([Finding("no-tools", "warning", f"{model.name} {rate_model(model).flaw}",
                            fix=f"{obtain_model(state.provider, SMALL_PLACEHOLDER)} on "
@@ -26541,8 +26548,8 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
     return added
 
 
-def find_usual_port(world: World, state: NodeState) -> str:
-    """Return how to name a silent machine that answers at Ollama's usual port, or nothing."""
+def find_usual_port(world: World, state: NodeState, command: str) -> str:
+    """Return how to type a silent machine that answers at Ollama's usual port, or nothing."""
     place = split_endpoint(state.endpoint)
     usual = replace(place, port=OLLAMA_PORT)
     if place.port == OLLAMA_PORT or state.reason != "refused":
@@ -26550,7 +26557,8 @@ def find_usual_port(world: World, state: NodeState) -> str:
     node = Node(state.name, usual.url)
     if not probe_nodes(world, {state.name: node}, INIT_TIMEOUT_SECONDS)[state.name].online:
         return ""
-    return f"Ollama answers at its usual port: `{state.name}={usual.url}`"
+    return (f"`subagent-fleet {command}{state.name}={usual.url}`, the usual port, where Ollama "
+            "answers")
 
 
 def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[NodeModel]:
@@ -26633,7 +26641,9 @@ def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[N
         return
     for state in silent:
         raise FleetError("node-silent", f"node `{state.name}`: {state.why} ({state.endpoint}); "
-                         "nothing was written", fix=find_usual_port(world, state) or state.fix)
+                         "nothing was written",
+                         fix=find_usual_port(world, state, "init --force --node ")
+                         or state.fix)
     if not starter.has_models:
         raise FleetError("no-model", "no machine that was asked has a model that can do the "
                          f"work; nothing was written: {output} stays",
@@ -26834,13 +26844,14 @@ def format_assignment(starter: Starter, look: Look = PLAIN) -> str:
                           for sentence in sentences)
 
 
-def format_route_state(route: RouteState) -> str:
-    """Return what is true of a route, and who answers while it is not ready."""
+def format_route_state(fleet: Fleet, route: RouteState) -> str:
+    """Return the state of a route, and which model on which machine answers meanwhile."""
     text = route.state
     if route.loaded and route.state == "cold":
         text += f" (loaded with context {route.loaded.context})"
     if route.fallback:
-        text += f" \u2192 fallback {route.fallback}"
+        fallback = fleet.models[route.fallback]
+        text += f" \u2192 fallback {fallback.ollama_model} on {fallback.node}"
     return text
 
 
@@ -27057,17 +27068,23 @@ def read_warmup(workspace: Workspace) -> list[dict[str, Any]]:
     return [vars(row) for row in page.models[:SHOWN_WARMTHS_LIMIT]]
 
 
-def plan_warmths(fleet: Fleet, options: Namespace) -> dict[str, Warmth]:
-    """Return {model: Warmth} of the chosen models, all where none is chosen.
+def known_model_names(fleet: Fleet) -> list[str]:
+    """Return what models may be called: as their machines call them, or by their keys."""
+    return list(dict.fromkeys([*(model.ollama_model for model in fleet.models.values()),
+                               *fleet.models]))
 
-    What is one Ollama model with one context on a node is loaded once: it is one Warmth.
+
+def plan_warmths(fleet: Fleet, options: Namespace) -> dict[str, Warmth]:
+    """Return {key in `models:`: Warmth} of the chosen models; of all if none is chosen.
+
+    The same model with the same context on a machine is loaded once: it has one Warmth.
     """
     names = {*(options.model or ()),
              *(fleet.agents[name].model for name in options.agent or ())}
     shared = {}
     warmths = {}
     for name, model in fleet.models.items():
-        if names and name not in names:
+        if names and not names & {name, model.ollama_model}:
             continue
         load = (model.node, full_model_name(model.ollama_model), model.context)
         if load not in shared:
@@ -29065,9 +29082,9 @@ def warm_for_session(fleet: Fleet, options: Namespace, world: World) -> None:
                          fix="subagent-fleet doctor")
     if route.state not in ("ready", "cold") and not route.fallback:
         raise FleetError("nothing-ready", f"no machine can serve {main.name}, the main "
-                         f"session's model: {format_route_state(route)}",
+                         f"session's model: {format_route_state(fleet, route)}",
                          fix="subagent-fleet doctor")
-    without = [f"{clean_line(name)} ({format_route_state(routes[name])})" for name in absent]
+    without = [f"{clean_line(name)} ({format_route_state(fleet, routes[name])})" for name in absent]
     tell(world, f"Continuing without {', '.join(without)}.\n")
 
 
@@ -30292,10 +30309,11 @@ def _format_loaded(sight: Sight, look: Look) -> str:
 
 def _route_cell(sight: Sight, agent: Agent, look: Look) -> Cell:
     """Return how ready an agent's model is, and who answers instead."""
-    model = sight.fleet.models[agent.model]
+    fleet = sight.fleet
+    model = fleet.models[agent.model]
     route = sight.routes[model.name]
     place = sight.places.get(model.name, ModelSlots(model.name, 0, 0))
-    words = format_route_state(route)
+    words = format_route_state(fleet, route)
     role = "ok"
     if route.state == "cold" or route.fallback:
         role = "warn"
@@ -30368,7 +30386,7 @@ def cmd_ui(options: Namespace, world: World) -> int:
         dashboard = open_dashboard(workspace, fleet, options, listener, stops)
         world.on_stop(signals.append)
         address = dashboard.invite()
-        world.out(f"Dashboard: {address}\nThis address opens it once. Ctrl-C stops.\n")
+        world.out(f"Dashboard: {address}\nThis link works once. Ctrl-C stops.\n")
         while not signals:
             world.sleep(TICK_SECONDS)
             if not dashboard.awaits(address):
@@ -30846,7 +30864,7 @@ def observe_traces(workspace: Workspace, options: Namespace) -> TraceFacts:
 def cmd_warmup(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     check_names("agent", options.agent, fleet.agents, fleet.name)
-    check_names("model", options.model, fleet.models, fleet.name)
+    check_names("model", options.model, known_model_names(fleet), fleet.name)
 
     say = (lambda text: None) if options.json else world.out
     warmths = warm_fleet(fleet, options, world, teller=Teller(say, look_of(world)))
@@ -32084,7 +32102,7 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
     return EXIT_OK
 
 
-# == commands/task_land.py, from line 27 ======================================
+# == commands/task_land.py, from line 28 ======================================
 #
 # `task land`: merge what is done, check it as a whole, move the branch.
 
@@ -32099,6 +32117,8 @@ INTO = Flag("--into", "the branch that moves; default: the one you are on", "BRA
 def cmd_task_land(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
     known = know_tasks(folder, options, needs_fleet=False)
+    if not known.names:
+        raise FleetError("no-tasks", "there are no tasks to land", fix=ADD_A_TASK)
     check_names("task", options.tasks, known.names, "task land")
     into = find_target(folder, options.into)
     stops: list[str] = []
@@ -33071,7 +33091,7 @@ The tab's title and icon show the state.
 ```text
 $ subagent-fleet ui
 Dashboard: http://127.0.0.1:8080/?code=6f1c09be42
-This address opens it once. Ctrl-C stops.
+This link works once. Ctrl-C stops.
 ```
 
 The page changes nothing, listens only on this machine, and loads nothing from anywhere else. The
@@ -33868,6 +33888,7 @@ FORMER_FLAGS = {  # what a command had once, and what is typed now
     "task answer --json": "subagent-fleet tasks --json",
     "task diff --json": "subagent-fleet task diff NAME --stat",
     "task tidy --json": "subagent-fleet task tidy --dry-run",
+    "logs --since": "subagent-fleet logs -n 100; `trace --since 1h` lists sessions",
     "trace --prompts": "Claude Code keeps them: ~/.claude/projects",
     "trace --requests": "subagent-fleet logs --session ID",
     "trust --json": "subagent-fleet trust --show",
@@ -33875,6 +33896,7 @@ FORMER_FLAGS = {  # what a command had once, and what is typed now
     "worker --json": "subagent-fleet worker",
     "init --memory": "write `memory_gb:` under the machine in fleet.yaml",
     "init --scan": "subagent-fleet discover --scan",
+    "up --dry-run": "subagent-fleet generate --diff",
     "up --node": "subagent-fleet add NAME=URL",
     "run --dry-run": "subagent-fleet tasks",
     "run --prompt": "subagent-fleet run 'NAME:what to do'",
@@ -33920,6 +33942,10 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
             hint = hint or TASK_FLAG_WORDS.get(first, "")
         if row.name == "logs" and not first.startswith("-"):
             hint = f"subagent-fleet task log {quote_shell(first)}"
+        elif row.name == "add" and len(better) == 1 and not first.startswith("-"):
+            hint = f"subagent-fleet add {quote_shell(better[0])}={quote_shell(first)}"
+        elif "--model" in flags and not first.startswith("-"):
+            hint = f"subagent-fleet {row.name} --model {quote_shell(first)}"
         hint = hint or suggest_flag(first, flags)
         if hint or not row.passes:
             return hint

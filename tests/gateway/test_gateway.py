@@ -1747,7 +1747,7 @@ def test_up_goes_on_without_a_machine_that_never_answers(project):
     assert done.returncode == 7, done.stderr
     ready, silent = done.stderr.index("m    a     tiny"), done.stderr.index("not answering: no answer")
     assert ready < silent < done.stderr.index(
-        "\nContinuing without far (node offline \u2192 fallback m).\n")
+        "\nContinuing without far (node offline \u2192 fallback tiny on a).\n")
 
 
 def test_a_gateway_that_serves_an_older_config_is_not_used(project):

@@ -293,7 +293,7 @@ def test_status_offline_node_names_the_fallback(fleet, command):
     fleet[0].loaded["big:32b"] = 32768
     fleet[1].close()
     done = command("status")
-    assert routes_of(done)[0].endswith("light-local: node offline \u2192 fallback heavy")
+    assert routes_of(done)[0].endswith("light-local: node offline \u2192 fallback big:32b on m4")
     assert done.stdout.splitlines()[-1] == \
         f"local-dev: 1 of 2 models ready. {NO_GATEWAY}. Next: m5 ({fleet[1].endpoint}) is offline, refused: " \
         f"{sf.fix_for_reason('refused', 'ollama')}."
@@ -341,11 +341,11 @@ def test_status_watch_and_json_exclude_each_other(fleet, command):
 def route_state(fleet, **states):
     """The state of the model `heavy` when the nodes are as told."""
     known = {name: sf.NodeState(name, "http://x:1", *state) for name, state in states.items()}
-    return sf.format_route_state(sf.plan_route_state(fleet, known, fleet.models["heavy"]))
+    return sf.format_route_state(fleet, sf.plan_route_state(fleet, known, fleet.models["heavy"]))
 
 
 @pytest.mark.parametrize("m4, m5, told", [
-    ("off", "on", "node offline \u2192 fallback light"),
+    ("off", "on", "node offline \u2192 fallback small:7b on m5"),
     ("on", "off", "model missing"),
     ("off", "off", "node offline"),
     ("Big:32B", "on", "cold"),
@@ -366,7 +366,7 @@ def test_route_state_shared_alias_answers_and_cloud_needs_no_memory():
     models = [sf.Model("heavy", "m4", "big:32b", "same"), sf.Model("twin", "m5", "big:32b", "same")]
     fleet = types.SimpleNamespace(models={model.name: model for model in models})
     have = "", "", "", 1, (sf.NodeModel("big:32b"),)
-    assert route_state(fleet, m4=("timeout",), m5=have) == "node offline \u2192 fallback twin"
+    assert route_state(fleet, m4=("timeout",), m5=have) == "node offline \u2192 fallback big:32b on m5"
     fleet.models["heavy"] = sf.Model("heavy", "m4", "x:cloud", "same", cloud=True)
     assert route_state(fleet, m4=have, m5=have) == "ready"
     assert route_state(fleet, m4=("timeout",), m5=("timeout",)) == "node offline"

@@ -382,12 +382,12 @@ laptop  nomic:1b        -       -  4 min
 Agent routing:
 planner -> laptop -> qwen3:8b -> haiku-local: ready
 implementer -> mini -> qwen3-coder:30b -> sonnet-local: cold
-reviewer -> gpu -> devstral:24b -> opus-local: node offline \u2192 fallback heavy
+reviewer -> gpu -> devstral:24b -> opus-local: node offline \u2192 fallback qwen3-coder:30b on mini
 
 local-dev: 1 of 3 models ready. No gateway runs at http://127.0.0.1:4000. Next: `subagent-fleet warmup`
 """
     assert sf.format_status(page_of()) == wanted
-    assert sf.format_status(page_of(), sf.Look(columns=80)).replace("Next:\n  `", "Next: `") == wanted
+    assert sf.format_status(page_of(), sf.Look(columns=100)).replace("Next:\n  `", "Next: `") == wanted
     marked = sf.format_status(page_of(), sf.Look(marks=True, columns=80))
     assert re.sub("[\u2713!\u2717] ", "", marked).split() == wanted.replace(
         "-----------", "-------------", 1).split()
@@ -408,7 +408,7 @@ def test_status_marks_by_what_is_left_of_a_route():
             (sf.RouteState("ready"), "\u2713 ready"), (sf.RouteState("cold"), "! cold"),
             (sf.RouteState("model missing"), "\u2717 model missing"),
             (sf.RouteState("node offline"), "\u2717 node offline"),
-            (sf.RouteState("node offline", fallback="small"), "! node offline \u2192 fallback small")]:
+            (sf.RouteState("node offline", fallback="small"), "! node offline \u2192 fallback qwen3:8b on laptop")]:
         text = sf.format_status(replace(page, routes={**page.routes, "heavy": route}), look)
         assert re.search(f"^implementer -> .*: {re.escape(shown)}$", text, re.M), shown
 

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
 
 def agree(world: World, text: str, question: str, refusal: FleetError) -> None:
-    """Ask a person; refuse without a person or a yes."""
-    if not world.confirm(question, text):
-        raise refusal
+    """Ask a person; refuse without a yes."""
+    if world.confirm(question, text):
+        return
+    if world.can_ask():  # the answer was no, so nobody wants to know how to do it
+        raise FleetError(refusal.slug, refusal.what, status=refusal.status)
+    raise refusal
 
 
 def format_stakes(source: str, stakes: Sequence[Stake], word: str,

@@ -37,10 +37,11 @@ def check_names(kind: str, names: Iterable[str], known: Iterable[str], owner: st
     """Refuse names of a command that its owner does not have; `form` makes a new one."""
     for name in names:
         if name not in known:
-            choices = some_of(list(known)) or "none"
+            choices = some_of(list(known))
             raise FleetError(f"unknown-{kind}", f"{owner}: unknown {kind} `{name}`",
-                             status=EXIT_USAGE, fix=nearest(name, known)
-                             or form.format(name) or f"known {kind}s: {choices}")
+                             status=EXIT_USAGE, fix=nearest(name, known) or form.format(name)
+                             or (f"known {kind}s: {choices}" if choices
+                                 else f"there are no {kind}s yet"))
 
 
 def tell(world: World, text: str) -> None:

@@ -146,10 +146,11 @@ def _format_loaded(sight: Sight, look: Look) -> str:
 
 def _route_cell(sight: Sight, agent: Agent, look: Look) -> Cell:
     """Return how ready an agent's model is, and who answers instead."""
-    model = sight.fleet.models[agent.model]
+    fleet = sight.fleet
+    model = fleet.models[agent.model]
     route = sight.routes[model.name]
     place = sight.places.get(model.name, ModelSlots(model.name, 0, 0))
-    words = format_route_state(route)
+    words = format_route_state(fleet, route)
     role = "ok"
     if route.state == "cold" or route.fallback:
         role = "warn"

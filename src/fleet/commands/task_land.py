@@ -7,13 +7,14 @@ from fleet.cli.rows import TASK_NAMES, WORK, Flag, command
 from fleet.cli.say import check_names
 from fleet.runs.landing import Landing
 from fleet.start.constants import EXIT_OK, EXIT_PROBLEM
+from fleet.start.errors import FleetError
 from fleet.text.phrases import count_of
 from fleet.text.tables import wrap_text
 from fleet.work.backing import load_fleet_if_valid
 from fleet.work.land import describe_landing, find_target, land, take_turn
 from fleet.work.orders import carry_out
 from fleet.work.shown import tell_task
-from fleet.work.typed import TASK_FILE, know_tasks, open_folder, open_tasks
+from fleet.work.typed import ADD_A_TASK, TASK_FILE, know_tasks, open_folder, open_tasks
 from fleet.workspace.config import look_of
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ INTO = Flag("--into", "the branch that moves; default: the one you are on", "BRA
 def cmd_task_land(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
     known = know_tasks(folder, options, needs_fleet=False)
+    if not known.names:
+        raise FleetError("no-tasks", "there are no tasks to land", fix=ADD_A_TASK)
     check_names("task", options.tasks, known.names, "task land")
     into = find_target(folder, options.into)
     stops: list[str] = []

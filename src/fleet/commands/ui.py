@@ -29,7 +29,7 @@ def cmd_ui(options: Namespace, world: World) -> int:
         dashboard = open_dashboard(workspace, fleet, options, listener, stops)
         world.on_stop(signals.append)
         address = dashboard.invite()
-        world.out(f"Dashboard: {address}\nThis address opens it once. Ctrl-C stops.\n")
+        world.out(f"Dashboard: {address}\nThis link works once. Ctrl-C stops.\n")
         while not signals:
             world.sleep(TICK_SECONDS)
             if not dashboard.awaits(address):

@@ -205,9 +205,9 @@ def warm_for_session(fleet: Fleet, options: Namespace, world: World) -> None:
                          fix="subagent-fleet doctor")
     if route.state not in ("ready", "cold") and not route.fallback:
         raise FleetError("nothing-ready", f"no machine can serve {main.name}, the main "
-                         f"session's model: {format_route_state(route)}",
+                         f"session's model: {format_route_state(fleet, route)}",
                          fix="subagent-fleet doctor")
-    without = [f"{clean_line(name)} ({format_route_state(routes[name])})" for name in absent]
+    without = [f"{clean_line(name)} ({format_route_state(fleet, routes[name])})" for name in absent]
     tell(world, f"Continuing without {', '.join(without)}.\n")
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from fleet.cli.rows import CONFIG, JSON, REPEAT, SECONDS, SERVE, Flag, command
 from fleet.cli.say import check_names, print_report
 from fleet.start.constants import EXIT_OK, EXIT_PROBLEM
-from fleet.steps.warming import Teller, report_warmth, warm_fleet
+from fleet.steps.warming import Teller, known_model_names, report_warmth, warm_fleet
 from fleet.workspace.config import load_config, look_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def cmd_warmup(options: Namespace, world: World) -> int:
     fleet = load_config(world, options.config).fleet
     check_names("agent", options.agent, fleet.agents, fleet.name)
-    check_names("model", options.model, fleet.models, fleet.name)
+    check_names("model", options.model, known_model_names(fleet), fleet.name)
 
     say = (lambda text: None) if options.json else world.out
     warmths = warm_fleet(fleet, options, world, teller=Teller(say, look_of(world)))

@@ -37,6 +37,8 @@ FILE_KEYS["defaults"] = {
 # What people write for the key of an attribute, coming from other programs; each only where
 # that key is absent.
 KEY_WORDS = {
+    "nodes": "machines hosts servers workers",
+    "agents": "subagents roles",
     "name": "title label",
     "provider": "engine type",
     "host": "address bind listen",

@@ -129,6 +129,7 @@ FORMER_FLAGS = {  # what a command had once, and what is typed now
     "task answer --json": "subagent-fleet tasks --json",
     "task diff --json": "subagent-fleet task diff NAME --stat",
     "task tidy --json": "subagent-fleet task tidy --dry-run",
+    "logs --since": "subagent-fleet logs -n 100; `trace --since 1h` lists sessions",
     "trace --prompts": "Claude Code keeps them: ~/.claude/projects",
     "trace --requests": "subagent-fleet logs --session ID",
     "trust --json": "subagent-fleet trust --show",
@@ -136,6 +137,7 @@ FORMER_FLAGS = {  # what a command had once, and what is typed now
     "worker --json": "subagent-fleet worker",
     "init --memory": "write `memory_gb:` under the machine in fleet.yaml",
     "init --scan": "subagent-fleet discover --scan",
+    "up --dry-run": "subagent-fleet generate --diff",
     "up --node": "subagent-fleet add NAME=URL",
     "run --dry-run": "subagent-fleet tasks",
     "run --prompt": "subagent-fleet run 'NAME:what to do'",
@@ -181,6 +183,10 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
             hint = hint or TASK_FLAG_WORDS.get(first, "")
         if row.name == "logs" and not first.startswith("-"):
             hint = f"subagent-fleet task log {quote_shell(first)}"
+        elif row.name == "add" and len(better) == 1 and not first.startswith("-"):
+            hint = f"subagent-fleet add {quote_shell(better[0])}={quote_shell(first)}"
+        elif "--model" in flags and not first.startswith("-"):
+            hint = f"subagent-fleet {row.name} --model {quote_shell(first)}"
         hint = hint or suggest_flag(first, flags)
         if hint or not row.passes:
             return hint

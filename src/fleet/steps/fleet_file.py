@@ -91,7 +91,8 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
                         are_known=False)[node.name]
     if not state.online:
         raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
-                         "nothing was written", fix=find_usual_port(world, state) or state.fix)
+                         "nothing was written",
+                         fix=find_usual_port(world, state, "add ") or state.fix)
     models = choose_models(fleet, state, names)
     tell_findings([Finding("no-tools", "warning", f"{model.name} {rate_model(model).flaw}",
                            fix=f"{obtain_model(state.provider, SMALL_PLACEHOLDER)} on "
@@ -103,8 +104,8 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
     return added
 
 
-def find_usual_port(world: World, state: NodeState) -> str:
-    """Return how to name a silent machine that answers at Ollama's usual port, or nothing."""
+def find_usual_port(world: World, state: NodeState, command: str) -> str:
+    """Return how to type a silent machine that answers at Ollama's usual port, or nothing."""
     place = split_endpoint(state.endpoint)
     usual = replace(place, port=OLLAMA_PORT)
     if place.port == OLLAMA_PORT or state.reason != "refused":
@@ -112,7 +113,8 @@ def find_usual_port(world: World, state: NodeState) -> str:
     node = Node(state.name, usual.url)
     if not probe_nodes(world, {state.name: node}, INIT_TIMEOUT_SECONDS)[state.name].online:
         return ""
-    return f"Ollama answers at its usual port: `{state.name}={usual.url}`"
+    return (f"`subagent-fleet {command}{state.name}={usual.url}`, the usual port, where Ollama "
+            "answers")
 
 
 def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[NodeModel]:

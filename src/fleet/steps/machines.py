@@ -81,7 +81,9 @@ def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[N
         return
     for state in silent:
         raise FleetError("node-silent", f"node `{state.name}`: {state.why} ({state.endpoint}); "
-                         "nothing was written", fix=find_usual_port(world, state) or state.fix)
+                         "nothing was written",
+                         fix=find_usual_port(world, state, "init --force --node ")
+                         or state.fix)
     if not starter.has_models:
         raise FleetError("no-model", "no machine that was asked has a model that can do the "
                          f"work; nothing was written: {output} stays",

@@ -206,17 +206,23 @@ def read_warmup(workspace: Workspace) -> list[dict[str, Any]]:
     return [vars(row) for row in page.models[:SHOWN_WARMTHS_LIMIT]]
 
 
-def plan_warmths(fleet: Fleet, options: Namespace) -> dict[str, Warmth]:
-    """Return {model: Warmth} of the chosen models, all where none is chosen.
+def known_model_names(fleet: Fleet) -> list[str]:
+    """Return what models may be called: as their machines call them, or by their keys."""
+    return list(dict.fromkeys([*(model.ollama_model for model in fleet.models.values()),
+                               *fleet.models]))
 
-    What is one Ollama model with one context on a node is loaded once: it is one Warmth.
+
+def plan_warmths(fleet: Fleet, options: Namespace) -> dict[str, Warmth]:
+    """Return {key in `models:`: Warmth} of the chosen models; of all if none is chosen.
+
+    The same model with the same context on a machine is loaded once: it has one Warmth.
     """
     names = {*(options.model or ()),
              *(fleet.agents[name].model for name in options.agent or ())}
     shared = {}
     warmths = {}
     for name, model in fleet.models.items():
-        if names and name not in names:
+        if names and not names & {name, model.ollama_model}:
             continue
         load = (model.node, full_model_name(model.ollama_model), model.context)
         if load not in shared:

@@ -101,13 +101,14 @@ def format_assignment(starter: Starter, look: Look = PLAIN) -> str:
                           for sentence in sentences)
 
 
-def format_route_state(route: RouteState) -> str:
-    """Return what is true of a route, and who answers while it is not ready."""
+def format_route_state(fleet: Fleet, route: RouteState) -> str:
+    """Return the state of a route, and which model on which machine answers meanwhile."""
     text = route.state
     if route.loaded and route.state == "cold":
         text += f" (loaded with context {route.loaded.context})"
     if route.fallback:
-        text += f" \u2192 fallback {route.fallback}"
+        fallback = fleet.models[route.fallback]
+        text += f" \u2192 fallback {fallback.ollama_model} on {fallback.node}"
     return text
 
 

@@ -246,9 +246,9 @@ class Document:
             self.fail()
         if not self.text[self.line_start(start):start].strip(" -"):  # it began no value
             self.fail_line(start)
-        fix = "quote the whole text"
+        fix = "quote the whole text, or remove the space"
         if line > first:
-            fix = f"begin its line with {indent} spaces, or {fix}"
+            fix = f"begin its line with {indent} spaces, or quote the whole text"
         self.fail("`: ` inside a value", fix)
 
     # -- block style --
