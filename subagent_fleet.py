@@ -514,7 +514,7 @@ class Finding(Record):
 # Nearest words, counts, spans of time, lists in words.
 
 def find_nearest(word: str, choices: Iterable[str]) -> str:
-    """Return the choice that is written most alike, or an empty string."""
+    """Return the choice with the most similar spelling, or an empty string."""
     matches = difflib.get_close_matches(word[:64], list(choices)[:100], 1, 0.6)  # 3 ms
     return matches[0] if matches else ""
 
@@ -553,7 +553,7 @@ def count_of(things: Sized | int, noun: str) -> str:
 
 
 def show_value(value: object) -> str:
-    """Return a value as it may stand in a message: short, in backticks."""
+    """Return a value for a message: short, in backticks."""
     words = {type(None): "nothing", dict: "a mapping", list: "a list"}
     if type(value) in words:
         return words[type(value)]
@@ -601,12 +601,12 @@ def show_amount(count: int) -> str:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a text that says something."""
+    """Return the first line of a text that is not blank."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def clean_name(text: str) -> str:
-    """Return what was typed for a name, short and on one line."""
+    """Return a typed name, short and on one line."""
     return re.sub("[^ -~]", "?", text)[:64]
 
 
@@ -625,23 +625,23 @@ def quote_shell(text: str) -> str:
 #
 # How many columns a text takes on a terminal.
 
-# Most text is ASCII and never asks for the tables of Unicode, which take a while to load.
+# Most text is ASCII and does not need the Unicode tables, which are slow to load.
 
 
 def width_of(text: str) -> int:
-    """Return how many columns a terminal gives to a text; in doubt, the most it may."""
+    """Return how many columns a text takes on a terminal; the larger number if ambiguous."""
     if text.isascii():
         return len(text)
     return sum(_width_of_char(char) for char in text)
 
 
 def _width_of_char(char: str) -> int:
-    # What western text is made of, and the soft hyphen, which may be shown.
+    # Western text, and the soft hyphen, which some terminals show.
     if char < "\u0300":
         return 1
     if unicodedata.east_asian_width(char) in "WF":
         return 2
-    if char == "\ufe0f":  # which may make the sign before it wide
+    if char == "\ufe0f":  # it may make the character before it wide
         return 1
     return 0 if unicodedata.category(char) in ("Mn", "Me", "Cf") else 1
 
@@ -689,16 +689,16 @@ def resolve_scalar(text: str) -> object:
 
 # == text/yaml.py, from line 16 ===============================================
 #
-# The YAML subset: text to values, with the place of each key.
+# The YAML subset: text to values, with the position of each key.
 
 # document = [BOM] ["---"] [node]             comments and blank lines between all tokens
-# node     = mapping | sequence | inline      set deeper than what it belongs to
+# node     = mapping | sequence | inline      indented deeper than its parent
 # mapping  = (key ":" [node])+                all in one column, no key twice
 # sequence = ("-" [node])+                    may stand in the column of its own key
 # inline   = plain | "'" text "'" | '"' text '"' | ("|" | ">") ["+" | "-"] lines | flow
 # flow     = "[" [item ("," item)* [","]] "]" | "{" [key [":" item] ("," ...)* [","]] "}"
 #
-# The rule: what is returned is what PyYAML's safe_load returns; everything else is an error.
+# The rule: return what PyYAML's safe_load returns, or raise an error.
 # A key is a scalar with a colon behind it, on one line; after each value the next token is
 # deeper (an error), in the same column (a neighbor) or less deep (the container is over).
 # Where PyYAML is laxer than YAML (columns inside quotes and brackets), so is this reader.
@@ -715,26 +715,26 @@ def resolve_scalar(text: str) -> object:
 
 DEPTH_LIMIT = 64
 KEY_LIMIT = 1024  # from the start of a key to its colon: YAML's own limit
-PLACES_LIMIT = 100_000  # values whose place is kept: 350 bytes each
+PLACES_LIMIT = 100_000  # values whose position is kept: 350 bytes each
 
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
 _ODD = LatePattern("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-# What looks like a space or like nothing, and is a letter to YAML.
+# Characters that look like a space or like nothing, but are letters to YAML.
 _ODD_BLANKS = ("\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008"
                "\u2009\u200a\u200b\u202f\u205f\u2060\u3000")
 _BLANKS = LatePattern(r"[ \n]*")
 _GAP = LatePattern(r"(?:[ \n]+|#[^\n]*)*")  # blanks and comments
 _MARKER = LatePattern(r"(?m)^(?:---|\.\.\.)(?=[ \t\n]|\Z)")
-# What git leaves in a file that two people changed. Only inside quotes it may be text.
+# The lines of a git conflict. They may be text only inside quotes.
 _CONFLICT = LatePattern(r"(?m)^(?:<{7}|\|{7}|>{7})(?: .*)?$|^={7}$")
 _DASH = LatePattern(r"-(?=[ \t\n]|\Z)")
 _COLON = LatePattern(r" *:(?=[ \t\n]|\Z)")
-# How plain text begins, and what ends it, in block style and between brackets.
+# How plain text begins and ends, in block style and between brackets.
 _START = r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]|-(?![ \t\n]|\Z)"
 _BLOCK = LatePattern(_START + r"|[?:](?![ \t\n]|\Z)"), LatePattern(r":(?=[ \t\n]|\Z)| #|\t|\n")
 _FLOW = LatePattern(_START), LatePattern(r":(?=[ \t\n,\[\]{}]|\Z)| #|[\t\n,?\[\]{}]")
-# What is not itself inside quotes, and their end. A run of blanks is passed whole, which
-# keeps this linear.
+# Characters with a meaning inside quotes, and the closing quote. A run of blanks is matched as a
+# whole, which keeps this linear.
 _QUOTED = {
     "'": LatePattern(r"''?|[ \t]*\n[ \t\n]*|[ \t]{2,}"),
     '"': LatePattern(r'"|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n[ \t\n]*|[^\n])'
@@ -747,7 +747,7 @@ _LINES = LatePattern(r"[|>]([-+]?)(?: *| +#[^\n]*)(?:\n|\Z)")
 # Two lines of a `>` scalar that are joined: neither begins with a blank.
 _FOLDED = LatePattern(r"(?m)^([^ \t\n][^\n]*)\n(\n*)(?=[^ \t\n])")
 BARE_WORD = LatePattern(r"(?a)(?!//)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
-# What a character means where no value can begin with it: slug, words, what to type.
+# Characters that cannot begin a value: slug, message, fix.
 _HINTS = {
     "&": ("unsupported", "anchors (`&`)",
           "repeat the value where it is used, or quote it"),
@@ -775,10 +775,10 @@ def parse_yaml(text: str, source: str = "<text>") -> object:
 
 
 class Document:
-    """A YAML or JSON text that was read: its `value`, and the place of everything in it.
+    """A parsed YAML or JSON text: its `value`, and the position of everything in it.
 
-    Every method that reads starts at `self.at`. Those of block style stop at the next token,
-    its column in `self.column`: -1 when the document is over.
+    Every reading method starts at `self.at`. Those of block style stop at the next token and
+    leave its column in `self.column`: -1 at the end of the document.
     """
 
     def __init__(self, text: str, source: str) -> None:
@@ -789,7 +789,7 @@ class Document:
         self.source = source
         self.at = 0
         self.column = -1
-        self.path: list = []  # of what is being read
+        self.path: list = []  # of the value that is being read
         # By path: start and end of its key, start and end of its value.
         self.places: dict[tuple, tuple] = {}
         self.span: tuple[int, int] | None = None  # of the value read last, if it has one
@@ -845,8 +845,8 @@ class Document:
             self.fail(f"more than {DEPTH_LIMIT} levels deep", slug="limit")
 
     def mark(self, start: int, end: int) -> None:
-        """Keep the places of an entry's key and value."""
-        # An empty value has its key's place, and so has one that begins below its key.
+        """Keep the positions of an entry's key and value."""
+        # An empty value, or one that begins below its key, has the position of its key.
         if len(self.places) < PLACES_LIMIT:
             self.places[tuple(self.path)] = (start, end, *(self.span or (start, end)))
 
@@ -866,7 +866,7 @@ class Document:
 
     def fail(self, what: str = "", fix: str = "", *, at: int | None = None, size: int = 1,
              slug: str = "syntax") -> NoReturn:
-        """Refuse the token at a place, by default because it cannot be there."""
+        """Refuse the token at a position, by default because it is unexpected there."""
         at = self.at if at is None else at
         conflict = _CONFLICT.search(self.text)
         if conflict:
@@ -884,7 +884,7 @@ class Document:
         raise FleetError(f"yaml-{slug}", what, where=where, excerpt=excerpt, fix=fix)
 
     def fail_line(self, start: int) -> NoReturn:
-        """Say that the line at `start` is no key with a value."""
+        """Refuse the line at `start`, which is not a key with a value."""
         self.fail("expected `key: value`",
                   "put `: ` after the key, `#` before a comment, spaces before text of `|`",
                   at=start, size=self.line_end(start) - start)
@@ -892,7 +892,7 @@ class Document:
     # -- from token to token --
 
     def next_token(self) -> bool:
-        """Go to the next token; tell whether it is on the same line."""
+        """Move to the next token; return whether it is on the same line."""
         start = self.at
         self.at = _GAP.match(self.text, start).end()
         self.column = self.at - self.line_start(self.at)
@@ -903,9 +903,9 @@ class Document:
         return "\n" not in self.text[start:self.at]
 
     def end_line(self, start: int, indent: int) -> None:
-        """Pass the rest of a line, which must be empty, and go to the next token.
+        """Skip the rest of a line, which must be empty, and move to the next token.
 
-        What began at `start` is over, and belongs to what stands in column `indent`.
+        The value that began at `start` ends here; its parent is in column `indent`.
         """
         end = self.at
         if not self.next_token():
@@ -922,7 +922,7 @@ class Document:
                       f"write {inside} inside the text, or remove what follows it")
         if char != ":":
             self.fail()
-        if not self.text[self.line_start(start):start].strip(" -"):  # it began no value
+        if not self.text[self.line_start(start):start].strip(" -"):  # the value begins here
             self.fail_line(start)
         fix = "quote the whole text, or remove the space"
         if line > first:
@@ -952,7 +952,7 @@ class Document:
     def read_block(self, indent: int, *, may_nest: bool = True) -> object:
         """Read the value here; its parent is in column `indent`.
 
-        Behind a key, on its line, no list or mapping of block style `may_nest`.
+        On the line of a key, a block list or mapping may not begin (`may_nest` is false).
         """
         start = self.at
         column = self.column
@@ -983,7 +983,7 @@ class Document:
                   f"column {column + 1}", fix, slug="indent")
 
     def read_colon(self, start: int) -> bool:
-        """Pass the colon that makes a key of the text from `start` on this line."""
+        """Skip the colon that makes the text since `start` a key."""
         colon = _COLON.match(self.text, self.at)
         if not colon or "\n" in self.text[start:self.at]:
             return False
@@ -1007,7 +1007,7 @@ class Document:
         return items
 
     def read_mapping(self, column: int, start: int, key: object) -> dict:
-        """Read a mapping whose first key, and its colon, are read."""
+        """Read a mapping; its first key and colon have been read."""
         mapping: dict = {}
         self.open()
         while True:
@@ -1033,21 +1033,21 @@ class Document:
         self.span = None
         if self.next_token() and not is_item:
             return self.read_block(column, may_nest=False)
-        # The list of a key may stand in the column of that key.
+        # A key's list may be in the column of the key.
         may_align = self.column == column and not is_item and _DASH.match(self.text, self.at)
         if self.column > column or may_align:
             return self.read_block(column)
         return None
 
     def read_lines(self, indent: int) -> str:
-        """Read a `|` or `>` scalar; `indent` is the column of what it belongs to."""
+        """Read a `|` or `>` scalar; its parent is in column `indent`."""
         text = self.text
         start = self.at
         header = _LINES.match(text, start)
         if not header:
             self.fail()
 
-        # The first line that holds text says how deep all of them stand.
+        # The first line with text sets the indentation of all of them.
         gap = _BLANKS.match(text, header.end())
         widths = [len(row) for row in gap[0].split("\n")]
         if indent < widths[-1] < max(widths):
@@ -1164,7 +1164,7 @@ class Document:
         return chr(number)
 
     def fail_clash(self, word: str, at: int) -> NoReturn:
-        """Return how to write a word that programs may read differently."""
+        """Refuse a word that programs read differently, and say how to write it."""
         fix = f'quote it: "{word}"' if len(word) <= 80 else "quote it"
         plain = {"yes": "true", "on": "true", "no": "false", "off": "false",
                  "<<": "the values that it stands for"}.get(word.lower())
@@ -1217,7 +1217,7 @@ class Document:
         return [*items.values()] if is_list else items
 
     def pass_colon(self, opener: int, start: int) -> bool:
-        """Tell whether a value follows the key that began at `start`, and pass its colon."""
+        """Return whether a value follows the key that began at `start`, and skip its colon."""
         is_key = self.peek(opener) == ":" and self.at - start <= KEY_LIMIT
         if not is_key or "\n" in self.text[start:self.at]:
             return False
@@ -1225,7 +1225,7 @@ class Document:
         return self.peek(opener) not in ",}"
 
     def peek(self, opener: int) -> str:
-        """Go to the next token inside brackets and return its first character."""
+        """Move to the next token inside brackets and return its first character."""
         self.at = _GAP.match(self.text, self.at).end()
         if self.at == len(self.text):
             self.fail(f"this `{self.text[opener]}` is never closed",
@@ -1243,7 +1243,7 @@ def visible(text: str) -> str:
 # The YAML subset: values to text.
 
 def quote_yaml(text: str) -> str:
-    """Return `text` as a scalar of one line, plain where every YAML reads it as that text."""
+    """Return `text` as a scalar on one line, unquoted if every YAML reader sees the same text."""
     is_word = text.lower() in (*YAML_WORDS, "y", "n")
     if BARE_WORD.fullmatch(text) and not is_word and "---" not in text:
         return text
@@ -1262,7 +1262,7 @@ def dump_yaml(value: object) -> str:
 
 
 def _dump_lines(value: Any, depth: int) -> Iterator[str]:
-    """Yield the lines of a value that is nested in `depth` others."""
+    """Yield the lines of a value at a nesting `depth`."""
     if not isinstance(value, (dict, list, tuple)):
         yield _dump_scalar(value)
         return
@@ -1304,22 +1304,22 @@ def _dump_scalar(value: object) -> str:
 
 # == text/json.py, from line 19 ===============================================
 #
-# JSON from other programs, bounded, and to them; the digest of a text.
+# JSON from and to other programs, with bounds; the digest of a text.
 
 NUMBER_LIMIT_DIGITS = 100  # int() of millions of digits takes minutes (Python before 3.10.7)
 
 
 def parse_json(text: str | bytes | bytearray) -> Any:
-    """Return the value of a JSON text from outside; ValueError says why it is none.
+    """Return the value of a JSON text from outside; raise ValueError if it is invalid.
 
-    NaN, infinities and endless numbers are refused as well: no other program takes them back.
+    NaN, infinities and endless numbers are invalid, too: other programs would not accept them.
     """
     try:
         if not isinstance(text, str):
             text = text.decode("utf-8")
         try:
             value, end = _DECODER.scan_once(text, 0)
-        except StopIteration:  # it begins with blanks, or is none
+        except StopIteration:  # it begins with blanks, or is invalid
             return _DECODER.decode(text)
         return value if end == len(text) else _DECODER.decode(text)
     except RecursionError:
@@ -1327,7 +1327,7 @@ def parse_json(text: str | bytes | bytearray) -> Any:
 
 
 class _LateDecoder:
-    """A JSONDecoder that is made when it is first used; once a token it is."""
+    """A JSONDecoder, made at its first use; it is called once for each token of an answer."""
 
     def __getattr__(self, name: str) -> Any:
         decoder: Any = json.JSONDecoder(parse_int=_bounded_int, parse_float=_finite_float,
@@ -1353,7 +1353,7 @@ def _finite_float(digits: str) -> float:
 
 
 def parse_object(text: str | bytes | bytearray) -> dict[str, Any] | None:
-    """Return the JSON object in a text, None where there is none."""
+    """Return the JSON object in a text, or None."""
     try:
         value = parse_json(text)
     except ValueError:
@@ -1363,7 +1363,7 @@ def parse_object(text: str | bytes | bytearray) -> dict[str, Any] | None:
 
 def read_page(record: type[_Record], content: bytes | bytearray | None,
               schema: str) -> _Record | None:
-    """Return the record in a JSON text of a schema (`bench/1`); None: there is none."""
+    """Return the record in a JSON text that has this schema (`bench/1`), or None."""
     page = parse_object(content or b"")
     if not page or page.get("schema") != f"subagent-fleet/{schema}":
         return None
@@ -1371,7 +1371,7 @@ def read_page(record: type[_Record], content: bytes | bytearray | None,
 
 
 def count_marks(body: bytes | bytearray) -> int:
-    """Return how many values a JSON text may hold at most; 8 MiB of `[],` become 180 MB."""
+    """Return an upper bound of the values in a JSON text; 8 MiB of `[],` take 180 MB."""
     return sum(map(body.count, (b"[", b"{", b":", b",")))
 
 
@@ -1398,17 +1398,17 @@ def digest(content: bytes | None) -> str:
 #
 # What a terminal can show: clean text, colors, widths.
 
-# The kit: takes texts, Cells and a Look; gives lines, tables and findings that a person
-# reads. A command's own words are in the command's part. Whatever came from a
-# node, a file or a log passes `clean_line` or `clean_text` here: nothing else stands
-# between it and the terminal. With the Look of a pipe, text is as it ever was: no escape,
-# no mark, no line broken. On a terminal, text is wrapped first and painted last.
+# The kit: it makes lines, tables and findings for people from texts, Cells and a Look. A
+# command's own words are in the command's part. Whatever comes from a node, a file or a log
+# passes `clean_line` or `clean_text` here: nothing else protects the terminal. With the Look of
+# a pipe, text has no escapes, no marks and no line breaks. On a terminal it is wrapped first
+# and painted last.
 
 # -- what a terminal can show --
 
 
 def clean_text(text: str) -> str:
-    """Return text with everything that could steer a terminal shown as an escape."""
+    """Return text in which everything that a terminal could obey is an escape sequence in text."""
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text
     # Controls, bidirectional marks and line separators: text from a node or a file could
@@ -1432,7 +1432,7 @@ _DRAWN = LatePattern(r"(\x1b\[[0-9;]*m|\r\x1b\[K|\x1b\[H\x1b\[2J)")
 def guard_terminal(text: str) -> str:
     """Return text without control characters, except those that this program draws with.
 
-    What comes from outside is cleaned where it is put into words; this is for what was not.
+    Text from outside is cleaned where messages are made; this catches what was missed.
     """
     if "\x1b" not in text:
         return clean_text(text)
@@ -1450,12 +1450,12 @@ class Look(Record):
 
 
 PLAIN = Look()
-LEAST_COLUMNS = 20  # a narrower terminal breaks lines by itself
+LEAST_COLUMNS = 20  # a terminal narrower than this breaks lines by itself
 
 
 def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
               encoding: str, columns: int) -> Look:
-    """Return the Look of a stream, from its kind and the environment."""
+    """Return the Look of a stream, depending on what it is and on the environment."""
     is_dumb = environ.get("TERM") == "dumb"
 
     # In the order of Python 3.13: NO_COLOR comes before FORCE_COLOR.
@@ -1466,8 +1466,8 @@ def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
     else:
         colour = is_terminal and not is_dumb
 
-    # Colour that is forced into a pipe wraps nothing there: the reader behind it has a
-    # width of its own, and a program does not know our marks.
+    # In a pipe, forced color does not turn on wrapping or marks: the reader at its end has
+    # another width, and a program does not know our marks.
     if not is_terminal:
         return Look(colour)
     marks = not is_dumb
@@ -1478,14 +1478,14 @@ def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
     return Look(colour, marks, max(columns, LEAST_COLUMNS))
 
 
-# A role says what a text means. Its colour and its mark only underline the words, which say
-# it as well: one is not seen by everybody, the other not shown everywhere.
+# A role says what a text means. Color and mark only repeat what the words say: not everybody
+# sees the color, and not every terminal shows the mark.
 MARKS = {"ok": "✓", "warn": "!", "bad": "✗"}
 COLOURS = {"ok": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
 
 
-# The machines of a fleet: no green, amber or red, which are states; apart in lightness,
-# too, for colour-blind eyes; for a page, and the nearest of a terminal's 256.
+# The colors of machines: not green, amber or red, which mean states; of different lightness,
+# for color-blind people; one for the page, and the nearest of a terminal's 256.
 MACHINE_COLOURS = (("#1257b0", 33), ("#c2338a", 169), ("#0f7a96", 38), ("#7b4fd0", 99),
                    ("#5d6b82", 103))
 COLOURS.update({f"machine {index}": f"38;5;{number}"
@@ -1493,7 +1493,7 @@ COLOURS.update({f"machine {index}": f"38;5;{number}"
 
 
 def plan_machine_colours(nodes: Iterable[str]) -> dict[str, int]:
-    """Return {node: which of MACHINE_COLOURS is its own}, in the order of the fleet file."""
+    """Return {node: its index in MACHINE_COLOURS}, in the order of the fleet file."""
     return {node: index % len(MACHINE_COLOURS) for index, node in enumerate(nodes)}
 
 
@@ -1505,7 +1505,7 @@ def paint(text: str, role: str, look: Look) -> str:
 
 
 class Cell(Record):
-    """Text and its role: measured and wrapped as text, and painted last, line by line."""
+    """Text with a role: measured and wrapped as plain text, and painted last, line by line."""
 
     text: str
     role: str = ""
@@ -1526,7 +1526,7 @@ def mark(word: str, role: str, look: Look) -> Cell:
 
 
 def crop(text: str, width: int) -> str:
-    """Return text that fits, with an ellipsis where something is missing."""
+    """Return text cut to a width, with an ellipsis if something is missing."""
     if width_of(text) <= width:
         return text
     used = 0
@@ -1553,7 +1553,7 @@ _WORD = LatePattern(r"(?:[^\s`]*`[^`]*`)+[^\s`]*"  # what is in backticks, and w
 
 
 def break_lines(cells: Iterable[object], first: int, room: int) -> list[list[Cell]]:
-    """Return the words of cells, line by line; the first line has a room of its own."""
+    """Return the words of cells, line by line; the first line has its own width."""
     lines: list[list[Cell]] = [[]]
     left = first
     for cell in map(as_cell, cells):
@@ -1578,7 +1578,7 @@ def _split_words(text: str, room: int) -> Iterator[str]:
 
 
 def paint_words(words: Iterable[Cell], look: Look) -> str:
-    """Return words as one line, neighbours of one role painted together."""
+    """Return words as one line; neighbors with the same role are painted together."""
     runs: list[Cell] = []
     for word in words:
         if runs and runs[-1].role == word.role:
@@ -1617,14 +1617,14 @@ def wrap_text(text: str, look: Look, *, indent: str = "") -> str:
 
 # -- findings --
 
-# The worst first: its role.
+# The role of each level, worst first.
 LEVELS = {"error": "bad", "warning": "warn", "info": "", "ok": "ok"}
 
 
 def format_finding(finding: Finding, *, indent: str = "", look: Look = PLAIN) -> str:
     """Return a finding as lines: what, where, the line with a caret, what to type.
 
-    With an indent it stands in a list of errors below the name of their file.
+    With an indent it is an entry in a list of errors, below the name of their file.
     """
     where = Cell(finding.where, "dim")
     if indent:
@@ -1667,8 +1667,8 @@ def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *,
                  spare: Collection[str] = ()) -> str:
     """Return an aligned table of texts, numbers and Cells; without headers, only its rows.
 
-    The columns of `right` hold numbers. Where it is too wide for a terminal, its spares are
-    left out as far as that helps; then the widest columns wrap.
+    The columns in `right` are aligned right. If the table is too wide for the terminal, columns
+    in `spare` are dropped, in that order, until it fits; then the widest columns wrap.
     """
     table = [[Cell(header, "bold") for header in headers]] if headers else []
     table += [[as_cell(value) for value in row] for row in rows]
@@ -1693,7 +1693,7 @@ def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *,
 
 
 def _wrap_cell(cell: Cell, width: int) -> list[str]:
-    """Return the lines of a cell; a text that fits keeps its blanks."""
+    """Return the lines of a cell; text that fits keeps its spaces."""
     if width_of(cell.text) <= width:
         return [cell.text]
     return [" ".join(word.text for word in line)
@@ -1702,7 +1702,7 @@ def _wrap_cell(cell: Cell, width: int) -> list[str]:
 
 def _fit_columns(table: Sequence[Sequence[Cell]], spares: Iterable[int], room: int
                  ) -> dict[int, int]:
-    """Return {column: width} of those that a table shows in so much room; 0 is no limit."""
+    """Return {column: width} of the columns that fit into so much room; 0 means no limit."""
     widths = {index: max(width_of(cell.text) for cell in column)
               for index, column in enumerate(zip(*table))}
     if not room:
@@ -1742,7 +1742,7 @@ ENTRY_INDENT = " " * 10
 
 def format_entry(cells: Sequence[object], widths: Sequence[int], parts: Sequence[object],
                  look: Look, *, margin: str = "") -> str:
-    """Return a line of a table that grows: columns of set widths, then words that wrap."""
+    """Return a row of a growing table: columns of fixed widths, then words that wrap."""
     head = margin + pad_row(cells, widths)
     if not look.columns:
         return format_words(parts, look, margin=f"{head}  ") or f"{head.rstrip()}\n"
@@ -10103,8 +10103,8 @@ _FIELD_LINE = LatePattern(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff
 _CHUNK_SIZE = LatePattern(rb"0*([0-9A-Fa-f]{1,8})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _NEXT_CHUNK_SIZE = LatePattern(rb"\r\n" + _CHUNK_SIZE.pattern)
 SINGLE_FIELDS = ("host", "content-length", "transfer-encoding")
-RECEIVE_BYTES = 64 * 1024  # of what came, taken at once
-AGAIN_SECONDS = 0.5  # so soon a connection ends that the other side closed while it was idle
+RECEIVE_BYTES = 64 * 1024  # received at once
+AGAIN_SECONDS = 0.5  # a connection that was closed while idle shows its end so soon
 
 
 class BadRequest(FleetError):
@@ -10115,7 +10115,7 @@ class BadRequest(FleetError):
 
 
 class ClientGone(BaseException):
-    """The client has closed its connection: no failure, but nothing waits for an answer."""
+    """The client has closed its connection: no failure, but nobody waits for the answer."""
 
 
 def name_connection_failure(error: Exception) -> NodeFailure:
@@ -10142,15 +10142,15 @@ def name_connection_failure(error: Exception) -> NodeFailure:
 class Wire:
     """One connection: bytes come and go, and no wait is longer than `deadline`.
 
-    The deadline may be set anew; `cut` from any thread aborts whatever waits. A call is made
-    first and its socket awaited only where it says so: most of the time there is something.
-    http.client has no such end: a byte a second in its headers holds it for ever.
+    The deadline may be moved; `cut`, from any thread, aborts a wait. Each call first tries, and
+    waits only if it would block: most of the time there are bytes. http.client has no deadline
+    for the whole: one header byte a second would block it for ever.
     """
 
     speech = "answer"  # what the other side sends
-    # Waits until more comes, or more can be sent; may raise.
+    # Waits until the socket is ready; may raise.
     await_more: Callable[[], object] | None = None
-    is_sending = False  # what is awaited: that more can be sent, else that more has come
+    is_sending = False  # it waits to send, else to receive
     _limit = float("inf")  # of a request's body
 
     def __init__(self, connection: socket.socket, deadline: float,
@@ -10163,11 +10163,11 @@ class Wire:
         self._buffer = bytearray()
 
     def fileno(self) -> int:
-        """Return the descriptor, for `wait_ready`, which does not see what is buffered here."""
+        """Return the descriptor for `wait_ready`, which does not see bytes in our buffer."""
         return self._socket.fileno()
 
     def cut(self) -> None:
-        """End the connection, from any thread: a thread that reads it sees its end."""
+        """Abort the connection; another thread that reads it sees its end."""
         with contextlib.suppress(OSError):  # not connected any more
             # The base class's shutdown wakes a reader in another thread, with TLS too.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
@@ -10186,8 +10186,8 @@ class Wire:
                 self._await(error)
 
     def _await(self, error: Exception) -> None:
-        """Wait until the socket is ready again; raise if that was not the problem."""
-        # TLS says which way it cannot go on; ValueError: TLS on a socket just closed.
+        """Wait until the socket is ready; raise any other error."""
+        # TLS says what it waits for; ValueError: TLS on a socket that was just closed.
         name = type(error).__name__
         if name not in ("BlockingIOError", "SSLWantReadError", "SSLWantWriteError"):
             raise name_connection_failure(error) from None
@@ -10216,7 +10216,7 @@ class Wire:
         raise NodeFailure("timeout", "no answer in time")
 
     def _receive(self) -> bytes | None:
-        """Return the bytes received, None while there are none."""
+        """Return the bytes received, or None if there are none yet."""
         try:
             return self._socket.recv(RECEIVE_BYTES)
         except (OSError, ValueError) as error:
@@ -10225,9 +10225,9 @@ class Wire:
             return None
 
     def _take_head(self, check: Callable[[], object] = lambda: None) -> str:
-        """Return the head that comes, without the empty line behind it.
+        """Return the next head, without the empty line after it.
 
-        `check` looks at its beginning: who speaks something else may never end it.
+        `check` looks at its beginning: another protocol might never send that line.
         """
         looked = 0
         while True:
@@ -10263,13 +10263,13 @@ class Wire:
         return fields
 
     def _take_chunks(self) -> Iterator[bytes]:
-        """Yield what the chunks of a body hold, as much as came at once; pass its trailers.
+        """Yield the content of a body's chunks, as much as has arrived; skip its trailers.
 
-        A model's answer has a chunk for each word, and one by one they cost twice as much.
+        A model's answer has a chunk for each word; one at a time, they cost twice as much.
         """
         pattern, buffer = _CHUNK_SIZE, self._buffer
         total = 0
-        left = 0  # of a chunk that came in part
+        left = 0  # missing of a chunk
         while True:
             pieces: list[bytearray] = []
             at = 0
@@ -10293,7 +10293,7 @@ class Wire:
                 at += len(piece)
                 left -= len(piece)
 
-            match = None  # it holds the buffer, which then cannot shrink
+            match = None  # a view would keep the buffer from shrinking
             del buffer[:at]
             if pieces:
                 yield b"".join(pieces)
@@ -10317,7 +10317,7 @@ class Wire:
             raise BadRequest(413, f"body: longer than {self._limit} bytes")
 
     def _skip_trailers(self) -> None:
-        """Skip the trailers, or the next message would begin with them."""
+        """Skip the trailers; otherwise the next message would begin with them."""
         while len(self._buffer) < 2 and self._fill():
             pass
         if self._buffer.startswith(b"\r\n"):
@@ -10343,14 +10343,14 @@ class Wire:
 class IdleConnections(list):  # type: ignore[type-arg]
     """The connections to a node that are kept for its next request."""
 
-    # Until something comes that nobody asked for: one more answer would be taken for that of
-    # the next request, which may be another client's.
+    # False once unrequested bytes arrived: a stray answer would be taken for the answer to the
+    # next request, which may be another client's.
     can_be_kept = True
 
 
 def wait_ready(things: Sequence[Any], seconds: float) -> list[Any]:
-    """Return the `things`, each with a `fileno`, that are ready in time: to be read, or to be
-    sent to where one `is_sending`."""
+    """Return those `things` (with a `fileno`) that are ready in time: to read, or to send if
+    they have `is_sending`."""
     seconds = max(seconds, 0)
     closed = [thing for thing in things if thing.fileno() < 0]
     if closed:  # by another thread, a moment ago: the next read finds its end
@@ -10371,15 +10371,15 @@ def wait_ready(things: Sequence[Any], seconds: float) -> list[Any]:
 class Exchange(Wire):
     """One request to a node, and its answer as it arrives.
 
-    Where it was sent on a connection that was kept, `again` gives a fresh one: a server may
-    close what is idle at the moment at which it is used.
+    For a kept connection, `again` opens a fresh one: the server may close an idle connection
+    at the moment at which it is used.
     """
 
     status = 0  # until `read_head`
     again: Callable[[], socket.socket] | None = None
-    idle: IdleConnections | None = None  # keeps the connection after a whole answer
+    idle: IdleConnections | None = None  # called with the connection after a whole answer
     _request = b""
-    _asked = 0.0  # when that was
+    _asked = 0.0  # when `await_more` ended
     _left: Iterator[bytes] = iter(())  # of the body, whose lines are read
 
     def ask(self, request: bytes) -> None:
@@ -10391,10 +10391,10 @@ class Exchange(Wire):
             self._ask_again(failure)
 
     def _ask_again(self, failure: NodeFailure) -> None:
-        """Ask on a fresh connection, where a kept one has ended before it said a byte.
+        """Ask on a fresh connection if a kept one ended before its first byte.
 
-        One that was closed while it was idle shows that at once; one that ends later may have
-        read the request, and have died of it.
+        One that was closed while idle shows that at once. One that ends later may have read the
+        request and crashed on it, so that is a failure.
         """
         again, self.again = self.again, None
         is_late = self._clock() - self._asked > AGAIN_SECONDS
@@ -10441,7 +10441,7 @@ class Exchange(Wire):
             raise NodeFailure("not http", "it does not speak HTTP/1.1")
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the body as it comes; one that ends early is a failure."""
+        """Yield the body as it arrives; raise if it ends early."""
         if not self.status:
             self.read_head()  # not read yet
         coding = self.headers.get("transfer-encoding", "identity").lower()
@@ -10488,9 +10488,9 @@ class Exchange(Wire):
             yield [rest]
 
     def keep(self) -> None:
-        """Keep the connection for another request, where its lines end here; else close it.
+        """Keep the connection for another request if the answer ends here; else close it.
 
-        What ends a body may come behind its last line.
+        The end of a body may arrive after its last line.
         """
         self.await_more = None
         self.deadline = self._clock() + LEAVE_SECONDS
@@ -10507,13 +10507,13 @@ class Exchange(Wire):
         self.close()
 
     def leave(self) -> None:
-        """Close in the middle of the answer, so that the node does not notice at the wrong moment.
+        """Close in the middle of an answer at a moment that is safe for the node.
 
-        One (Ollama 0.32.15, its issue 17131) never frees the slot of a model whose client it
-        sees go while a token waits to be sent. A byte ahead keeps it from looking: a write
-        that fails then tells it, which is safe. Where nothing comes, no token waits.
+        Ollama 0.32.15 (its issue 17131) never frees a model's slot if it sees the client go while a
+        token waits to be sent. One extra byte sent to it keeps it from looking; it then learns of
+        the end by a write that fails, which is safe. If nothing arrives, no token waits.
         """
-        if self.fileno() < 0:  # there was no fresh connection to ask on
+        if self.fileno() < 0:  # opening a fresh connection failed
             return
         self.await_more = None
         self.deadline = self._clock() + 2 * LEAVE_SECONDS
@@ -10527,24 +10527,24 @@ class Exchange(Wire):
 
 # == world/visitor.py, from line 25 ===========================================
 #
-# A client that asks us, and the port it comes to.
+# A client's connection, and the port at which clients arrive.
 
 class Visitor(Wire):
     """A client's connection: its requests one after the other, and whether it is still there.
 
-    Who has sent its end (a FIN) counts as gone, though some read on: there is no telling.
+    A half-closed client (a FIN) counts as gone: whether it still reads cannot be known.
     """
 
     speech = "request"
     stays = True  # whether another request may follow on this connection
     is_streaming = False
-    _speaks_1_1 = True  # else it knows no chunks
-    _wants_body = True  # HEAD asks for the head of an answer only
+    _speaks_1_1 = True  # else HTTP/1.0, which has no chunks
+    _wants_body = True  # False for HEAD
     _length: int | None = None  # of the request's body; None: it comes in chunks
 
     def __init__(self, connection: socket.socket, clock: Callable[[], float]) -> None:
         super().__init__(connection, clock(), clock)
-        self.reached: tuple[str, int] = connection.getsockname()[:2]  # which address of ours
+        self.reached: tuple[str, int] = connection.getsockname()[:2]  # our own address
 
     def read_request(self, seconds: float) -> tuple[str, str, dict[str, str]] | None:
         """Return (method, target, headers), or None if the client has nothing more to say."""
@@ -10590,7 +10590,7 @@ class Visitor(Wire):
             return 0
         if not re.fullmatch("[0-9]+", length):
             raise BadRequest(400, "request: its Content-Length is not a number")
-        # 19 are too many anyway, 4,301 no int() takes.
+        # 19 digits are too many anyway, and int() refuses 4,301.
         digits = length.lstrip("0")[:19] or "0"
         return int(digits)
 
@@ -10598,7 +10598,7 @@ class Visitor(Wire):
                   hold: Callable[[int], None] = lambda more: None) -> bytearray:
         """Return the body of the request just read; refuse more than `limit` bytes.
 
-        `hold` is told how many bytes have come or will, and may raise.
+        `hold` is called with the bytes that have come, or will; it may raise.
         """
         body = bytearray()
         if self._length == 0:
@@ -10625,7 +10625,7 @@ class Visitor(Wire):
             raise _refusal(failure) from None
 
     def refuse_body(self) -> None:
-        """Refuse the request if it has a body: waiting for that could take long."""
+        """Refuse the request if it has a body, instead of waiting for it."""
         if self._length != 0:
             raise BadRequest(400, "request: this page takes no body")
 
@@ -10645,7 +10645,7 @@ class Visitor(Wire):
     def stream(self, piece: bytes, *, head: str = "", last: bool = False) -> None:
         """Send a piece of an answer of unknown length: `head` begins it, `last` ends it.
 
-        HTTP/1.0 knows no chunks: there the end of the connection is the end of the answer.
+        HTTP/1.0 has no chunks: there the end of the connection ends the answer.
         """
         answer = b""
         if head:
@@ -10663,7 +10663,7 @@ class Visitor(Wire):
         self.send(answer)
 
     def send(self, message: bytes) -> None:
-        """Send bytes; a client that takes none of them for a minute has left."""
+        """Send bytes; a client that takes none for a minute counts as gone."""
         self.deadline = self._clock() + SEND_SECONDS
         try:
             super().send(message)
@@ -10675,7 +10675,7 @@ class Visitor(Wire):
         until = self._clock() + seconds
         while True:
             watched = [other] if other else []
-            # What a client sends ahead waits here; what is more is left in its
+            # A client's next request waits here; what is more stays in its
             # socket, unseen.
             if len(self._buffer) <= HEADER_LIMIT_BYTES:
                 watched.append(self)
@@ -10693,8 +10693,8 @@ class Visitor(Wire):
                 return False
 
     def part(self) -> None:
-        """Close so that the last answer still arrives: unread bytes would make it a reset."""
-        with contextlib.suppress(OSError):  # it has gone, or sends for ever
+        """Close so that the last answer still arrives: with unread bytes it would be a reset."""
+        with contextlib.suppress(OSError):  # it has gone, or never stops sending
             self._socket.shutdown(socket.SHUT_WR)
             self._socket.settimeout(0.25)
             for _ in range(16):
@@ -10704,13 +10704,13 @@ class Visitor(Wire):
 
 
 def _refusal(failure: NodeFailure) -> BadRequest:
-    """Return a failure on a client's connection as the refusal of its request."""
+    """Turn a failure on a client's connection into the refusal of its request."""
     status = 408 if failure.reason == "timeout" else 400
     return BadRequest(status, f"request: too slow, too long or broken ({failure.detail})")
 
 
 class Listener:
-    """A port at which clients call."""
+    """A port at which clients connect."""
 
     def __init__(self, listening: socket.socket, clock: Callable[[], float]) -> None:
         self._socket = listening
@@ -10721,7 +10721,7 @@ class Listener:
         self._rope.setblocking(False)
 
     def accept(self, seconds: float) -> Visitor | None:
-        """Return the next client; None when somebody rang or the time is up."""
+        """Return the next client; None after `ring`, or when the time is up."""
         try:
             if self._socket not in wait_ready([self._socket, self._bell], seconds):
                 return None
@@ -10729,7 +10729,7 @@ class Listener:
         except (BlockingIOError, ConnectionError):
             return None  # it has gone already
         except OSError:
-            time.sleep(0.05)  # out of files: what is being served will give some back
+            time.sleep(0.05)  # out of descriptors: a client that leaves gives one back
             return None
 
         try:
@@ -10740,8 +10740,8 @@ class Listener:
             return None
 
     def ring(self) -> None:
-        """End every wait in `accept`; from a signal handler too, and after `close`."""
-        with contextlib.suppress(OSError):  # full: it is set already; closed: nothing waits
+        """Wake every `accept`; allowed in a signal handler, and after `close`."""
+        with contextlib.suppress(OSError):  # full: already awake; closed: nothing waits
             self._rope.send(b"!")
 
     def close(self) -> None:
@@ -10754,11 +10754,10 @@ class Listener:
 #
 # Jobs side by side, child processes, locks, pipes.
 
-# A directory can be a repository of its own making, whose settings name programs: to watch
-# files, to fetch what is missing (a lazy fetch, seen with 2.39.5), to run before or after
-# this and that. Git before 2.38 knows no safe.bareRepository, before 2.44 no
-# GIT_NO_LAZY_FETCH; of every version GIT_ALLOW_PROTOCOL lets none reach another repository,
-# not even one on the disk.
+# A directory can pretend to be a repository, and its settings can name programs that git runs:
+# to watch files, to fetch missing objects (a lazy fetch, seen with 2.39.5), or as hooks. Git
+# before 2.38 does not know safe.bareRepository, and before 2.44 not GIT_NO_LAZY_FETCH. With
+# GIT_ALLOW_PROTOCOL no version reaches another repository, not even one on the disk.
 GIT_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null",
                 "safe.bareRepository=explicit", "submodule.recurse=false",
                 "log.showSignature=false")
@@ -10766,15 +10765,15 @@ GIT_ENVIRONMENT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1",
                    "GIT_NO_REPLACE_OBJECTS": "1", "GIT_OPTIONAL_LOCKS": "0",
                    "GIT_TERMINAL_PROMPT": "0"}
 
-BYTECODE_FILES = 4  # of one Python: this program's versions that take turns
+BYTECODE_FILES = 4  # kept for each Python: several versions of this program may be in use
 
 
 def run_together(world: Surroundings, jobs: Mapping[Any, Callable[[], Any]], *,
                  until: float = float("inf"),
                  threads: int = 512) -> Iterator[tuple[Any, Any]]:
-    """Yield (key, value or NodeFailure) of each job as it ends, (None, None) while none does.
+    """Yield (key, value or NodeFailure) as each job ends; (None, None) after a tick without one.
 
-    Nobody waits for its threads past `until`: they end with the process, which `main` ends.
+    After `until` its threads are not awaited: they end with the process, which `main` ends.
     """
     from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
     executor = ThreadPoolExecutor(min(len(jobs), threads) or 1)
@@ -10788,9 +10787,9 @@ def run_together(world: Surroundings, jobs: Mapping[Any, Callable[[], Any]], *,
             for future in ended:
                 key, error = keys.pop(future), future.exception()
                 if isinstance(error, NodeFailure):
-                    error.with_traceback(None)  # its frames hold what was read
+                    error.with_traceback(None)  # its frames keep all that was read in memory
                 elif error:
-                    raise error  # a bug is told, not taken for a dead node
+                    raise error  # a bug must not look like a dead node
                 yield key, error or future.result()
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
@@ -10813,7 +10812,7 @@ class Child:
         return 128 - code if code is not None and code < 0 else code
 
     def stop(self) -> None:
-        """End it at once: it keeps nothing that a softer end would save."""
+        """Kill it at once: a softer end would save nothing."""
         self._process.kill()
         self._process.wait()
 
@@ -10830,8 +10829,8 @@ def lock_file(descriptor: int, how: int) -> bool:
 class Hold:
     """A file lock: every process with its descriptor holds it, until the last of them ends.
 
-    A child that inherits it holds it alone once this one is released. Nothing else is asked
-    about who lives: no process number is trusted, so none can be taken for another's.
+    A child that inherits it holds it alone once this one is released. The lock alone tells
+    whether a process lives: a process number could have been reused.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -10844,14 +10843,14 @@ class Hold:
         return self._descriptor
 
     def release(self) -> None:
-        """Let go of it here."""
+        """Close this process's descriptor."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
 
 
 class Pipe:
-    """What is said to a program that reads a named pipe: it never waits for the reader."""
+    """The writing end of a named pipe; writing never waits for the reader."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -10872,12 +10871,12 @@ class Pipe:
         return True
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Close it: the reader sees the end."""
         os.close(self._descriptor)
 
 
 class Launch(Record):
-    """How a program is started in the background: every door of it is a file."""
+    """How to start a program in the background; its input and output are files."""
 
     argv: Sequence[str]
     directory: str
@@ -10885,9 +10884,9 @@ class Launch(Record):
     stdout: str
     stderr: str
     stdin: str = ""  # a named pipe or a file; "": nothing
-    hold: Hold | None = None  # which it holds as long as it lives
-    seconds: int = 0  # after which the system ends it; 0: never
-    outlives: bool = True  # in a session of its own, which no terminal ends
+    hold: Hold | None = None  # a lock that it holds as long as it lives
+    seconds: int = 0  # the system ends it after these; 0: never
+    outlives: bool = True  # its own session, so a closed terminal does not end it
 
 
 class Ran(Record):
@@ -10909,21 +10908,21 @@ class Ran(Record):
 
 TREE_FILES_LIMIT = 2000
 TREE_FILE_LIMIT_BYTES = 256 * 1024
-PART_BYTES = 1024 * 1024  # of a file that grows, at once: some 3,000 receipts
-WRITING_SECONDS = 60  # nobody writes a file for longer
-LINE_LIMIT_BYTES = 32 * 1024 * 1024  # a longer line is no JSON that anybody wrote
-# What is kept for a user: the variable that says where, and where it is without one.
+PART_BYTES = 1024 * 1024  # read at once of a growing file: some 3,000 receipts
+WRITING_SECONDS = 60  # no file takes longer to write
+LINE_LIMIT_BYTES = 32 * 1024 * 1024  # no program writes longer lines of JSON
+# Directories for a user's files: the variable that names each, and its default.
 USER_PLACES = {"state": ("XDG_STATE_HOME", ".local/state"),
                "cache": ("XDG_CACHE_HOME", ".cache"),
                "data": ("XDG_DATA_HOME", ".local/share")}
-# For a user without a home: nothing is ever found or kept below it.
+# The home of a user without one: nothing can be read or written below it.
 NO_HOME = "/dev/null"
 SEAL_BYTES = 32
 
 
 @late_decorator(lambda: contextlib.contextmanager)
 def trying(verb: str, path: str) -> Iterator[None]:
-    """Raise a refusal of the system in plain words."""
+    """Turn an error of the system into a FleetError in plain words."""
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -10953,7 +10952,7 @@ def _fix_refusal(path: str, code: int | None) -> str:
 
 
 class Place(str):
-    """A path below a directory, its `root`, which no link may lead it out of."""
+    """A path below a directory, its `root`; no link may lead out of that."""
 
     root: str
     inner: str  # its path below the root
@@ -10971,25 +10970,25 @@ class Place(str):
 
     @property
     def above(self) -> str:
-        """How its directory is reached from the root."""
+        """The directory of the path, relative to the root."""
         return os.path.dirname(self.inner)
 
 
 def as_place(path: str) -> Place:
-    """Return a path as a Place; a plain one is believed up to its last name."""
+    """Return a path as a Place; of a plain path only the last name is checked for links."""
     if isinstance(path, Place):
         return path
     return Place(*os.path.split(path))
 
 
 def in_the_way(place: str, what: str, *, fix: str = "move it away") -> FleetError:
-    """Return the refusal to write at a place."""
+    """Return the error for a place where something else is in the way."""
     return FleetError("in-the-way", f"{place} {what}; nothing is written there",
                       fix=f"{fix}: `ls -ld {shlex.quote(place)}`", status=EXIT_REFUSED)
 
 
 def refuse_link(place: Place) -> FleetError:
-    """Return the refusal to follow a link on the way to a place."""
+    """Return the error for a link on the way to a place."""
     link = place.root
     for step in place.inner.split("/"):
         link = os.path.join(link, step)
@@ -11002,7 +11001,10 @@ def refuse_link(place: Place) -> FleetError:
 
 
 class Directory:
-    """The directory of a path: no link leads to it from its root. It is looked at, then used."""
+    """The directory of a path, opened without following links below its root.
+
+    It stays open, so that it cannot be exchanged between the check and its use.
+    """
 
     def __init__(self, path: str, *, makes: bool = False, is_whole: bool = False) -> None:
         place = as_place(path)
@@ -11015,19 +11017,19 @@ class Directory:
             os.makedirs(self.path or ".", exist_ok=True)
 
     def reach(self, name: str) -> str:
-        """Return the path of a name here."""
+        """Return the path of a name in it."""
         return os.path.join(self.path, name)
 
     def open(self, name: str, flags: int, mode: int = 0o600) -> int:
-        """Return a descriptor of a file here; links are not followed, pipes not awaited."""
-        # A FIFO without O_NONBLOCK holds the thread until somebody reads it: for ever.
+        """Return a descriptor of a file in it; follow no link, wait for no pipe."""
+        # Opening a FIFO without O_NONBLOCK would block until somebody reads it.
         return os.open(self.reach(name), flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
 
     def open_to_append(self) -> int:
         """Return a descriptor of a regular file that only its owner can read, at its end."""
         descriptor = self.open(self.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            # Asked of what is open, not of the path, which may be something else by now.
+            # Ask the open file: the path may be another file by now.
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(mode):
                 raise OSError(errno.ENXIO, "it is a device or pipe, not a file")
@@ -11041,7 +11043,7 @@ class Directory:
     def turn_over(self, descriptor: int) -> None:
         """Give an open file of this name the name `.1`, unless another writer just did."""
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):  # the other is about to make it
+        with contextlib.suppress(FileNotFoundError):  # the other writer is about to make it
             if os.path.samestat(os.lstat(self.reach(self.name)), os.fstat(descriptor)):
                 self.replace(self.name, f"{self.name}.1")
 
@@ -11064,10 +11066,10 @@ class Directory:
         os.mkfifo(self.reach(self.name), 0o600)
 
     def write_new(self, name: str, content: bytes, mode: int, *, syncs: bool = False) -> str:
-        """Write what a file is to have into a new one beside it; return that one's name.
+        """Write the new content into a file beside the old one; return its name.
 
-        Another process, or another thread, may be writing the same file at this moment: it has
-        its own. What a killed one has left goes with the next write, once it is old.
+        Each writer has its own new file, so two may write at once. A file that a killed writer
+        left behind is removed by a later write, once it is old.
         """
         new = f".{name}.new"
         with contextlib.suppress(FileNotFoundError):
@@ -11091,7 +11093,7 @@ class Directory:
         return new
 
     def sync(self) -> None:
-        """Wait until the disk has the renamed files."""
+        """Wait until renames in it are on the disk."""
         descriptor = os.open(self.path or ".", os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -11115,12 +11117,12 @@ def is_straight(root: str, inner: str) -> bool:
         return (os.path.realpath(straight) == straight
                 and os.path.commonpath([real, straight]) == real)
     except (OSError, ValueError):
-        # A link was taken away while it was followed; another drive.
+        # A link vanished while it was followed, or leads to another drive.
         return False
 
 
 def open_to_read(path: str) -> IO[bytes]:
-    """Return a regular file to read, or standard input for `-`; a pipe cannot block it."""
+    """Open a regular file, or standard input for `-`; a pipe is refused instead of awaited."""
     if path == "-":
         return open(0, "rb", closefd=False)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -11134,16 +11136,16 @@ def open_to_read(path: str) -> IO[bytes]:
 
 
 class Tail:
-    """The whole lines of a file that grows; from its start again when it has turned over."""
+    """The complete lines of a growing file; starts again when the file was rotated to `.1`."""
 
     def __init__(self, world: World, path: str, *, last_bytes: int = 0) -> None:
         self._world = world
         self._path = path
         self._at = max(0, world.size_of(path) - last_bytes) if last_bytes else 0
-        self.rest = b""  # a line whose end is still to come
+        self.rest = b""  # the beginning of an incomplete line
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines that have come since."""
+        """Yield the lines that are new."""
         if self._world.size_of(self._path) < self._at:
             self._at = 0
             self.rest = b""
@@ -11159,7 +11161,7 @@ class Tail:
 
 
 def lines_backwards(world: World, path: str, limit: int) -> Iterator[bytes]:
-    """Yield the whole lines in the last `limit` bytes of a file, the last one first."""
+    """Yield the complete lines in the last `limit` bytes of a file, last one first."""
     end = world.size_of(path)
     least = max(0, end - limit)
     rest = b""
@@ -11175,7 +11177,7 @@ def lines_backwards(world: World, path: str, limit: int) -> Iterator[bytes]:
 
 
 class PrivateDirectory:
-    """A directory outside of any project that only its owner can enter, until it is left."""
+    """A private temporary directory outside any project; it is removed at the end."""
 
     def __enter__(self) -> str:
         from tempfile import mkdtemp
@@ -11250,9 +11252,9 @@ def seal_bytecode(name: str, code: bytes) -> bytes:
 #
 # The processes of this machine, as the system lists them.
 
-# What every process has in its environment that was started for a task, or for its check.
+# A variable that every process started for a task, or for its check, has in its environment.
 TASK_MARK, CHECK_MARK = "SUBAGENT_FLEET_TASK", "SUBAGENT_FLEET_CHECK"
-TASK_ID = "FLEET_TASK_ID"  # by which commands know their task
+TASK_ID = "FLEET_TASK_ID"  # by it, commands know their task
 
 
 class Process(Record):
@@ -11260,8 +11262,8 @@ class Process(Record):
 
     number: int
     parent: int
-    session: int  # the number of the process that has begun it
-    start: str  # when it began: with its number, no other process has that
+    session: int  # the process that started its session
+    start: str  # when it started; with its number this is unique
     name: str
     marks: frozenset[str]  # the variables in its environment that name a task
     memory_mb: int
@@ -11275,7 +11277,7 @@ class ProcessList(Record):
     processes: Mapping[int, Process]
 
 
-# How `ps` of macOS begins a process in the C locale; its command may have several lines.
+# The first line of a process in `ps` of macOS (C locale); a command may span several lines.
 PS_ROW = (r"(?m)^ *(\d+) +(\d+) +(\S+) +(\d+) +(\d+[.]\d+) +"
           r"(\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}) ")
 
@@ -11294,7 +11296,7 @@ LOOKERS_LIMIT = 1000  # processes that look at a lock at once
 # What the World knows of itself, and its terminal.
 
 class Surroundings:
-    """The environment, the clock, signals, and values that are found once."""
+    """The environment, the clock, signals, and values that are looked up once."""
 
     def __init__(self) -> None:
         self.environ = dict(os.environ)
@@ -11302,22 +11304,23 @@ class Surroundings:
         self.now = time.time
         self.sleep = time.sleep
         self.connect_seconds = CONNECT_SECONDS
-        self.node_keys: dict[tuple[str, str], str] = {}  # what may go to (endpoint, variable)
+        # The key of each (endpoint, variable) to which it may be sent.
+        self.node_keys: dict[tuple[str, str], str] = {}
         self._parsing = _thread.allocate_lock()  # held while an answer is parsed
         self._listing = _thread.allocate_lock()  # held while processes are listed
         self._processes = ProcessList(-1.0, {})
         self._tls: ssl.SSLContext | None = None
         # Connections that wait for their next request, by scheme and place.
         self._idle: dict[tuple[str, str], IdleConnections] = {}
-        # What a name was looked up to: a name service may take long.
+        # The addresses of names: a name service may be slow.
         self._addresses: dict[tuple[str, int], list[Any]] = {}
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # a C locale shows the rest
+            if hasattr(stream, "reconfigure"):  # for characters that a C locale lacks
                 stream.reconfigure(errors="backslashreplace")
 
     @staticmethod
     def end(status: int) -> NoReturn:
-        """End this process, with nothing taken down that the system frees by itself: 4 ms."""
+        """End this process without cleaning up what the system frees by itself: saves 4 ms."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
@@ -11342,7 +11345,7 @@ class Surroundings:
     # -- signals: only the main thread may take them --
 
     def on_stop(self, callback: Callable[[str], object]) -> None:
-        """Call back with the name of Ctrl-C or SIGTERM when one comes."""
+        """Call `stop` with the name of the signal at Ctrl-C or SIGTERM."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: callback(signal.Signals(number).name))
 
@@ -11356,7 +11359,7 @@ class Surroundings:
 
 
 class Terminal(Surroundings):
-    """What is written to a terminal or a pipe, and asked there."""
+    """Output to a terminal or a pipe, and questions to a person."""
 
     # -- terminal --
 
@@ -11365,7 +11368,7 @@ class Terminal(Surroundings):
         self.write(guard_terminal(text))
 
     def write(self, text: str) -> None:
-        """Write data, as it is; a full disk is an error, a reader that has gone is not."""
+        """Write data unchanged; a full disk is an error, a reader that has gone is not."""
         try:
             if sys.stdout is not None:  # None: closed before the start
                 sys.stdout.write(text)
@@ -11377,7 +11380,7 @@ class Terminal(Surroundings):
             raise FleetError("output", f"cannot write the output: {error.strerror}") from None
 
     def err(self, text: str) -> None:
-        """Write talk: errors, hints, progress."""
+        """Write errors, hints and progress to stderr."""
         if sys.stderr is not None:
             sys.stderr.write(guard_terminal(text))
             sys.stderr.flush()
@@ -11388,12 +11391,12 @@ class Terminal(Surroundings):
         return found is not None and not found.closed and found.isatty()
 
     def redraws(self) -> bool:
-        """Tell whether stderr is a terminal on which a line can be drawn again."""
+        """Tell whether stderr is a terminal on which a line can be redrawn."""
         return self.is_terminal("stderr") and self.environ.get("TERM") != "dumb"
 
     @property
     def columns(self) -> int:
-        """Width of the terminal, or of the one that most have where it does not say."""
+        """Width of the terminal; 80 if it does not say."""
         return shutil.get_terminal_size().columns or 80
 
     def encoding_of(self, stream: str) -> str:
@@ -11402,7 +11405,7 @@ class Terminal(Surroundings):
 
     @staticmethod
     def leave_directories() -> None:
-        """Import nothing more from the working directory or this file's: they may be anybody's.
+        """Import nothing more from the working directory or this file's: they may be a stranger's.
 
         Python puts one of them first, and nothing but the standard library is ever imported.
         """
@@ -11416,7 +11419,7 @@ class Terminal(Surroundings):
                        if path and os.path.realpath(path) not in places]
 
     def discard_output(self) -> None:
-        """Drop all further output: the reader is gone."""
+        """Drop all further output, because its reader has gone."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def can_ask(self) -> bool:
@@ -11424,7 +11427,7 @@ class Terminal(Surroundings):
         return self.is_terminal("stdin") and self.is_terminal("stderr")
 
     def confirm(self, question: str, text: str = "") -> bool:
-        """Show a text and return a person's yes; without a person the answer is no."""
+        """Show a text and a question; True if a person answers yes, False without a person."""
         if not self.can_ask():
             return False
         self.err(f"{text}{question} [y/N] ")
@@ -11451,7 +11454,7 @@ class Disk(Terminal):
 
     @late_decorator(lambda: contextlib.contextmanager)
     def visit(self, directory: str) -> Iterator[None]:
-        """Work in a directory until it is left; SIGTERM ends that as Ctrl-C does."""
+        """Change to a directory for a `with` block; SIGTERM ends the block as Ctrl-C does."""
         before = self.directory
         with trying("enter", directory):
             os.chdir(directory)
@@ -11469,7 +11472,7 @@ class Disk(Terminal):
     def home(self) -> str:
         """The person's home; NO_HOME if neither the environment nor the system knows one.
 
-        It is never relative: what lies in the working directory may be anybody's.
+        It is never relative: the working directory may be a stranger's.
         """
         if self.environ.get("HOME", "").startswith("/"):
             return self.environ["HOME"]
@@ -11483,7 +11486,7 @@ class Disk(Terminal):
         """Return a path in this program's state, cache or data directory of the user."""
         variable, usual = USER_PLACES[kind]
         base = self.environ.get(variable, "")
-        # A relative one does not count, by its standard.
+        # The XDG standard says to ignore a relative path.
         if not base.startswith("/"):
             base = self.path(self.home, usual)
         return self.path(base, "subagent-fleet", *names)
@@ -11527,7 +11530,7 @@ class Disk(Terminal):
             return False
 
     def enter(self, root: str, path: str) -> Place:
-        """Return root/path as a Place; refuse where a link leads out or no file can be."""
+        """Return root/path as a Place; refuse links that lead out, and odd paths."""
         place = Place(root, path)
         kind = self.kind_of(place, follow=False)
         if not is_straight(root, place.above):
@@ -11572,7 +11575,7 @@ class Disk(Terminal):
         """Return up to `limit` bytes of a regular file from an offset; else nothing."""
         if self.kind_of(path) != "file":
             return b""
-        # Who obeys an order removes its file: it may just have gone.
+        # It may just have gone: whoever carries out an order removes its file.
         with trying("read", path), contextlib.suppress(FileNotFoundError), \
                 open(path, "rb") as stream:
             stream.seek(start)
@@ -11586,7 +11589,7 @@ class Disk(Terminal):
     # -- disk: writing --
 
     def make_directory(self, path: str, *, is_private: bool = False) -> None:
-        """Make a directory and those above it; if `is_private`, only its owner enters."""
+        """Make a directory and its parents; if `is_private`, only its owner can enter."""
         with trying("make", path):
             directory = Directory(path, makes=True, is_whole=True)
             if is_private:
@@ -11594,14 +11597,14 @@ class Disk(Terminal):
 
     def replace_files(self, files: Sequence[tuple[str, bytes, int]], *,
                       syncs: bool = False) -> None:
-        """Replace (path, bytes, mode) files in their order; at any moment each is old or new.
+        """Replace (path, bytes, mode) files in order; at any moment each is the old or the new one.
 
-        With `syncs` that holds for a power cut, too.
+        With `syncs` even after a power cut.
         """
         staged = []
         known: dict[tuple[str, str], Directory] = {}  # by root and path: 200 agents share one
         try:
-            # All are written beside their places first, so that a full disk changes nothing.
+            # Write all of them beside their targets first, so that a full disk changes nothing.
             for path, content, mode in files:
                 place = as_place(path)
                 key = (place.root, place.above)
@@ -11625,7 +11628,7 @@ class Disk(Terminal):
     def append_line(self, path: str, line: bytes) -> None:
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`.
 
-        Where the disk is full, nothing of it is added.
+        If the disk is full, no part of the line stays.
         """
         with trying("write", path):
             directory = Directory(path)
@@ -11640,7 +11643,7 @@ class Disk(Terminal):
                 while written < len(line):
                     written += os.write(descriptor, line[written:])
             except OSError:
-                # Else another has written behind it.
+                # Unless another process has appended since.
                 if os.fstat(descriptor).st_size == size + written:
                     os.ftruncate(descriptor, size)
                 raise
@@ -11654,13 +11657,13 @@ class Disk(Terminal):
             directory.unlink(directory.name)
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory with all that is in it, or a file; no link is followed."""
+        """Remove a file, or a directory with its contents; follow no link."""
         if self.kind_of(path, follow=False) != "directory":
             self.remove(path)
             return
         with trying("remove", path):
             for place, directories, _ in os.walk(path):
-                for name in directories:  # one that its owner has closed, as Go does
+                for name in directories:  # a read-only directory, as Go makes them
                     below = os.path.join(place, name)
                     if not os.path.islink(below):
                         os.chmod(below, 0o700)
@@ -11668,8 +11671,8 @@ class Disk(Terminal):
             shutil.rmtree(path)
 
     def remove_empty(self, path: str) -> None:
-        """Remove a directory in which nothing is left."""
-        # it is used, was never there, or lies behind a link
+        """Remove a directory if it is empty."""
+        # not empty, not there, or behind a link
         with contextlib.suppress(OSError, FleetError):
             Directory(path).rmdir()
 
@@ -11723,7 +11726,7 @@ class Disk(Terminal):
         return first
 
     def copy_file(self, source: str, target: str) -> None:
-        """Copy a file with its mode, or a link; none is followed out of the target's root."""
+        """Copy a file with its mode, or a link as a link; never write outside the target's root."""
         if os.path.islink(source):
             with trying("copy", source):
                 Directory(target, makes=True).link(os.readlink(source))
@@ -11742,15 +11745,14 @@ class Disk(Terminal):
 # Other programs, as the World finds and runs them.
 
 class Programs(Disk):
-    """Other programs: found, run, locked out, started to outlive this one."""
+    """Other programs: find them, run them, lock them out, start them in the background."""
 
     # -- programs --
 
     def which(self, name: str) -> str | None:
-        """Return where a program lies on the PATH, or that a path is one.
+        """Return the path of a program on the PATH, or of a path if it is a program.
 
-        What the PATH holds relative to the working directory is not looked at: a program
-        there is whoever's that directory is.
+        Relative entries of the PATH are skipped: the working directory may be a stranger's.
         """
         places = self.environ.get("PATH", os.defpath).split(os.pathsep)
         program = shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, places)))
@@ -11763,9 +11765,9 @@ class Programs(Disk):
                     hold: Hold | None = None) -> Ran:
         """Run a program and return what it says; 127: it is not there, 124: it took too long.
 
-        It says it in English, with a point in its numbers: what it says is read by us.
-        It may hold a lock with us, so that who comes after us can wait for its end; it ends,
-        with what it has started, when the lock is over.
+        It runs in the C locale, because this program reads its output. It may share a lock with
+        us, so that our successor can wait for its end; when the lock is over, it is ended with
+        all that it started.
         """
         program = self.which(words[0])
         if not program:
@@ -11786,9 +11788,9 @@ class Programs(Disk):
 
     def _run_under(self, hold: Hold, argv: Sequence[str], environ: Mapping[str, str],
                    given: bytes, seconds: float) -> Ran:
-        """Run a program under a lock; end it and what it has started where that is over."""
+        """Run a program under a lock; end it and its children when the lock is over."""
         until = self.clock() + seconds
-        # A session of its own: what git has started, such as a filter, is in its group.
+        # Its own session, so that its group has all that git started, such as a filter.
         with subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, pass_fds=[hold.fileno()],
                               start_new_session=True) as process:
@@ -11805,7 +11807,7 @@ class Programs(Disk):
                         raise
 
     def _end_group(self, process: subprocess.Popen[bytes]) -> None:
-        """End a program and its process group; git removes its locks on TERM."""
+        """End a program's process group, with TERM first: git then removes its locks."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, number)
@@ -11818,7 +11820,7 @@ class Programs(Disk):
         return ran.output.decode("utf-8", "replace") if ran.code == 0 else None
 
     def run_git(self, words: Sequence[str], directory: str, *, seconds: float = 60.0) -> Ran:
-        """Run git in a directory that may be anybody's: nothing that it names is run."""
+        """Run git in a directory that may be a stranger's; run nothing that it names."""
         return self.run_program(["git", *self.git_words(directory), *words],
                                 environ=self.git_environment(), seconds=seconds)
 
@@ -11829,7 +11831,7 @@ class Programs(Disk):
         came: list[int] = []
 
         def hand_on(number: int, _: object) -> None:
-            came.append(number)  # it may come before there is a child
+            came.append(number)  # the signal may come before the child exists
             if child:
                 child.terminate()
 
@@ -11867,7 +11869,7 @@ class Programs(Disk):
             return open(directory.open_to_append(), "ab", buffering=0)
 
     def open_page(self, url: str) -> bool:
-        """Show a page in this person's browser; False if there is no screen."""
+        """Open a page in the browser; False if there is no screen."""
         has_screen = sys.platform == "darwin" or any(
             self.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
         if not has_screen or self.environ.get("SSH_CONNECTION"):
@@ -11892,7 +11894,7 @@ class Programs(Disk):
             for _ in range(LOOKERS_LIMIT):
                 if lock_file(descriptor, fcntl.LOCK_EX):
                     return hold
-                # Somebody may only look whether it is held, which takes the lock as well.
+                # `is_held` takes the lock for a moment, too: try again.
                 if not lock_file(descriptor, fcntl.LOCK_SH):
                     break
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -11914,7 +11916,7 @@ class Programs(Disk):
 
     @late_decorator(lambda: contextlib.contextmanager)
     def hold_soon(self, path: str, seconds: float) -> Iterator[None]:
-        """Have the lock of a file; wait for it so long, then go on without it."""
+        """Hold the lock of a file for a `with` block; after so many seconds go on without it."""
         until = self.clock() + seconds
         hold = self.hold(path)
         while hold is None and self.clock() < until:
@@ -11935,7 +11937,7 @@ class Programs(Disk):
         """Return a named pipe to write to; it stays open when its reader ends."""
         with trying("write", path):
             directory = Directory(path)
-            # For both, it opens at once, and what is written is not lost with the reader.
+            # Opened for both, it opens at once, and keeps what is written if the reader ends.
             return Pipe(directory.open(directory.name, os.O_RDWR))
 
     def spawn(self, launch: Launch) -> Child:
@@ -11948,8 +11950,8 @@ class Programs(Disk):
             stderr = closing.enter_context(self._open_log(launch.stderr))
 
             inherited = [launch.hold.fileno()] if launch.hold else []
-            # The system's own clock, which an exec keeps: the deadline holds without us. It is
-            # looked up before the fork: the child of a program with threads must load nothing.
+            # The kernel's own alarm survives the exec, so the deadline holds without us. It is
+            # looked up before the fork: the child of a threaded program must load nothing.
             prepare = functools.partial(signal.alarm, launch.seconds) if launch.seconds else None
             return Child(subprocess.Popen(
                 launch.argv, cwd=launch.directory,
@@ -11958,7 +11960,7 @@ class Programs(Disk):
                 preexec_fn=prepare))
 
     def detach(self, log: str) -> bool:
-        """Go on in the background, output in a file; True there, False where it was typed."""
+        """Fork into the background, output in a file; True in the child, False in the parent."""
         with trying("write", log):
             stream = self._open_log(log)
         if os.fork():
@@ -11973,7 +11975,7 @@ class Programs(Disk):
         return True
 
     def git_words(self, directory: str) -> list[str]:
-        """Return git's first words, with which nothing of a repository's own is run."""
+        """Return git's first words; with them git runs no program that a repository names."""
         words = ["-C", directory]
         for setting in (*GIT_SETTINGS, "gc.auto=0", "commit.gpgSign=false",
                         "core.quotePath=false"):
@@ -11981,7 +11983,7 @@ class Programs(Disk):
         return words
 
     def git_environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment without variables that lead git to another repository."""
+        """Return the environment without variables that point git at another repository."""
         kept = {name: value for name, value in self.environ.items()
                 if not name.startswith("GIT_")}
         return {**kept, **GIT_ENVIRONMENT, "LC_ALL": "C", **(more or {})}
@@ -11989,13 +11991,13 @@ class Programs(Disk):
 
 # == world/processes.py, from line 26 =========================================
 #
-# What runs on this machine, and its ending.
+# The processes of this machine, how to end them, and this program's own bytecode.
 
 class Processes(Programs):
     """Processes of this machine: their memory and CPU, and how to end them."""
 
     def list_processes(self, since: float) -> ProcessList:
-        """Return every process, as any thread has seen them since a time of the clock."""
+        """Return every process; a list that any thread made since then will do."""
         with self._listing:
             if self._processes.at < since:
                 at = self.clock()
@@ -12012,7 +12014,7 @@ class Processes(Programs):
                 with open(f"/proc/{name}/stat", "rb") as stream:
                     before, _, after = stream.read().rpartition(b")")
                 fields = after.split()
-                if fields[0] in b"ZX":  # it has ended, and its parent has not asked yet
+                if fields[0] in b"ZX":  # a zombie
                     continue
                 environ = b""
                 with contextlib.suppress(OSError), \
@@ -12029,9 +12031,9 @@ class Processes(Programs):
     def _read_ps(self) -> Iterator[Process]:
         """Yield each process as `ps` of macOS shows it.
 
-        Since macOS 11 it shows no environment of the system's own programs, such as /bin/sh:
-        these are found by their parent and their session. An `-o` each, as POSIX takes the
-        rest of one for the header.
+        Since macOS 11 it hides the environment of the system's own programs, such as /bin/sh:
+        these are found by their parent and their session. Each column needs its own `-o`: POSIX
+        takes the rest of one for the header.
         """
         words = ["ps", "-axwwE"]
         for column in ("pid", "ppid", "stat", "rss", "pcpu", "lstart", "command"):
@@ -12062,7 +12064,7 @@ class Processes(Programs):
         return numbers
 
     def session_of(self, number: int) -> int:
-        """Return the session of a process: the number of the process that has begun it."""
+        """Return the session of a process: the number of the process that started it."""
         try:
             return os.getsid(number)
         except OSError:
@@ -12092,7 +12094,7 @@ class Processes(Programs):
         return self.kind_of("/proc/self/environ") == "file"
 
     def end_processes(self, numbers: Iterable[int], *, at_once: bool) -> int:
-        """Ask processes to end, or end them; return how many there were."""
+        """Send SIGTERM to processes, or kill them; return how many there were."""
         count = 0
         for number in numbers:
             if number in (0, 1, os.getpid()):
@@ -12103,20 +12105,20 @@ class Processes(Programs):
         return count
 
     def free_megabytes(self) -> int:
-        """Return how much memory can be had; 0 where the system does not say."""
+        """Return how much memory is free; 0 if the system does not say."""
         known = self.read_part("/proc/meminfo", 0, 4096).decode("ascii", "replace")
         match = re.search(r"MemAvailable:\s+(\d+) kB", known)
         return (int(match[1]) // 1024 if match
-                else int(self.total_gigabytes() * 500))  # half of it
+                else int(self.total_gigabytes() * 500))  # half of it counts
 
     def total_gigabytes(self) -> float:
-        """Return how much memory this machine has; 0.0 where the system does not say."""
+        """Return how much memory this machine has; 0.0 if the system does not say."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
         return 0.0
 
     def become(self, argv: Sequence[str]) -> None:
-        """Go on as another program, in this process."""
+        """Replace this process by another program (exec)."""
         os.execv(argv[0], list(argv))
 
     def compile_own_source(self) -> str:
@@ -12149,7 +12151,7 @@ class Processes(Programs):
         return path
 
     def _is_bytecode(self, path: str, name: str) -> bool:
-        """Tell whether a file is whole, was made of that source, and only its owner's."""
+        """Tell whether a bytecode file is complete, of that source, and private to its owner."""
         if self.kind_of(path, follow=False) != "file" or self.belongs_to_other(path) \
                 or self.others_may_read(path):
             return False
@@ -12157,13 +12159,13 @@ class Processes(Programs):
         return kept[:SEAL_BYTES] == seal_bytecode(name, kept[SEAL_BYTES:])
 
     def keep_bytecode(self, path: str) -> None:
-        """Compile a module to where Python looks for its bytecode."""
+        """Compile a module into the file in which Python looks for its bytecode."""
         import py_compile
         with contextlib.suppress(OSError):
             py_compile.compile(path, quiet=2)
 
     def own_program(self) -> list[str]:
-        """Return how this program is started again; nothing where it came through a pipe."""
+        """Return the command that starts this program again; empty if it came through a pipe."""
         path = os.path.realpath(OWN_FILE)
         return [sys.executable, "-I", path] if os.path.isfile(path) else []
 
@@ -12190,8 +12192,8 @@ class Network(Processes):
         """Send a GET, or a POST of `body`; return the Exchange that reads its answer.
 
         No proxies are used and no redirects followed: a node is where the fleet file says.
-        `await_more` waits until the Exchange can go on, from the first byte that is sent; where
-        it is given, the connection may be one that was kept, and can be kept again.
+        `await_more` replaces the Exchange's own waiting. With it, the connection may be a kept one,
+        and may be kept again.
         """
         there = plan_destination(url)
         lines = {"Host": there.place, "User-Agent": f"subagent-fleet/{VERSION}"}
@@ -12253,7 +12255,7 @@ class Network(Processes):
                 with self._parsing:
                     return ask.extract(Reply(exchange.status, exchange.headers, body))
             finally:
-                body.clear()  # a failure's traceback would keep it
+                body.clear()  # a traceback would keep it in memory
 
     def ask_lines(self, endpoint: str, ask: Ask, wait: Callable[[], object] | None = None, *,
                   stall_seconds: float) -> Iterator[Any]:
@@ -12267,7 +12269,7 @@ class Network(Processes):
                 exchange.deadline = self.clock() + stall_seconds
 
     def _connect(self, there: Destination, until: float) -> socket.socket:
-        """Return a socket to the endpoint: each address of its name gets a share of time."""
+        """Return a socket to the endpoint; its addresses share the time that there is."""
         addresses = self._stay_home(
             there.host, self.resolve(there.host, there.port, until))
         failures = []
@@ -12278,11 +12280,11 @@ class Network(Processes):
                 connection = socket.socket(family, kind, protocol)
                 connection.settimeout(left / (len(addresses) - index))
                 connection.connect(address)
-                # They are of two families and one may be dead; the last that answered comes first.
+                # IPv4 or IPv6 may be dead, so the address that answered last comes first.
                 addresses.insert(0, addresses.pop(index))
                 self._addresses[there.host, there.port] = addresses
 
-                # What is small is not held back for more to come.
+                # Send small pieces at once.
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if there.scheme == "https":
                     connection = self._wrap_tls(connection, there.host, until)
@@ -12296,14 +12298,14 @@ class Network(Processes):
         raise failures.pop()  # a name for it would keep its frame, and all in it, in a cycle
 
     def _stay_home(self, host: str, addresses: list[Any]) -> list[Any]:
-        """Return the addresses that a name may have; refuse a private name of public ones.
+        """Return the private addresses of a private name; refuse it if it has only public ones.
 
-        Nobody was asked whether prompts may go to such a name, and a name server, which is
-        whoever's the network is, says where it leads. Machines at home have public IPv6
-        addresses beside their own: those are left out.
+        A private name counts as one at home, so the person was never asked whether prompts may go
+        there; but the network's name server decides where it leads. Machines at home may also have
+        public IPv6 addresses: those are left out.
         """
         if not is_private(host):
-            return addresses  # somebody was asked
+            return addresses  # the person was asked
         near = [row for row in addresses
                 if is_private(row[4][0]) or self.is_own_address(row[4][0])]
         if addresses and not near:
@@ -12319,9 +12321,9 @@ class Network(Processes):
         return self._tls.wrap_socket(connection, server_hostname=host.split("%")[0])
 
     def resolve(self, host: str, port: int, until: float) -> list[Any]:
-        """Return the addresses of a name, looked up in a thread: nothing can interrupt it.
+        """Return the addresses of a name; a thread looks them up, as nothing can interrupt that.
 
-        They are kept until nobody answers there.
+        They are kept until a connection to them fails.
         """
         kept = self._addresses.get((host, port))
         if kept:
@@ -12340,8 +12342,7 @@ class Network(Processes):
     def broadcast_addresses(self) -> list[str]:
         """Return the IPv4 broadcast addresses of this machine's networks.
 
-        The last one leads to the network of the first road; of others, a home's
-        have 256 places.
+        255.255.255.255 reaches the default network; the others are taken to be a /24.
         """
         own = [address for address in self.own_names()[1]
                if ipaddress.ip_address(address).is_private]
@@ -12360,7 +12361,7 @@ class Network(Processes):
         """Return the Listener of a port; port 0 is any that is free."""
         self.allow_files(2048)
         try:
-            # `localhost` may be ::1 first, and the environment names 127.0.0.1
+            # `localhost` may mean ::1 first, but the environment says 127.0.0.1
             host = "127.0.0.1" if host == "localhost" else host
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             # `::` accepts IPv4 as well.
@@ -12373,7 +12374,7 @@ class Network(Processes):
             if error.errno == errno.EADDRINUSE:
                 raise FleetError("port-taken", name_taken(port), fix=OTHER_PORT) from None
             reason, _, _ = str(error.strerror or error).partition(
-                " (while ")  # the address again
+                " (while ")  # the error says the address again
             raise FleetError("cannot-listen", f"cannot listen on {host}:{port}: {reason}",
                              fix="write another `host:` or `port:` under project.gateway"
                              ) from None
@@ -12427,9 +12428,9 @@ class Network(Processes):
 #
 # World, the only door to disk, programs, network, clock and terminal.
 
-# The only door: terminal, disk, programs, signals, network and what this machine is called.
-# It gives out text, bytes and objects of this room, never a socket, a process or a descriptor.
-# What the system refuses becomes a FleetError in plain words.
+# The only door: terminal, disk, programs, signals, network and this machine's names. It returns
+# text, bytes and objects of this room, never a socket, a process or a descriptor. An error of
+# the system becomes a FleetError in plain words.
 
 
 class World(Network):
@@ -15205,49 +15206,48 @@ class Server(Reception):
 
 # == traces/transcript.py, from line 18 =======================================
 #
-# What Claude Code wrote of a session.
+# Claude Code's transcripts of a session.
 
-# Takes what the gateway wrote (receipts) and what Claude Code wrote (transcripts); gives
-# which model on which machine served which agent, and whether that is what was planned.
-# The two are joined by session, agent and request id; `workspace/claude` reads their files.
-# Both are anybody's text: a value of another type counts as absent, a line that is torn
-# is passed over and named.
+# This room joins what the gateway wrote (receipts) with what Claude Code wrote (transcripts), by
+# session, agent and request id, and says which model on which machine served which agent, and
+# whether that was planned. `workspace/claude` reads the files. Neither is trusted: a value of
+# the wrong type counts as absent, and a broken line is skipped and reported.
 #
 # Facts: Claude Code 2.1.197 and 2.1.326. What an agent is called is only in its transcript
 # and beside it; of an answer, `requestId` is the gateway's own header, `message.model` what
 # the server called itself, `requestedModel` what was asked (326). One answer is several
 # lines, one a block.
 
-AGENTS_DEPTH_LIMIT = 6  # transcripts may say that agents start each other in circles
+AGENTS_DEPTH_LIMIT = 6  # transcripts may claim that agents started each other in a circle
 PROMPT_LIMIT = 20_000  # characters of a prompt that are kept
 ERROR_LIMIT = 160
-IDLE_SECONDS = 600.0  # no tool of Claude Code runs longer without a line
-SILENT_SECONDS = 5.0  # after its last receipt an agent without a transcript is not at work
-# A prompt thought to be so many times what the node counted was cut. What is sent is
-# estimated by its bytes; with a smaller ratio the estimate would accuse the node.
+IDLE_SECONDS = 600.0  # Claude Code's tools write a line at least this often
+SILENT_SECONDS = 5.0  # an agent without a transcript counts as over so long after its last receipt
+# If the estimate of a prompt is so many times the node's count, it was cut. The estimate comes
+# from bytes, so a smaller ratio would accuse nodes wrongly.
 CUT_RATIO = 2.0
-GENERATING_SECONDS = 0.05  # less time than this tells no rate
+GENERATING_SECONDS = 0.05  # in less time no rate can be measured
 
 
 class SessionAnswer(Record):
-    """One answer as a transcript has it, its lines together."""
+    """One answer in a transcript; it may have several lines."""
 
-    id: str  # the gateway's request id; of a server that gives none, the message's own
+    id: str  # the gateway's request id; else the message's own id
     place: str  # FILE:LINE of the last of its lines
     time: float
-    asked: str  # the alias; 2.1.197 does not keep it: what answered
+    asked: str  # the alias; 2.1.197 keeps only what answered
     input_tokens: int
     output_tokens: int
     calls: int
     stop: str  # end_turn, tool_use, max_tokens, …; "" where the client did not keep it
-    error: str = ""  # the words of an API error in place of an answer
+    error: str = ""  # the text of an API error instead of an answer
 
 
 class Dispatch(Record):
     """A call of the tool that starts a subagent."""
 
     place: str
-    model: str  # which the call itself names: it beats the agent's file
+    model: str  # a model in the call overrides the agent's file
 
 
 class Transcript:
@@ -15257,16 +15257,16 @@ class Transcript:
         self.path = path  # as it is shown
         self.agent = agent  # its id; "" is the main session
         self.lines = 0
-        self.torn: list[str] = []  # places of lines that are cut, or no JSON
+        self.torn: list[str] = []  # places of lines that are cut off or not JSON
         self.prompt = ""
         self.began = self.ended = 0.0
-        self.changed = 0.0  # when its file was: a tool that runs for long writes no answer
+        self.changed = 0.0  # when its file was changed: a long-running tool writes no answer
         self.answers: dict[str, SessionAnswer] = {}
         self.dispatches: dict[str, Dispatch] = {}  # by the call's id
-        self.reports: dict[str, str] = {}  # how agents ended that it started, by their ids
+        self.reports: dict[str, str] = {}  # how the agents that it started ended, by id
 
     def feed(self, line: bytes) -> None:
-        """Take the next line; most of a session are tools' results, which are not parsed."""
+        """Read the next line; tool results, most of a session, are not parsed."""
         self.lines += 1
         line = line.rstrip()
         may_matter = (b'"assistant"' in line or (not self.prompt and b'"user"' in line)
@@ -15319,7 +15319,7 @@ class Transcript:
                     self.dispatches[read_field(block, "id")] = Dispatch(
                         self._place, read_field(call, "model"))
 
-        # What is read from a cache is a part of the prompt as well.
+        # Tokens read from a cache are part of the prompt, too.
         usage = read_field(message, "usage", dict)
         spent = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
         answer = SessionAnswer(
@@ -15335,7 +15335,7 @@ class Transcript:
         if value.get("isApiErrorMessage") is True or message.get("model") == "<synthetic>":
             answer = replace(answer,
                              error=crop(words, ERROR_LIMIT) or "an error without words")
-        elif earlier:  # a retry's error is no block of it
+        elif earlier:  # the error of a retry is not a part of it
             answer = replace(
                 answer, calls=earlier.calls + calls, stop=answer.stop or earlier.stop,
                 output_tokens=max(earlier.output_tokens, answer.output_tokens))
@@ -15373,7 +15373,7 @@ def _prompt_of(content: object) -> str:
 # The agents of a session, and which agent started which.
 
 class AgentLabel(Record):
-    """What lies beside a subagent's transcript (`agent-ID.meta.json`)."""
+    """The metadata beside a subagent's transcript (`agent-ID.meta.json`)."""
 
     kind: str = noted("agentType", "")
     # The Dispatch that started it.
@@ -15385,18 +15385,18 @@ class AgentTrace(Record):
     """One agent of a session: the main one, whose id is "", or a subagent."""
 
     id: str
-    kind: str  # its name; where nothing tells it, its id
+    kind: str  # its name; its id if the name is unknown
     parent: str  # the id of its parent
     transcript: Transcript | None
     receipts: tuple[Receipt, ...]
     call: Dispatch | None = None
     reported: str = ""  # how it ended, as its parent was told
     is_built_in: bool = False
-    depth: int = 0  # how many agents stand above it
+    depth: int = 0  # how many agents are above it
 
     @property
     def began(self) -> float:
-        """When it was first heard of."""
+        """When it began, as far as known."""
         times = [receipt.time - receipt.total_seconds for receipt in self.receipts[:1]]
         if self.transcript and self.transcript.began:
             times.append(self.transcript.began)
@@ -15404,7 +15404,7 @@ class AgentTrace(Record):
 
     @property
     def ended(self) -> float:
-        """When it was last heard of."""
+        """When it was last active, as far as known."""
         times = [receipt.time for receipt in self.receipts[-1:]]
         if self.transcript:
             times.append(self.transcript.ended)
@@ -15412,14 +15412,14 @@ class AgentTrace(Record):
 
     @property
     def unclaimed(self) -> list[SessionAnswer]:
-        """The answers of its transcript that no receipt is for."""
+        """The answers in its transcript without a receipt."""
         known = {receipt.id for receipt in self.receipts}
         return [answer for answer in self.transcript.answers.values()
                 if answer.id not in known and not answer.error] if self.transcript else []
 
     @property
     def asked(self) -> list[tuple[str, str]]:
-        """What it asked for, as far as that is known: (alias, the request's id)."""
+        """Its known requests: (alias, request id)."""
         return [*((receipt.alias, receipt.id) for receipt in self.receipts),
                 *((answer.asked, answer.id) for answer in self.unclaimed)]
 
@@ -15429,13 +15429,11 @@ class SessionTrace(Record):
 
     id: str
     agents: tuple[AgentTrace, ...]
-    # What is true of a transcript that a gateway did not write:
-    # which lines could not be read.
-    torn: tuple[str, ...] = ()
+    torn: tuple[str, ...] = ()  # FILE:LINE of lines in transcripts that could not be read
 
     @property
     def prompt(self) -> str:
-        """What it began with."""
+        """Its first prompt."""
         main = self.agents[0].transcript
         return main.prompt if main else ""
 
@@ -15460,7 +15458,7 @@ def trace_session(session: str, transcripts: Iterable[Transcript],
             if call and name not in ("", parent):
                 agent = replace(agent, parent=parent, call=call,
                                 reported=transcript.reports.get(name, ""))
-        if not agent.kind:  # only its alias may tell it: `planner?` where only one has it
+        if not agent.kind:  # then guess from the alias: `planner?` if only the planner has it
             names = owners.get(agent.asked[0][0], ()) if agent.asked else ()
             agent = replace(agent, kind=f"{names[0]}?" if len(names) == 1 else name)
         agents.append(agent)
@@ -15469,7 +15467,7 @@ def trace_session(session: str, transcripts: Iterable[Transcript],
 
 
 def _in_order(agents: Sequence[AgentTrace]) -> Iterator[AgentTrace]:
-    """Yield agents in the order of a tree: each after its parent, by time."""
+    """Yield agents in tree order: each after its parent, siblings by time."""
     left = sorted(agents, key=lambda agent: (agent.id != "", agent.began))
     pending = [(left[0], 0)]
     while left:
@@ -15483,14 +15481,14 @@ def _in_order(agents: Sequence[AgentTrace]) -> Iterator[AgentTrace]:
 
 # == traces/judge.py, from line 24 ============================================
 #
-# Which machine served an agent, and was it as planned.
+# Which machine served an agent, and whether that was planned.
 
 class AgentSource(Record):
-    """An agent's file as it lies there now."""
+    """An agent's file as it is now."""
 
     path: str
     line: int  # of its `model:`
-    model: str  # what that names; "": its session's
+    model: str  # its value; "": the session's model
     has_tools: bool
     changed: float
 
@@ -15506,12 +15504,12 @@ class TraceFacts(Record):
 
 
 class Judged(Record):
-    """One request, and whether it went where it was planned to go."""
+    """One request, and whether a planned machine served it."""
 
-    receipt: Receipt  # made of its answer where none was kept
+    receipt: Receipt  # made from the transcript if none was kept
     planned: str  # yes, fallback, no or unknown
     why: str = ""
-    beyond: str | None = ""  # what says that it left the house; None: not known
+    beyond: str | None = ""  # why it counts as sent outside; "": it was not; None: not known
     is_kept: bool = True
 
 
@@ -15526,11 +15524,11 @@ class Served(Record):
     at: float = 0.0  # when the first of them began
     requests: int = 0
     waited_seconds: float | None = None  # in the queue, all together
-    first_token_seconds: float | None = None  # the median, from the slot on
+    first_token_seconds: float | None = None  # the median, since the machine was asked
     answer_rate: float | None = None  # tokens a second
     input_tokens: int = 0
     output_tokens: int = 0
-    read_again_tokens: int = 0  # of the input tokens; another turn had them read before
+    read_again_tokens: int = 0  # input tokens that a machine had read before
     read_again_why: str = ""  # the reasons
     waited_for: str = ""  # agents or sessions whose prompts were kept warm meanwhile
 
@@ -15553,19 +15551,19 @@ def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
             tries = [f"{tried.node}: {tried.why}" for tried in receipt.failures]
             tries += [f"{one.route} was passed over: {one.why}"
                       for one in receipt.passed_over]
-            # Who failed just before is skipped, and then neither says so.
+            # A machine that failed just before is skipped without a failure of its own.
             why = (clean_line(receipt.said) or ", ".join(tries)
                    or "the first choice was being skipped after a failure")
             return Judged(receipt, "fallback", why, beyond)
 
-    # An older file may have declared it: a newer file proves nothing.
+    # A file that was edited since proves nothing: the older one may have planned it.
     if facts.fleet_changed > receipt.time:
         return Judged(receipt, "unknown", f"{facts.fleet_path} was edited since", beyond)
     return Judged(receipt, "no", "not declared", beyond)
 
 
 def _is_as_written(receipt: Receipt, model: Model) -> bool:
-    """Tell whether the model that answered is the one that a fleet file names now."""
+    """Tell whether the fleet file still names the model that answered."""
     return not receipt.model or \
         full_model_name(receipt.model) == full_model_name(model.ollama_model)
 
@@ -15583,13 +15581,13 @@ def _tell_beyond(receipt: Receipt, fleet: Fleet) -> str:
     who = f"`{receipt.model_name}` on `{receipt.node}`"
     clouds = {other.node for other in fleet.models.values() if is_cloud(fleet, other)}
     tried = [attempt.node for attempt in receipt.failures if attempt.node in clouds]
-    if tried and receipt.node not in clouds:  # which came to the rescue
+    if tried and receipt.node not in clouds:  # which took over
         who = f"`{tried[0]}`, asked before `{receipt.node}`,"
     return f"{who} is outside your machines and networks"
 
 
 def judge_answer(answer: SessionAnswer, facts: TraceFacts) -> Judged:
-    """Judge an answer without a receipt by its id: ours have their own form."""
+    """Judge an answer without a receipt by its id: our ids have their own form."""
     fleet = facts.fleet
     receipt = Receipt(
         time=answer.time, id=answer.id, session="", agent_id="", alias=answer.asked, route=None,
@@ -15600,10 +15598,10 @@ def judge_answer(answer: SessionAnswer, facts: TraceFacts) -> Judged:
                      is_kept=False)
     if re.fullmatch("req_[0-9a-f]{24}", answer.id):
         return replace(unknown, why="its record is gone")
-    if fleet is None:  # then nothing says either whether LiteLLM serves
+    if fleet is None:  # then it is unknown, too, whether LiteLLM serves
         return unknown
 
-    # LiteLLM hands on no id of this form, so it is its upstream's, or that of somebody else.
+    # LiteLLM passes on no id of this form, so another server answered.
     is_litellm = fleet.gateway.provider == "litellm"
     models = [model for model in fleet.models.values() if model.alias == answer.asked]
     if answer.id.startswith("req_") and not (is_litellm and models):
@@ -15657,10 +15655,10 @@ def _sum_up(group: Sequence[Judged]) -> Served:
 
 
 def _sum_up_plan(group: Sequence[Judged]) -> tuple[str, str]:
-    """Return the worst that is true of requests to one place, and why."""
+    """Return the worst verdict on requests to one place, and why."""
     worst = min(group, key=lambda one: PLANNED_ORDER.index(one.planned))
     planned, why = worst.planned, worst.why
-    # Who went away or stopped the gateway ended that request: nothing has failed.
+    # A client that left, or a stopped gateway, is not a failure.
     failed = [one.receipt.outcome for one in group
               if one.receipt.outcome not in ("ok", "left", "stopped")]
     if planned == "yes" and failed:
@@ -15671,7 +15669,7 @@ def _sum_up_plan(group: Sequence[Judged]) -> tuple[str, str]:
 
 
 def _answer_rate(receipts: Iterable[Receipt]) -> float | None:
-    """Return tokens a second while answers came; None where that took no time to speak of."""
+    """Return tokens a second while answers were written; None if that took no measurable time."""
     tokens = seconds = 0.0
     for receipt in receipts:
         span = receipt.total_seconds - (receipt.first_byte_seconds or receipt.total_seconds)
@@ -15682,7 +15680,7 @@ def _answer_rate(receipts: Iterable[Receipt]) -> float | None:
 
 
 def plan_state(agent: AgentTrace, now: float) -> str:
-    """Return an agent's state: done, failed, cut off or at work; "" where nothing tells."""
+    """Return an agent's state: done, failed, cut off or at work; "" if unknown."""
     transcript = agent.transcript
     if not transcript:
         return "at work" if now - agent.ended < SILENT_SECONDS else ""
@@ -15693,7 +15691,7 @@ def plan_state(agent: AgentTrace, now: float) -> str:
     if last and (last.stop in ("end_turn", "stop_sequence")
                  or (reported == "completed" and not last.stop and not last.calls)):
         return "done"
-    # A report that it was launched comes at once, and says nothing of its end.
+    # `async_launched` is reported at the start, and says nothing about the end.
     is_over = reported not in ("", "async_launched")
     is_silent = now - max(agent.ended, transcript.changed) > IDLE_SECONDS
     return "cut off" if is_over or is_silent else "at work"
@@ -15701,7 +15699,7 @@ def plan_state(agent: AgentTrace, now: float) -> str:
 
 # == traces/audit.py, from line 29 ============================================
 #
-# Four questions on each agent, and the report of a session.
+# The audit of each agent, in four questions, and the report of a session.
 
 class Verdict(Record):
     """The answer to one question about one subagent."""
@@ -15712,7 +15710,7 @@ class Verdict(Record):
     evidence: tuple[str, ...] = ()  # FILE:LINE, or the id of a request
 
 
-# The name of each question, and what is asked; only what can be decided is.
+# Each question and what a yes means; all of them can be decided from records.
 QUESTIONS = {
     "Model": "served by the model its file names",
     "Machine": "on a planned machine or a configured fallback",
@@ -15846,7 +15844,7 @@ def _audit_context(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
     return Verdict("Context", "yes")
 
 
-# -- what is told of a session --
+# -- the report of a session --
 
 
 class AgentReport(Record):
@@ -15857,7 +15855,7 @@ class AgentReport(Record):
     judged: tuple[Judged, ...]
     served: tuple[Served, ...]
     verdicts: tuple[Verdict, ...] = ()
-    notes: tuple[str, ...] = ()  # facts beside the verdicts
+    notes: tuple[str, ...] = ()  # facts without a verdict
 
 
 class SessionReport(Record):
@@ -15869,13 +15867,13 @@ class SessionReport(Record):
 
     @property
     def began(self) -> float:
-        """When its first agent was first heard of."""
+        """When the first agent began."""
         times = [report.agent.began for report in self.agents]
         return min(filter(None, times), default=0.0)
 
     @property
     def ended(self) -> float:
-        """When one of its agents was last heard of."""
+        """When the last agent was last active."""
         return max(report.agent.ended for report in self.agents)
 
 
@@ -15897,7 +15895,7 @@ def report_session(session: SessionTrace, facts: TraceFacts, *,
 
 
 def _note_end(agent: AgentTrace, state: str, facts: TraceFacts) -> Iterator[str]:
-    """Yield a fact about how an agent ended, not a verdict: only a person can judge it."""
+    """Yield facts about how an agent ended; only a person can judge them."""
     transcript = agent.transcript
     last = transcript.last if transcript else None
     source = facts.files.get(agent.kind.lower())
@@ -15915,7 +15913,7 @@ def _note_end(agent: AgentTrace, state: str, facts: TraceFacts) -> Iterator[str]
 
 
 def show_session(report: SessionReport) -> dict[str, Any]:
-    """Return what `--json` says of a session; only a prompt's first line."""
+    """Return the JSON of a session; of its prompt only the first line."""
     session = report.session
     agents = []
     for told in report.agents:
@@ -15944,11 +15942,11 @@ def show_session(report: SessionReport) -> dict[str, Any]:
 
 # == page/sight.py, from line 25 ==============================================
 #
-# What is seen of a fleet, as plain values.
+# The observed state of a fleet, as plain values.
 
 def format_expiry(expires: str, now: float) -> str:
-    """Return when a model leaves memory, from what `/api/ps` says."""
-    text = re.sub(r"\.\d+", "", expires).replace("Z", "+00:00")  # 3.9 reads neither
+    """Return when a model is unloaded, from the time in `/api/ps`."""
+    text = re.sub(r"\.\d+", "", expires).replace("Z", "+00:00")  # Python 3.9 parses neither
     try:
         left_seconds = datetime.datetime.fromisoformat(text).timestamp() - now
     except (ValueError, OverflowError):
@@ -15964,7 +15962,7 @@ def format_expiry(expires: str, now: float) -> str:
 
 
 def show_record(record: Any) -> dict[str, Any]:
-    """Return a record as JSON has it: a finding without the drawn excerpt."""
+    """Return a record for JSON; a finding without its excerpt."""
     if isinstance(record, Finding):
         return {
             "id": record.slug,
@@ -15980,7 +15978,7 @@ def show_record(record: Any) -> dict[str, Any]:
 
 
 class NodeTotals(Record):
-    """What a node has served since its gateway began, as `/fleet` says it."""
+    """The totals of a node since its gateway started, from `/fleet`."""
 
     name: str
     requests: int = 0
@@ -15991,14 +15989,14 @@ class NodeTotals(Record):
 
 
 class KeptWarm(Record):
-    """What a place is believed to keep of conversations, as `/fleet` says it."""
+    """What a model's cache probably holds, from `/fleet`."""
 
     conversations: int = 0
     tokens: int = 0
 
 
 class ModelSlots(Record):
-    """How busy a model is, as `/fleet` says it."""
+    """How busy a model is, from `/fleet`."""
 
     route: str
     running: int
@@ -16008,7 +16006,7 @@ class ModelSlots(Record):
 
 
 class FleetPage(Record):
-    """What is needed of `/fleet`."""
+    """The fields of `/fleet` that this program uses."""
 
     fleet: str
     config: str = ""
@@ -16019,15 +16017,15 @@ class FleetPage(Record):
 
 
 class GatewayView(Record):
-    """Who holds a fleet's gateway port and, where that is one of this fleet, what it says."""
+    """What holds the gateway port and, if it is this fleet's gateway, its `/fleet`."""
 
-    # OUR_GATEWAY where one serves this fleet with its key, else who listens, or "".
+    # OUR_GATEWAY if it serves this fleet with its key; else what listens there, or "".
     holder: str
     page: FleetPage | None = None
 
 
 class Sight(Record):
-    """What is seen of a fleet at one moment: `status` and the page show it."""
+    """The state of a fleet at one moment, for `status` and the page."""
 
     fleet: Fleet
     states: Mapping[str, NodeState]
@@ -16035,11 +16033,11 @@ class Sight(Record):
     gateway: Finding
     following: str  # the sentence of plan_next_step
     now: float  # seconds since 1970
-    said: FleetPage  # by the fleet's gateway, where it answers
+    said: FleetPage  # by the fleet's gateway, if it answers
     tasks: Sequence[Mapping[str, Any]] = ()
     measured: Sequence[Measurement] = ()  # by `bench`
     findings: Sequence[Finding] = ()
-    is_followed: bool = False  # the gateway tells what happens
+    is_followed: bool = False  # the page follows the gateway's events
 
     @property
     def places(self) -> dict[str, ModelSlots]:
@@ -16047,13 +16045,13 @@ class Sight(Record):
         return {model.route: model for model in self.said.models}
 
     def find_measured(self, node: str, ollama_model: str) -> Measurement | None:
-        """Return what was measured of a model on a node."""
+        """Return the measurement of a model on a node, or None."""
         return find_measurement(self.measured, self.states[node].endpoint, ollama_model)
 
 
 def plan_sight(fleet: Fleet, states: Mapping[str, NodeState], view: GatewayView, now: float
                ) -> Sight:
-    """Return what machines and the gateway have said, and what follows."""
+    """Return the Sight made of the answers of machines and the gateway."""
     gateway = check_gateway(fleet, view.holder)
     routes = plan_route_states(fleet, states)
     following = str(plan_next_step(fleet, states, routes, gateway))
@@ -16065,7 +16063,7 @@ def plan_sight(fleet: Fleet, states: Mapping[str, NodeState], view: GatewayView,
 
 # == page/needs.py, from line 17 ==============================================
 #
-# What needs a person, and the sentence above the page.
+# The list of what needs a person, and the headline of the page.
 
 def _plan_task_needs(tasks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
     verbs = {"asking": "asks", "review": "waits for your review"}
@@ -16083,7 +16081,7 @@ def _plan_task_needs(tasks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
 
 
 def plan_needs(sight: Sight) -> Iterator[tuple[str, str, str]]:
-    """Yield (level, what, what to type) of all that waits for a person, most urgent first."""
+    """Yield (level, what, command) for everything that needs a person, most urgent first."""
     routes = sight.routes
     yield from _plan_task_needs(sight.tasks)
     for name, state in sight.states.items():
@@ -16106,7 +16104,7 @@ def say_where(finding: Finding) -> str:
 
 
 def page_line(level: str, what: str, fix: str) -> dict[str, str]:
-    """Return a line of the page; what can be typed is in backticks."""
+    """Return a line of the page; commands are put in backticks."""
     command = "((?:subagent-fleet|npm|uv|pipx?|ollama|git|ssh|chmod|echo) [^`]+)$"
     if re.match(command, fix):
         fix = f"`{fix}`"
@@ -16115,7 +16113,7 @@ def page_line(level: str, what: str, fix: str) -> dict[str, str]:
 
 
 def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str, str]:
-    """Return (level, sentence): the worst of what stands below, never better."""
+    """Return (level, sentence); it is never better than the worst line below it."""
     levels = [need["level"] for need in needs]
     if levels:
         states = [task["state"] for task in sight.tasks]
@@ -16125,7 +16123,7 @@ def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str
         failed = sum(task["level"] == "bad" for task in sight.tasks)
         if failed:
             counts.append(count_of(failed, "failed task"))
-        others = levels.count("bad") - bool(failed)  # which are one line
+        others = levels.count("bad") - bool(failed)  # all failed tasks share one line
         if others:
             counts.append(count_of(others, "problem"))
         down = [name for name, state in sight.states.items() if not state.online]
@@ -16147,7 +16145,7 @@ def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str
 # The picture of a fleet that the page draws.
 
 def plan_picture(sight: Sight) -> dict[str, Any]:
-    """Return what the page shows of a fleet, apart from what happens."""
+    """Return the state of a fleet for the page; events are sent apart from it."""
     fleet = sight.fleet
     routes, busy = sight.routes, sight.places
     needs = [page_line(*need) for need in plan_needs(sight)]
@@ -16183,7 +16181,7 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
 
 
 def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
-    """Return what the card of a machine shows."""
+    """Return the content of a machine's card."""
     state = sight.states[node.name]
     loaded = []
     for model in state.loaded:
@@ -16207,7 +16205,7 @@ def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
 
 LOG_LINES = 100
 
-# What a key is called, and keys that begin as some servers make them.
+# Names of keys with their values, and the well-known beginnings of keys.
 _SECRET = LatePattern(
     r"(?i:(?:api[_-]?key|token|secret|password|authorization)[\"']?\s*[=:]\s*"
     r"(?:(?:basic|bearer) )?[\"']?[^\s\"',;)]{4,})|(?i:bearer) \S+"
@@ -16233,21 +16231,21 @@ def parse_log(log: Sequence[bytes]) -> list[dict[str, str]]:
 #
 # The page's server.
 
-# The fleet on one page, for a browser on this machine. It can only be looked at: what is
-# known of the fleet (a picture, sent anew when it changes) and what happens go to it as JSON,
-# nothing comes back. A random token in the address becomes a cookie; without it there is
-# nothing to see.
+# The fleet on one page, for a browser on this machine. It is read-only: the state of the fleet
+# (a picture, sent again when it changes) and the gateway's events go to the page as JSON, and
+# nothing comes back. A code in the address is exchanged for a cookie; without it there is nothing
+# to see.
 
 CODE_BYTES = 5
 CODE_WANTED = ("this page needs the code that `subagent-fleet ui` printed; each code works once")
-# Nothing but what the page itself brings, and nobody may frame it or learn where it lies.
+# The page loads nothing else, cannot be framed, and does not leak its address.
 PAGE_HEAD = ("Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
              "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"
              "Cross-Origin-Opener-Policy: same-origin\r\nContent-Security-Policy: "
              "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
              "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'self'; "
              "frame-ancestors 'none'\r\n")
-# Texts that are handed out whole; NONCE is new in each answer.
+# Static texts; only NONCE is new in each answer.
 DASHBOARD_HTML = r"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>subagent-fleet</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -17007,9 +17005,8 @@ follow();
 """
 DASHBOARD_PAGE = DASHBOARD_HTML.replace("@style\n", DASHBOARD_STYLE).replace(
     "@script\n", EVENTS_SCRIPT + PARTS_SCRIPT + LANES_SCRIPT)
-# It is answered to the token: the page is then asked for by a page of its own address,
-# without which browsers keep the cookie back from a link in another one; and no history
-# has the token.
+# The answer to the code: it sets the cookie and loads the page from its own address. Browsers
+# would not send the cookie along a link from another site, and so the code is in no history.
 DOOR_PAGE = r"""<!doctype html><meta charset="utf-8"><title>subagent-fleet</title>
 <script nonce="NONCE">location.replace("/")</script>
 """
@@ -17028,9 +17025,9 @@ input, button { font: inherit; padding: .25rem .5rem; }
 class Dashboard(Reception):
     """Serves the page, and what it shows, to browsers that have its cookie.
 
-    A code gives it, once: it is short, so that it can be typed, and cannot be guessed in
-    the time that it is good. The arguments of a browser can be read by others, and so can
-    its history.
+    A code, which works once, is exchanged for the cookie. It is short enough to type, and
+    cannot be guessed while it is valid. Other users can read a browser's arguments, so the
+    cookie itself is never in an address.
     """
 
     def __init__(self, world: World, host: str, port: int) -> None:
@@ -17050,23 +17047,23 @@ class Dashboard(Reception):
         self._end_visits()
 
     def invite(self) -> str:
-        """Return an address that opens the page once."""
+        """Return a link that works once."""
         self._codes.append(self.world.token(CODE_BYTES))
         return f"{self.place}?code={self._codes[-1]}"
 
     def awaits(self, address: str) -> bool:
-        """Tell whether nobody has come by an address."""
+        """Tell whether a link has not been used yet."""
         return address.rpartition("=")[2] in self._codes
 
     def show(self, picture: Mapping[str, Any]) -> None:
-        """Send what is known of the fleet to all who look, where it has changed."""
+        """Send the picture of the fleet to all open pages, if it has changed."""
         row = {"kind": "picture", "id": "picture", **picture}
         if row != self._picture:
             self._picture = row
             self.log.put(row)
 
     def start_over(self) -> None:
-        """Forget what was under way; who looks comes back and is told what is so."""
+        """Forget requests under way; open pages reconnect and get the current state."""
         self.log.start_over()
         if self._picture:
             self.log.put(self._picture)
@@ -17085,7 +17082,7 @@ class Dashboard(Reception):
 
         cookie = f"subagent_fleet_{visitor.reached[1]}"
         values = re.findall(rf"(?:^|;)\s*{cookie}=([^;]*)", headers.get("cookie", ""))
-        is_known = proves_key("".join(values[-1:]), self._token)  # of two, the last
+        is_known = proves_key("".join(values[-1:]), self._token)  # of two cookies, the last counts
         if path == "/" and query:
             if not is_known:
                 self._use_code(query)
@@ -17104,7 +17101,7 @@ class Dashboard(Reception):
             raise Refusal(404, "there is nothing at this path")
 
     def _use_code(self, query: str) -> None:
-        """Refuse whoever has no code; how long that takes tells nothing."""
+        """Refuse a wrong code, in constant time."""
         typed = query.partition("code=")[2].lower()
         for code in self._codes:
             if proves_key(typed, code):
@@ -17114,7 +17111,7 @@ class Dashboard(Reception):
 
     def _send_page(self, visitor: Visitor, page: str, head: str = "",
                    status: int = 200) -> None:
-        """Send a page whose own script and style, and no others, may be used."""
+        """Send a page that may run only its own script and style."""
         nonce = self.world.token(16)
         content = page.replace("NONCE", nonce).encode("utf-8")
         head += PAGE_HEAD.format(nonce=nonce)
@@ -24966,7 +24963,7 @@ def play_session(session: DemoSession, mini: SimulatedNode,
 
 # == workspace/trust.py, from line 21 =========================================
 #
-# What a person has accepted.
+# The record of what a person has accepted.
 
 class TrustPage(Record):
     """The trust file: a hash of accepted stakes, by the path of a fleet file."""
@@ -24985,7 +24982,7 @@ def read_trusted(world: World) -> dict[str, str]:
 
 
 def name_trust(world: World, fleet: Fleet) -> tuple[str, str]:
-    """Return where a fleet file really lies, and the hash of all that is at stake with it."""
+    """Return the real path of a fleet file, and the hash of its stakes."""
     source = fleet.document.source
     name = source if source == "<stdin>" else world.real_path(source)
     facts = sorted(stake.fact for stake in plan_stakes(fleet))
@@ -24999,7 +24996,7 @@ def is_trusted(world: World, fleet: Fleet) -> bool:
 
 
 def keep_trusted(world: World, fleet: Fleet, *, accepts: bool) -> None:
-    """Keep that the stakes of a fleet file are accepted, or are no longer."""
+    """Record that the stakes of a fleet file are accepted, or no longer are."""
     name, accepted = name_trust(world, fleet)
     trusted = {**read_trusted(world), name: accepted}
     if not accepts or not plan_stakes(fleet):
@@ -25030,10 +25027,10 @@ def is_here(world: World, host: str) -> bool:
 
 
 def is_at_home(world: World, host: str) -> bool:
-    """Tell whether a host of unknown place is this machine, or in its Tailscale network."""
+    """Tell whether a host is this machine, or in its Tailscale network."""
     if is_here(world, host):
         return True
-    # Such names are Tailscale's to give: what it says is so. It also makes some of
+    # Tailscale itself gives out such names, so its list is the truth. It also makes some of
     # them public.
     if not host.endswith(".ts.net"):
         return False
@@ -25045,7 +25042,7 @@ def is_at_home(world: World, host: str) -> bool:
 
 
 def unlock_keys(world: World, fleet: Fleet) -> None:
-    """Let those keys go to nodes that were accepted to go there."""
+    """Allow the keys of nodes to be sent where the person accepted that."""
     nodes = [node for node in fleet.nodes.values() if node.api_key_env]
     if nodes and is_trusted(world, fleet):
         for node in nodes:
@@ -25057,7 +25054,7 @@ def unlock_keys(world: World, fleet: Fleet) -> None:
 def find_untrusted(world: World, fleet: Fleet) -> list[Stake]:
     """Return the stakes of a fleet, if they were not accepted."""
     if not plan_stakes(fleet) or is_trusted(world, fleet):
-        return []  # as with every fleet of machines at home: nothing is read
+        return []  # every fleet of machines at home: nothing to look up
     return find_stakes(world, fleet)
 
 
@@ -25065,12 +25062,12 @@ def find_untrusted(world: World, fleet: Fleet) -> list[Stake]:
 #
 # Finding and reading a fleet file.
 
-# Takes what was typed and a World; gives the config, the key, the generated files and Claude
-# Code's settings as they lie on the disk. What is there is read in this room and nowhere else.
+# This room reads the files that commands need: the config, the key, the generated files and
+# Claude Code's settings. No other room knows where they are.
 
 
 def look_of(world: World, stream: str = "stdout") -> Look:
-    """Return how text may look on standard output or standard error."""
+    """Return the Look of standard output or standard error."""
     return plan_look(world.environ, world.is_terminal(stream),
                      encoding=world.encoding_of(stream), columns=world.columns)
 
@@ -25083,7 +25080,7 @@ class Config(Record):
 
 
 def load_config(world: World, typed: str | None) -> Config:
-    """Read the chosen config; any error refuses it, all of them at once."""
+    """Read the chosen config; raise all its errors at once."""
     path = find_config(world, typed)
     if typed and path != "-" and world.kind_of(path) == "absent":
         near = search_config(world, world.directory, shown="")
@@ -25104,7 +25101,7 @@ def read_checked(world: World, path: str, source: str,
     text = decode_config(world.read_bytes(path), source)
     try:
         value, problems = check(Document(text, source))
-    except FleetError as error:  # of its syntax: nothing more can be said of it
+    except FleetError as error:  # a syntax error: nothing more can be checked
         value, problems = None, [error.finding]
     if value is None:
         raise FleetError("invalid-config", f"{source} is not valid", where=source,
@@ -25130,7 +25127,7 @@ def decode_config(content: bytes, source: str) -> str:
 
 
 def find_config(world: World, typed: str | None) -> str:
-    """Return the typed config, else the variable's, else the nearest up to the git root."""
+    """Return the typed config, else the variable's, else the nearest one up to the git root."""
     if typed is not None:
         return typed
     if world.environ.get(CONFIG_VARIABLE):
@@ -25148,7 +25145,7 @@ def search_config(world: World, directory: str, *, shown: str,
                   names: Sequence[str] = CONFIG_NAMES) -> str:
     """Return the nearest fleet file in a directory or above, up to the git root, or nothing.
 
-    The path begins with what is `shown` for the directory. `names` are those of another file.
+    The path begins with `shown` in place of the directory. `names`: of another kind of file.
     """
     while True:
         for name in names:
@@ -25171,7 +25168,7 @@ def find_output(world: World, *, out: str | None, config: str | None) -> str:
         return "."
     try:
         return world.parent(find_config(world, config))
-    except FleetError:  # there is none, and `clean` needs none
+    except FleetError:  # there is no fleet file, and `clean` does not need one
         return "."
 
 
@@ -25194,7 +25191,7 @@ class Workspace(Record):
         return self.world.enter(self.out, path)
 
     def read(self, path: str) -> bytes | None:
-        """Return a file's bytes, None where there is none; refuse as `enter` does."""
+        """Return a file's bytes, None if it is absent; refuse as `enter` does."""
         place = self.enter(path)
         if self.world.kind_of(place) != "file":
             return None
@@ -25205,7 +25202,7 @@ class Workspace(Record):
         text = (self.read(ENVIRONMENT_FILE) or b"").decode("utf-8", "replace")
         variable = fleet.gateway.master_key_env
 
-        # As it was generated, under whatever name, or as a person writes it.
+        # As `generate` writes it, under any name, or as people write it.
         generated = r'^export (\w+)="\$\{\1:-(?P<generated>[A-Za-z0-9_-]{1,200})\}"$'
         written = rf'^(?:export )?{variable}=(["\']?)(?P<written>[\w.:/+=@%-]+)\3[ \t]*$'
         match = re.search(f"(?m){generated}|{written}", text)
@@ -25216,7 +25213,7 @@ class Workspace(Record):
     def find_key(self, fleet: Fleet) -> str:
         """Return the gateway's key: the environment's, else the generated one, else nothing.
 
-        One that others may know is refused, and one that cannot be sent.
+        A key that others may know, or that no header can hold, is refused.
         """
         variable = fleet.gateway.master_key_env
         key = self.world.environ.get(variable)
@@ -25234,7 +25231,7 @@ class Workspace(Record):
         return key
 
     def _refuse_known_key(self, path: str) -> None:
-        """Refuse the key of a file that others have read, or have put there."""
+        """Refuse the key of a file that others may have read or written."""
         leaks = find_leaks(self.world, self.path(ENVIRONMENT_FILE))
         reasons = {"env-readable": "other users can read it", "env-tracked": "git tracks it",
                    "env-foreign": "it belongs to another user"}
@@ -25248,7 +25245,7 @@ class Workspace(Record):
                          status=EXIT_REFUSED)
 
     def read_key(self, fleet: Fleet) -> str:
-        """Return the gateway's key; without one nothing can be served or asked."""
+        """Return the gateway's key; raise if there is none."""
         key = self.find_key(fleet)
         if key:
             return key
@@ -25265,8 +25262,8 @@ class Workspace(Record):
                 renews: bool = False) -> list[Change]:
         """Return the Changes that the files here need; without a fleet, all are removed.
 
-        Without targets it is asked for those of the fleet and all that was ever written here.
-        It may renew a key that others may know; else the key is kept.
+        Without targets: those of the fleet, and all that was ever written here.
+        With `renews` a key that others may know is replaced; else it is kept.
         """
         written = self._written()
         targets = targets or plan_compared(fleet, written)
@@ -25279,13 +25276,13 @@ class Workspace(Record):
         return self._plan_changes(wanted, targets, written)
 
     def compare_files(self, wanted: Mapping[str, bytes], target: str) -> list[Change]:
-        """Return the Changes that make these files of a target the wanted ones."""
+        """Return the Changes that bring these files of a target up to date."""
         changes = self._plan_changes(wanted, [target], self._written())
         return [change for change in changes if change.path in wanted]
 
     def _plan_changes(self, wanted: Mapping[str, bytes], targets: Sequence[str],
                       written: Mapping[str, str]) -> list[Change]:
-        """Return the Changes after which the files of some targets are the wanted ones."""
+        """Return the Changes that bring the files of some targets up to date."""
         changes = []
         for path in [*wanted, *(path for path in written if path not in wanted)]:
             target = target_of(path)
@@ -25307,7 +25304,7 @@ class Workspace(Record):
         return {}
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Make the changes; a run that is cut off leaves a manifest that knows its files."""
+        """Make the changes; if it is cut off, the manifest still knows every file of ours."""
         before = parse_manifest(self.read(MANIFEST_FILE)) or {}
         copies = [(backup_of(change.path, change.found), change.found, 0o600)
                   for change in changes if change.action == "edited"]
@@ -25325,7 +25322,7 @@ class Workspace(Record):
                            *((change.path, change.wanted, mode_of(change.path))
                              for change in new)])
 
-        # 2. Files that left the fleet are removed; the manifest has one hash for each file.
+        # 2. Remove files that left the fleet; then write the manifest with one hash for each.
         after = dict(before)
         for change in changes:
             if change.wanted is None:
@@ -25336,7 +25333,7 @@ class Workspace(Record):
         if after != during:
             self._replace([(MANIFEST_FILE, render_manifest(after), 0o644)])
 
-        # 3. The mode of the key's file is made private again, and git leaves the file out.
+        # 3. Make the key's file private again, and keep git from committing it.
         place = self.enter(ENVIRONMENT_FILE)
         if self.world.others_may_read(place):
             self.world.replace_files([(place, self.world.read_bytes(place), 0o600)])
@@ -25345,7 +25342,7 @@ class Workspace(Record):
                 hide_from_git(self.world, self.world.real_path(self.out))
 
     def keep(self, path: str, content: bytes) -> None:
-        """Write a file of ours that only its owner can read."""
+        """Write a private file of this program."""
         self._replace([(path, content, 0o600)])
 
     def _replace(self, files: Sequence[tuple[str, bytes | None, int]]) -> None:
@@ -25355,7 +25352,7 @@ class Workspace(Record):
 
 
 def backup_of(path: str, content: bytes | None) -> str:
-    """Return where a file is copied before it is replaced: each version has its own name."""
+    """Return the path of a file's backup; each version has its own name."""
     return f"{STATE_DIRECTORY}/backup/{path}.{digest(content)[:12]}"
 
 
@@ -25366,7 +25363,7 @@ def mode_of(path: str) -> int:
 
 
 def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
-    """Add the facts on generated files; unreadable ones are problems."""
+    """Add the facts about generated files; a file that cannot be read is a problem."""
     world = workspace.world
     try:
         changes = workspace.compare(fleet)
@@ -25413,7 +25410,7 @@ def hide_from_git(world: World, directory: str) -> None:
 
 # == workspace/records.py, from line 23 =======================================
 #
-# Measurements and receipts, as they lie on the disk.
+# Measurements and receipts on the disk.
 
 def read_measurements(workspace: Workspace) -> tuple[Measurement, ...]:
     """Return the measurements kept here; an unreadable or too large file counts as none."""
@@ -25428,7 +25425,7 @@ def read_measurements(workspace: Workspace) -> tuple[Measurement, ...]:
 
 LISTED_SESSIONS = 20
 RECEIPTS_FILE = f"{STATE_DIRECTORY}/requests.jsonl"
-# The gateway keeps these files shorter; a longer one is not its own.
+# The gateway rotates before this size; a longer file is not the gateway's.
 RECEIPTS_READ_BYTES = RECEIPTS_LIMIT_BYTES + PART_BYTES
 
 
@@ -25440,13 +25437,13 @@ class ReceiptsReader:
                           last_bytes=PART_BYTES)
 
     def read(self) -> list[Receipt]:
-        """Return the receipts that have come, oldest first."""
+        """Return the new receipts, oldest first."""
         return parse_receipts(self._tail.lines())
 
 
 def latest_receipts(workspace: Workspace) -> Iterator[Receipt]:
-    """Yield the receipts that are kept, the latest first."""
-    # The file, then the one that it turned over to.
+    """Yield the kept receipts, latest first."""
+    # The file, then the older one that it was rotated to.
     for name in (RECEIPTS_FILE, f"{RECEIPTS_FILE}.1"):
         for line in lines_backwards(workspace.world, workspace.enter(name), RECEIPTS_READ_BYTES):
             yield from parse_receipts([line])
@@ -25480,11 +25477,11 @@ def read_receipts(workspace: Workspace, session: str = "") -> list[Receipt]:
     """Return all receipts that are kept, or those of a session, oldest first."""
     world = workspace.world
     receipts = {}
-    # The file before the one that it turned over to: a line is then read twice, not never.
+    # The newer file first: if it is rotated meanwhile, lines are read twice, but none is missed.
     for name in (RECEIPTS_FILE, f"{RECEIPTS_FILE}.1"):
         tail = Tail(world, workspace.enter(name), last_bytes=RECEIPTS_READ_BYTES)
         wanted = (line for line in tail.lines()
-                  if session.encode() in line)  # no other is parsed
+                  if session.encode() in line)  # the others are not parsed
         for receipt in parse_receipts(wanted):
             if session in ("", receipt.session):
                 receipts[receipt.id] = receipt
@@ -25493,10 +25490,10 @@ def read_receipts(workspace: Workspace, session: str = "") -> list[Receipt]:
 
 # == workspace/claude.py, from line 30 ========================================
 #
-# Claude Code's settings, agents and sessions, as they lie on the disk.
+# Claude Code's settings, agents and sessions on the disk.
 
 def find_agent_type(world: World, session: str, agent: str) -> str:
-    """Return Claude Code's name for a subagent of a session, if it kept that (2.1.326)."""
+    """Return the name of a subagent, if Claude Code kept it (2.1.326)."""
     if SESSION_ID.fullmatch(session) and SESSION_ID.fullmatch(agent):
         pattern = f"projects/*/{session}/subagents/agent-{agent}.meta.json"
         for path in world.paths_below(claude_directory(world), pattern):
@@ -25514,7 +25511,7 @@ def find_session_words(world: World, session: str) -> str:
 
 # -- what the gateway and Claude Code wrote of sessions --
 
-TITLE_PART_BYTES = 256 * 1024  # of a transcript: its first prompt is in them
+TITLE_PART_BYTES = 256 * 1024  # the beginning of a transcript, with its first prompt
 TITLE_LIMIT = 60
 
 def read_transcript(world: World, path: str, agent: str = "") -> Transcript:
@@ -25530,7 +25527,7 @@ def read_transcript(world: World, path: str, agent: str = "") -> Transcript:
 
 
 def show_path(world: World, path: str) -> str:
-    """Return a path as a person knows it: from the home directory on."""
+    """Return a path as people write it: `~/…` below the home directory."""
     home = world.home
     if path.startswith(world.path(home, "")):
         return world.path("~", path[len(world.path(home, "")):])
@@ -25538,11 +25535,11 @@ def show_path(world: World, path: str) -> str:
 
 
 class SessionFile(Record):
-    """A session that there is something of, as far as its files are not read yet."""
+    """A session that left a transcript or receipts; its files are not read yet."""
 
     id: str
     path: str  # of its transcript; "" where Claude Code kept none
-    at: float  # when it was last at work
+    at: float  # when it was last active
     requests: int
 
 
@@ -25607,7 +25604,7 @@ def read_first_prompt(world: World, path: str) -> str:
 
 
 class AgentFile(Record):
-    """What an agent's file says plainly."""
+    """The simple keys of an agent's file."""
 
     name: str = ""
     model: str = ""
@@ -25615,10 +25612,10 @@ class AgentFile(Record):
 
 
 def read_agent(text: str) -> AgentFile:
-    """Return an agent's name, model and tools, as far as they stand on lines of their own.
+    """Return an agent's name, model and tools, if they are on lines of their own.
 
-    The rest of its YAML is not ours to judge: dates, `yes`, lists and what only newer
-    versions know are as Claude Code takes them. Seen with 2.1.197 and 2.1.327.
+    The rest of the YAML is left to Claude Code: dates, `yes`, lists and keys of newer versions
+    mean what it takes them for. Seen with 2.1.197 and 2.1.327.
     """
     match = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
     head = match[1] if match else ""
@@ -25638,7 +25635,7 @@ def _read_key(head: str, key: str) -> str:
 
 
 def find_agent_sources(workspace: Workspace) -> dict[str, AgentSource]:
-    """Return {agent: its file} of a person's own agents and the project's, which win."""
+    """Return {agent: its file} of the user's and the project's agents; the project's win."""
     world = workspace.world
     places = (world.path(claude_directory(world), "agents"),
               workspace.path(".claude", "agents"))
@@ -25680,9 +25677,9 @@ def claude_directory(world: World) -> str:
 
 
 def managed_settings(world: World) -> list[str]:
-    """Return where an administrator's Claude Code settings may be, which beat all others."""
+    """Return where an administrator's Claude Code settings may be; they override all others."""
     places = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
-              "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
+              "C:\\Program Files\\ClaudeCode")  # two of these do not exist on any one system
     paths = []
     for place in places:
         paths += [f"{place}/managed-settings.json",
@@ -25697,22 +25694,22 @@ def usual_settings(world: World) -> list[str]:
 
 
 def find_settings(world: World, paths: Iterable[str]) -> dict[str, dict[str, object]]:
-    """Return {path: what it sets under `env`} of the settings files that are there."""
+    """Return {path: its `env`} of the settings files that exist."""
     settings = {}
     for path in paths:
-        # else it is absent, or Claude Code ignores it as well
+        # else it is absent or broken, and Claude Code ignores it, too
         with contextlib.suppress(FleetError, KeyError, TypeError, ValueError, RecursionError):
             settings[path] = dict(json.loads(world.read_bytes(path))["env"])
     return settings
 
 
 def line_of(content: bytes, word: str) -> int:
-    """Return the number of the line that a quoted word is on, the last if it is absent."""
+    """Return the line number of a quoted word; the last line's if it is absent."""
     return content.partition(f'"{word}"'.encode())[0].count(b"\n") + 1
 
 
 def last_session(receipts: Sequence[Receipt], workspace: Workspace, *, since: float) -> str:
-    """Return the session of Claude Code here that was served last since then, or nothing.
+    """Return the latest session of this directory that was served since then, or nothing.
 
     A task's agent works in a worktree, so Claude Code keeps its session elsewhere.
     """
@@ -25732,7 +25729,7 @@ def last_session(receipts: Sequence[Receipt], workspace: Workspace, *, since: fl
 
 def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> str:
     """Return what would change as a unified diff; keys are never shown."""
-    # Only the environment file holds secrets of ours; what a person wrote into it may hold
+    # Only the environment file holds our secrets, and a person's text in it may hold
     # more. A blank parts a name from its value in fish alone; in a comment it parts words.
     names = rf"KEY|TOKEN|SECRET|PASS(?:W(?:OR)?D)?|\b{fleet.gateway.master_key_env}"
     secret = re.compile(rf"((?:{names})(?::?=|:-)).+|(\bset\b.*(?:{names}) ).+|sk-\S+",
@@ -25792,7 +25789,7 @@ def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool
 
 
 def read_own_source(world: World, name: str) -> bytes:
-    """Return this file's own text; a program that was piped has none."""
+    """Return this program's own source; it is unknown if the program was piped."""
     source = world.own_source()
     if source is None:
         raise FleetError("no-source", f"{name}: this program was piped, so its own "
@@ -25801,7 +25798,7 @@ def read_own_source(world: World, name: str) -> bytes:
     return source
 
 
-# What this program writes for a user, by the kind of place: nothing else is removed.
+# The files that this program writes for a user, by kind of directory: only these are removed.
 USER_FILES = {
     "cache": ("bytecode/" + "[0-9a-f]" * 64 + ".*",),
     "data": ("subagent_fleet.py", "__pycache__/subagent_fleet.*.pyc"),

@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# The fleet on one page, for a browser on this machine. It can only be looked at: what is
-# known of the fleet (a picture, sent anew when it changes) and what happens go to it as JSON,
-# nothing comes back. A random token in the address becomes a cookie; without it there is
-# nothing to see.
+# The fleet on one page, for a browser on this machine. It is read-only: the state of the fleet
+# (a picture, sent again when it changes) and the gateway's events go to the page as JSON, and
+# nothing comes back. A code in the address is exchanged for a cookie; without it there is nothing
+# to see.
 
 CODE_BYTES = 5
 CODE_WANTED = ("this page needs the code that `subagent-fleet ui` printed; each code works once")
-# Nothing but what the page itself brings, and nobody may frame it or learn where it lies.
+# The page loads nothing else, cannot be framed, and does not leak its address.
 PAGE_HEAD = ("Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
              "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"
              "Cross-Origin-Opener-Policy: same-origin\r\nContent-Security-Policy: "
              "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
              "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'self'; "
              "frame-ancestors 'none'\r\n")
-# Texts that are handed out whole; NONCE is new in each answer.
+# Static texts; only NONCE is new in each answer.
 DASHBOARD_HTML = asset("page/page.html")
 DASHBOARD_STYLE = asset("page/page.css")
 EVENTS_SCRIPT = asset("page/events.js")
@@ -41,9 +41,8 @@ PARTS_SCRIPT = asset("page/parts.js")
 LANES_SCRIPT = asset("page/lanes.js")
 DASHBOARD_PAGE = DASHBOARD_HTML.replace("@style\n", DASHBOARD_STYLE).replace(
     "@script\n", EVENTS_SCRIPT + PARTS_SCRIPT + LANES_SCRIPT)
-# It is answered to the token: the page is then asked for by a page of its own address,
-# without which browsers keep the cookie back from a link in another one; and no history
-# has the token.
+# The answer to the code: it sets the cookie and loads the page from its own address. Browsers
+# would not send the cookie along a link from another site, and so the code is in no history.
 DOOR_PAGE = asset("page/door.html")
 CODE_PAGE = asset("page/code.html")
 
@@ -51,9 +50,9 @@ CODE_PAGE = asset("page/code.html")
 class Dashboard(Reception):
     """Serves the page, and what it shows, to browsers that have its cookie.
 
-    A code gives it, once: it is short, so that it can be typed, and cannot be guessed in
-    the time that it is good. The arguments of a browser can be read by others, and so can
-    its history.
+    A code, which works once, is exchanged for the cookie. It is short enough to type, and
+    cannot be guessed while it is valid. Other users can read a browser's arguments, so the
+    cookie itself is never in an address.
     """
 
     def __init__(self, world: World, host: str, port: int) -> None:
@@ -73,23 +72,23 @@ class Dashboard(Reception):
         self._end_visits()
 
     def invite(self) -> str:
-        """Return an address that opens the page once."""
+        """Return a link that works once."""
         self._codes.append(self.world.token(CODE_BYTES))
         return f"{self.place}?code={self._codes[-1]}"
 
     def awaits(self, address: str) -> bool:
-        """Tell whether nobody has come by an address."""
+        """Tell whether a link has not been used yet."""
         return address.rpartition("=")[2] in self._codes
 
     def show(self, picture: Mapping[str, Any]) -> None:
-        """Send what is known of the fleet to all who look, where it has changed."""
+        """Send the picture of the fleet to all open pages, if it has changed."""
         row = {"kind": "picture", "id": "picture", **picture}
         if row != self._picture:
             self._picture = row
             self.log.put(row)
 
     def start_over(self) -> None:
-        """Forget what was under way; who looks comes back and is told what is so."""
+        """Forget requests under way; open pages reconnect and get the current state."""
         self.log.start_over()
         if self._picture:
             self.log.put(self._picture)
@@ -108,7 +107,7 @@ class Dashboard(Reception):
 
         cookie = f"subagent_fleet_{visitor.reached[1]}"
         values = re.findall(rf"(?:^|;)\s*{cookie}=([^;]*)", headers.get("cookie", ""))
-        is_known = proves_key("".join(values[-1:]), self._token)  # of two, the last
+        is_known = proves_key("".join(values[-1:]), self._token)  # of two cookies, the last counts
         if path == "/" and query:
             if not is_known:
                 self._use_code(query)
@@ -127,7 +126,7 @@ class Dashboard(Reception):
             raise Refusal(404, "there is nothing at this path")
 
     def _use_code(self, query: str) -> None:
-        """Refuse whoever has no code; how long that takes tells nothing."""
+        """Refuse a wrong code, in constant time."""
         typed = query.partition("code=")[2].lower()
         for code in self._codes:
             if proves_key(typed, code):
@@ -137,7 +136,7 @@ class Dashboard(Reception):
 
     def _send_page(self, visitor: Visitor, page: str, head: str = "",
                    status: int = 200) -> None:
-        """Send a page whose own script and style, and no others, may be used."""
+        """Send a page that may run only its own script and style."""
         nonce = self.world.token(16)
         content = page.replace("NONCE", nonce).encode("utf-8")
         head += PAGE_HEAD.format(nonce=nonce)

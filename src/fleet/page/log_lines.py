@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 LOG_LINES = 100
 
-# What a key is called, and keys that begin as some servers make them.
+# Names of keys with their values, and the well-known beginnings of keys.
 _SECRET = LatePattern(
     r"(?i:(?:api[_-]?key|token|secret|password|authorization)[\"']?\s*[=:]\s*"
     r"(?:(?:basic|bearer) )?[\"']?[^\s\"',;)]{4,})|(?i:bearer) \S+"

@@ -1,4 +1,4 @@
-"""What needs a person, and the sentence above the page."""
+"""The list of what needs a person, and the headline of the page."""
 from __future__ import annotations
 
 import re
@@ -30,7 +30,7 @@ def _plan_task_needs(tasks: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
 
 
 def plan_needs(sight: Sight) -> Iterator[tuple[str, str, str]]:
-    """Yield (level, what, what to type) of all that waits for a person, most urgent first."""
+    """Yield (level, what, command) for everything that needs a person, most urgent first."""
     routes = sight.routes
     yield from _plan_task_needs(sight.tasks)
     for name, state in sight.states.items():
@@ -53,7 +53,7 @@ def say_where(finding: Finding) -> str:
 
 
 def page_line(level: str, what: str, fix: str) -> dict[str, str]:
-    """Return a line of the page; what can be typed is in backticks."""
+    """Return a line of the page; commands are put in backticks."""
     command = "((?:subagent-fleet|npm|uv|pipx?|ollama|git|ssh|chmod|echo) [^`]+)$"
     if re.match(command, fix):
         fix = f"`{fix}`"
@@ -62,7 +62,7 @@ def page_line(level: str, what: str, fix: str) -> dict[str, str]:
 
 
 def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str, str]:
-    """Return (level, sentence): the worst of what stands below, never better."""
+    """Return (level, sentence); it is never better than the worst line below it."""
     levels = [need["level"] for need in needs]
     if levels:
         states = [task["state"] for task in sight.tasks]
@@ -72,7 +72,7 @@ def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str
         failed = sum(task["level"] == "bad" for task in sight.tasks)
         if failed:
             counts.append(count_of(failed, "failed task"))
-        others = levels.count("bad") - bool(failed)  # which are one line
+        others = levels.count("bad") - bool(failed)  # all failed tasks share one line
         if others:
             counts.append(count_of(others, "problem"))
         down = [name for name, state in sight.states.items() if not state.online]

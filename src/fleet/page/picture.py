@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def plan_picture(sight: Sight) -> dict[str, Any]:
-    """Return what the page shows of a fleet, apart from what happens."""
+    """Return the state of a fleet for the page; events are sent apart from it."""
     fleet = sight.fleet
     routes, busy = sight.routes, sight.places
     needs = [page_line(*need) for need in plan_needs(sight)]
@@ -55,7 +55,7 @@ def plan_picture(sight: Sight) -> dict[str, Any]:
 
 
 def _picture_machine(sight: Sight, node: Node) -> dict[str, Any]:
-    """Return what the card of a machine shows."""
+    """Return the content of a machine's card."""
     state = sight.states[node.name]
     loaded = []
     for model in state.loaded:

@@ -1,4 +1,4 @@
-"""What is seen of a fleet, as plain values."""
+"""The observed state of a fleet, as plain values."""
 from __future__ import annotations
 
 import datetime
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def format_expiry(expires: str, now: float) -> str:
-    """Return when a model leaves memory, from what `/api/ps` says."""
-    text = re.sub(r"\.\d+", "", expires).replace("Z", "+00:00")  # 3.9 reads neither
+    """Return when a model is unloaded, from the time in `/api/ps`."""
+    text = re.sub(r"\.\d+", "", expires).replace("Z", "+00:00")  # Python 3.9 parses neither
     try:
         left_seconds = datetime.datetime.fromisoformat(text).timestamp() - now
     except (ValueError, OverflowError):
@@ -40,7 +40,7 @@ def format_expiry(expires: str, now: float) -> str:
 
 
 def show_record(record: Any) -> dict[str, Any]:
-    """Return a record as JSON has it: a finding without the drawn excerpt."""
+    """Return a record for JSON; a finding without its excerpt."""
     if isinstance(record, Finding):
         return {
             "id": record.slug,
@@ -56,7 +56,7 @@ def show_record(record: Any) -> dict[str, Any]:
 
 
 class NodeTotals(Record):
-    """What a node has served since its gateway began, as `/fleet` says it."""
+    """The totals of a node since its gateway started, from `/fleet`."""
 
     name: str
     requests: int = 0
@@ -67,14 +67,14 @@ class NodeTotals(Record):
 
 
 class KeptWarm(Record):
-    """What a place is believed to keep of conversations, as `/fleet` says it."""
+    """What a model's cache probably holds, from `/fleet`."""
 
     conversations: int = 0
     tokens: int = 0
 
 
 class ModelSlots(Record):
-    """How busy a model is, as `/fleet` says it."""
+    """How busy a model is, from `/fleet`."""
 
     route: str
     running: int
@@ -84,7 +84,7 @@ class ModelSlots(Record):
 
 
 class FleetPage(Record):
-    """What is needed of `/fleet`."""
+    """The fields of `/fleet` that this program uses."""
 
     fleet: str
     config: str = ""
@@ -95,15 +95,15 @@ class FleetPage(Record):
 
 
 class GatewayView(Record):
-    """Who holds a fleet's gateway port and, where that is one of this fleet, what it says."""
+    """What holds the gateway port and, if it is this fleet's gateway, its `/fleet`."""
 
-    # OUR_GATEWAY where one serves this fleet with its key, else who listens, or "".
+    # OUR_GATEWAY if it serves this fleet with its key; else what listens there, or "".
     holder: str
     page: FleetPage | None = None
 
 
 class Sight(Record):
-    """What is seen of a fleet at one moment: `status` and the page show it."""
+    """The state of a fleet at one moment, for `status` and the page."""
 
     fleet: Fleet
     states: Mapping[str, NodeState]
@@ -111,11 +111,11 @@ class Sight(Record):
     gateway: Finding
     following: str  # the sentence of plan_next_step
     now: float  # seconds since 1970
-    said: FleetPage  # by the fleet's gateway, where it answers
+    said: FleetPage  # by the fleet's gateway, if it answers
     tasks: Sequence[Mapping[str, Any]] = ()
     measured: Sequence[Measurement] = ()  # by `bench`
     findings: Sequence[Finding] = ()
-    is_followed: bool = False  # the gateway tells what happens
+    is_followed: bool = False  # the page follows the gateway's events
 
     @property
     def places(self) -> dict[str, ModelSlots]:
@@ -123,13 +123,13 @@ class Sight(Record):
         return {model.route: model for model in self.said.models}
 
     def find_measured(self, node: str, ollama_model: str) -> Measurement | None:
-        """Return what was measured of a model on a node."""
+        """Return the measurement of a model on a node, or None."""
         return find_measurement(self.measured, self.states[node].endpoint, ollama_model)
 
 
 def plan_sight(fleet: Fleet, states: Mapping[str, NodeState], view: GatewayView, now: float
                ) -> Sight:
-    """Return what machines and the gateway have said, and what follows."""
+    """Return the Sight made of the answers of machines and the gateway."""
     gateway = check_gateway(fleet, view.holder)
     routes = plan_route_states(fleet, states)
     following = str(plan_next_step(fleet, states, routes, gateway))

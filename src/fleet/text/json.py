@@ -1,4 +1,4 @@
-"""JSON from other programs, bounded, and to them; the digest of a text."""
+"""JSON from and to other programs, with bounds; the digest of a text."""
 from __future__ import annotations
 
 import functools
@@ -20,16 +20,16 @@ NUMBER_LIMIT_DIGITS = 100  # int() of millions of digits takes minutes (Python b
 
 
 def parse_json(text: str | bytes | bytearray) -> Any:
-    """Return the value of a JSON text from outside; ValueError says why it is none.
+    """Return the value of a JSON text from outside; raise ValueError if it is invalid.
 
-    NaN, infinities and endless numbers are refused as well: no other program takes them back.
+    NaN, infinities and endless numbers are invalid, too: other programs would not accept them.
     """
     try:
         if not isinstance(text, str):
             text = text.decode("utf-8")
         try:
             value, end = _DECODER.scan_once(text, 0)
-        except StopIteration:  # it begins with blanks, or is none
+        except StopIteration:  # it begins with blanks, or is invalid
             return _DECODER.decode(text)
         return value if end == len(text) else _DECODER.decode(text)
     except RecursionError:
@@ -37,7 +37,7 @@ def parse_json(text: str | bytes | bytearray) -> Any:
 
 
 class _LateDecoder:
-    """A JSONDecoder that is made when it is first used; once a token it is."""
+    """A JSONDecoder, made at its first use; it is called once for each token of an answer."""
 
     def __getattr__(self, name: str) -> Any:
         decoder: Any = json.JSONDecoder(parse_int=_bounded_int, parse_float=_finite_float,
@@ -63,7 +63,7 @@ def _finite_float(digits: str) -> float:
 
 
 def parse_object(text: str | bytes | bytearray) -> dict[str, Any] | None:
-    """Return the JSON object in a text, None where there is none."""
+    """Return the JSON object in a text, or None."""
     try:
         value = parse_json(text)
     except ValueError:
@@ -73,7 +73,7 @@ def parse_object(text: str | bytes | bytearray) -> dict[str, Any] | None:
 
 def read_page(record: type[_Record], content: bytes | bytearray | None,
               schema: str) -> _Record | None:
-    """Return the record in a JSON text of a schema (`bench/1`); None: there is none."""
+    """Return the record in a JSON text that has this schema (`bench/1`), or None."""
     page = parse_object(content or b"")
     if not page or page.get("schema") != f"subagent-fleet/{schema}":
         return None
@@ -81,7 +81,7 @@ def read_page(record: type[_Record], content: bytes | bytearray | None,
 
 
 def count_marks(body: bytes | bytearray) -> int:
-    """Return how many values a JSON text may hold at most; 8 MiB of `[],` become 180 MB."""
+    """Return an upper bound of the values in a JSON text; 8 MiB of `[],` take 180 MB."""
     return sum(map(body.count, (b"[", b"{", b":", b",")))
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def find_nearest(word: str, choices: Iterable[str]) -> str:
-    """Return the choice that is written most alike, or an empty string."""
+    """Return the choice with the most similar spelling, or an empty string."""
     matches = difflib.get_close_matches(word[:64], list(choices)[:100], 1, 0.6)  # 3 ms
     return matches[0] if matches else ""
 
@@ -50,7 +50,7 @@ def count_of(things: Sized | int, noun: str) -> str:
 
 
 def show_value(value: object) -> str:
-    """Return a value as it may stand in a message: short, in backticks."""
+    """Return a value for a message: short, in backticks."""
     words = {type(None): "nothing", dict: "a mapping", list: "a list"}
     if type(value) in words:
         return words[type(value)]
@@ -98,12 +98,12 @@ def show_amount(count: int) -> str:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a text that says something."""
+    """Return the first line of a text that is not blank."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 def clean_name(text: str) -> str:
-    """Return what was typed for a name, short and on one line."""
+    """Return a typed name, short and on one line."""
     return re.sub("[^ -~]", "?", text)[:64]
 
 

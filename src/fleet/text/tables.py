@@ -28,7 +28,7 @@ _WORD = LatePattern(r"(?:[^\s`]*`[^`]*`)+[^\s`]*"  # what is in backticks, and w
 
 
 def break_lines(cells: Iterable[object], first: int, room: int) -> list[list[Cell]]:
-    """Return the words of cells, line by line; the first line has a room of its own."""
+    """Return the words of cells, line by line; the first line has its own width."""
     lines: list[list[Cell]] = [[]]
     left = first
     for cell in map(as_cell, cells):
@@ -53,7 +53,7 @@ def _split_words(text: str, room: int) -> Iterator[str]:
 
 
 def paint_words(words: Iterable[Cell], look: Look) -> str:
-    """Return words as one line, neighbours of one role painted together."""
+    """Return words as one line; neighbors with the same role are painted together."""
     runs: list[Cell] = []
     for word in words:
         if runs and runs[-1].role == word.role:
@@ -92,14 +92,14 @@ def wrap_text(text: str, look: Look, *, indent: str = "") -> str:
 
 # -- findings --
 
-# The worst first: its role.
+# The role of each level, worst first.
 LEVELS = {"error": "bad", "warning": "warn", "info": "", "ok": "ok"}
 
 
 def format_finding(finding: Finding, *, indent: str = "", look: Look = PLAIN) -> str:
     """Return a finding as lines: what, where, the line with a caret, what to type.
 
-    With an indent it stands in a list of errors below the name of their file.
+    With an indent it is an entry in a list of errors, below the name of their file.
     """
     where = Cell(finding.where, "dim")
     if indent:
@@ -142,8 +142,8 @@ def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *,
                  spare: Collection[str] = ()) -> str:
     """Return an aligned table of texts, numbers and Cells; without headers, only its rows.
 
-    The columns of `right` hold numbers. Where it is too wide for a terminal, its spares are
-    left out as far as that helps; then the widest columns wrap.
+    The columns in `right` are aligned right. If the table is too wide for the terminal, columns
+    in `spare` are dropped, in that order, until it fits; then the widest columns wrap.
     """
     table = [[Cell(header, "bold") for header in headers]] if headers else []
     table += [[as_cell(value) for value in row] for row in rows]
@@ -168,7 +168,7 @@ def format_table(headers: Sequence[str], rows: Iterable[Sequence[object]], *,
 
 
 def _wrap_cell(cell: Cell, width: int) -> list[str]:
-    """Return the lines of a cell; a text that fits keeps its blanks."""
+    """Return the lines of a cell; text that fits keeps its spaces."""
     if width_of(cell.text) <= width:
         return [cell.text]
     return [" ".join(word.text for word in line)
@@ -177,7 +177,7 @@ def _wrap_cell(cell: Cell, width: int) -> list[str]:
 
 def _fit_columns(table: Sequence[Sequence[Cell]], spares: Iterable[int], room: int
                  ) -> dict[int, int]:
-    """Return {column: width} of those that a table shows in so much room; 0 is no limit."""
+    """Return {column: width} of the columns that fit into so much room; 0 means no limit."""
     widths = {index: max(width_of(cell.text) for cell in column)
               for index, column in enumerate(zip(*table))}
     if not room:
@@ -217,7 +217,7 @@ ENTRY_INDENT = " " * 10
 
 def format_entry(cells: Sequence[object], widths: Sequence[int], parts: Sequence[object],
                  look: Look, *, margin: str = "") -> str:
-    """Return a line of a table that grows: columns of set widths, then words that wrap."""
+    """Return a row of a growing table: columns of fixed widths, then words that wrap."""
     head = margin + pad_row(cells, widths)
     if not look.columns:
         return format_words(parts, look, margin=f"{head}  ") or f"{head.rstrip()}\n"

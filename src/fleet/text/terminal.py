@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 
-# The kit: takes texts, Cells and a Look; gives lines, tables and findings that a person
-# reads. A command's own words are in the command's part. Whatever came from a
-# node, a file or a log passes `clean_line` or `clean_text` here: nothing else stands
-# between it and the terminal. With the Look of a pipe, text is as it ever was: no escape,
-# no mark, no line broken. On a terminal, text is wrapped first and painted last.
+# The kit: it makes lines, tables and findings for people from texts, Cells and a Look. A
+# command's own words are in the command's part. Whatever comes from a node, a file or a log
+# passes `clean_line` or `clean_text` here: nothing else protects the terminal. With the Look of
+# a pipe, text has no escapes, no marks and no line breaks. On a terminal it is wrapped first
+# and painted last.
 
 # -- what a terminal can show --
 
 
 def clean_text(text: str) -> str:
-    """Return text with everything that could steer a terminal shown as an escape."""
+    """Return text in which everything that a terminal could obey is an escape sequence in text."""
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text
     # Controls, bidirectional marks and line separators: text from a node or a file could
@@ -46,7 +46,7 @@ _DRAWN = LatePattern(r"(\x1b\[[0-9;]*m|\r\x1b\[K|\x1b\[H\x1b\[2J)")
 def guard_terminal(text: str) -> str:
     """Return text without control characters, except those that this program draws with.
 
-    What comes from outside is cleaned where it is put into words; this is for what was not.
+    Text from outside is cleaned where messages are made; this catches what was missed.
     """
     if "\x1b" not in text:
         return clean_text(text)
@@ -64,12 +64,12 @@ class Look(Record):
 
 
 PLAIN = Look()
-LEAST_COLUMNS = 20  # a narrower terminal breaks lines by itself
+LEAST_COLUMNS = 20  # a terminal narrower than this breaks lines by itself
 
 
 def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
               encoding: str, columns: int) -> Look:
-    """Return the Look of a stream, from its kind and the environment."""
+    """Return the Look of a stream, depending on what it is and on the environment."""
     is_dumb = environ.get("TERM") == "dumb"
 
     # In the order of Python 3.13: NO_COLOR comes before FORCE_COLOR.
@@ -80,8 +80,8 @@ def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
     else:
         colour = is_terminal and not is_dumb
 
-    # Colour that is forced into a pipe wraps nothing there: the reader behind it has a
-    # width of its own, and a program does not know our marks.
+    # In a pipe, forced color does not turn on wrapping or marks: the reader at its end has
+    # another width, and a program does not know our marks.
     if not is_terminal:
         return Look(colour)
     marks = not is_dumb
@@ -92,14 +92,14 @@ def plan_look(environ: Mapping[str, str], is_terminal: bool, *,
     return Look(colour, marks, max(columns, LEAST_COLUMNS))
 
 
-# A role says what a text means. Its colour and its mark only underline the words, which say
-# it as well: one is not seen by everybody, the other not shown everywhere.
+# A role says what a text means. Color and mark only repeat what the words say: not everybody
+# sees the color, and not every terminal shows the mark.
 MARKS = {"ok": "✓", "warn": "!", "bad": "✗"}
 COLOURS = {"ok": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1"}
 
 
-# The machines of a fleet: no green, amber or red, which are states; apart in lightness,
-# too, for colour-blind eyes; for a page, and the nearest of a terminal's 256.
+# The colors of machines: not green, amber or red, which mean states; of different lightness,
+# for color-blind people; one for the page, and the nearest of a terminal's 256.
 MACHINE_COLOURS = (("#1257b0", 33), ("#c2338a", 169), ("#0f7a96", 38), ("#7b4fd0", 99),
                    ("#5d6b82", 103))
 COLOURS.update({f"machine {index}": f"38;5;{number}"
@@ -107,7 +107,7 @@ COLOURS.update({f"machine {index}": f"38;5;{number}"
 
 
 def plan_machine_colours(nodes: Iterable[str]) -> dict[str, int]:
-    """Return {node: which of MACHINE_COLOURS is its own}, in the order of the fleet file."""
+    """Return {node: its index in MACHINE_COLOURS}, in the order of the fleet file."""
     return {node: index % len(MACHINE_COLOURS) for index, node in enumerate(nodes)}
 
 
@@ -119,7 +119,7 @@ def paint(text: str, role: str, look: Look) -> str:
 
 
 class Cell(Record):
-    """Text and its role: measured and wrapped as text, and painted last, line by line."""
+    """Text with a role: measured and wrapped as plain text, and painted last, line by line."""
 
     text: str
     role: str = ""
@@ -140,7 +140,7 @@ def mark(word: str, role: str, look: Look) -> Cell:
 
 
 def crop(text: str, width: int) -> str:
-    """Return text that fits, with an ellipsis where something is missing."""
+    """Return text cut to a width, with an ellipsis if something is missing."""
     if width_of(text) <= width:
         return text
     used = 0

@@ -1,4 +1,4 @@
-"""The YAML subset: text to values, with the place of each key."""
+"""The YAML subset: text to values, with the position of each key."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 # document = [BOM] ["---"] [node]             comments and blank lines between all tokens
-# node     = mapping | sequence | inline      set deeper than what it belongs to
+# node     = mapping | sequence | inline      indented deeper than its parent
 # mapping  = (key ":" [node])+                all in one column, no key twice
 # sequence = ("-" [node])+                    may stand in the column of its own key
 # inline   = plain | "'" text "'" | '"' text '"' | ("|" | ">") ["+" | "-"] lines | flow
 # flow     = "[" [item ("," item)* [","]] "]" | "{" [key [":" item] ("," ...)* [","]] "}"
 #
-# The rule: what is returned is what PyYAML's safe_load returns; everything else is an error.
+# The rule: return what PyYAML's safe_load returns, or raise an error.
 # A key is a scalar with a colon behind it, on one line; after each value the next token is
 # deeper (an error), in the same column (a neighbor) or less deep (the container is over).
 # Where PyYAML is laxer than YAML (columns inside quotes and brackets), so is this reader.
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
 
 DEPTH_LIMIT = 64
 KEY_LIMIT = 1024  # from the start of a key to its colon: YAML's own limit
-PLACES_LIMIT = 100_000  # values whose place is kept: 350 bytes each
+PLACES_LIMIT = 100_000  # values whose position is kept: 350 bytes each
 
 # Surrogates, controls, and the line breaks and byte order marks that programs disagree on.
 _ODD = LatePattern("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-# What looks like a space or like nothing, and is a letter to YAML.
+# Characters that look like a space or like nothing, but are letters to YAML.
 _ODD_BLANKS = ("\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008"
                "\u2009\u200a\u200b\u202f\u205f\u2060\u3000")
 _BLANKS = LatePattern(r"[ \n]*")
 _GAP = LatePattern(r"(?:[ \n]+|#[^\n]*)*")  # blanks and comments
 _MARKER = LatePattern(r"(?m)^(?:---|\.\.\.)(?=[ \t\n]|\Z)")
-# What git leaves in a file that two people changed. Only inside quotes it may be text.
+# The lines of a git conflict. They may be text only inside quotes.
 _CONFLICT = LatePattern(r"(?m)^(?:<{7}|\|{7}|>{7})(?: .*)?$|^={7}$")
 _DASH = LatePattern(r"-(?=[ \t\n]|\Z)")
 _COLON = LatePattern(r" *:(?=[ \t\n]|\Z)")
-# How plain text begins, and what ends it, in block style and between brackets.
+# How plain text begins and ends, in block style and between brackets.
 _START = r"[^ \t\n\-?:,\[\]{}#&*!|>'\"%@`]|-(?![ \t\n]|\Z)"
 _BLOCK = LatePattern(_START + r"|[?:](?![ \t\n]|\Z)"), LatePattern(r":(?=[ \t\n]|\Z)| #|\t|\n")
 _FLOW = LatePattern(_START), LatePattern(r":(?=[ \t\n,\[\]{}]|\Z)| #|[\t\n,?\[\]{}]")
-# What is not itself inside quotes, and their end. A run of blanks is passed whole, which
-# keeps this linear.
+# Characters with a meaning inside quotes, and the closing quote. A run of blanks is matched as a
+# whole, which keeps this linear.
 _QUOTED = {
     "'": LatePattern(r"''?|[ \t]*\n[ \t\n]*|[ \t]{2,}"),
     '"': LatePattern(r'"|\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|\n[ \t\n]*|[^\n])'
@@ -69,7 +69,7 @@ _LINES = LatePattern(r"[|>]([-+]?)(?: *| +#[^\n]*)(?:\n|\Z)")
 # Two lines of a `>` scalar that are joined: neither begins with a blank.
 _FOLDED = LatePattern(r"(?m)^([^ \t\n][^\n]*)\n(\n*)(?=[^ \t\n])")
 BARE_WORD = LatePattern(r"(?a)(?!//)[A-Za-z_/][\w./@%+=();-]*(?:[ :][\w./@%+=();-]+)*")
-# What a character means where no value can begin with it: slug, words, what to type.
+# Characters that cannot begin a value: slug, message, fix.
 _HINTS = {
     "&": ("unsupported", "anchors (`&`)",
           "repeat the value where it is used, or quote it"),
@@ -97,10 +97,10 @@ def parse_yaml(text: str, source: str = "<text>") -> object:
 
 
 class Document:
-    """A YAML or JSON text that was read: its `value`, and the place of everything in it.
+    """A parsed YAML or JSON text: its `value`, and the position of everything in it.
 
-    Every method that reads starts at `self.at`. Those of block style stop at the next token,
-    its column in `self.column`: -1 when the document is over.
+    Every reading method starts at `self.at`. Those of block style stop at the next token and
+    leave its column in `self.column`: -1 at the end of the document.
     """
 
     def __init__(self, text: str, source: str) -> None:
@@ -111,7 +111,7 @@ class Document:
         self.source = source
         self.at = 0
         self.column = -1
-        self.path: list = []  # of what is being read
+        self.path: list = []  # of the value that is being read
         # By path: start and end of its key, start and end of its value.
         self.places: dict[tuple, tuple] = {}
         self.span: tuple[int, int] | None = None  # of the value read last, if it has one
@@ -167,8 +167,8 @@ class Document:
             self.fail(f"more than {DEPTH_LIMIT} levels deep", slug="limit")
 
     def mark(self, start: int, end: int) -> None:
-        """Keep the places of an entry's key and value."""
-        # An empty value has its key's place, and so has one that begins below its key.
+        """Keep the positions of an entry's key and value."""
+        # An empty value, or one that begins below its key, has the position of its key.
         if len(self.places) < PLACES_LIMIT:
             self.places[tuple(self.path)] = (start, end, *(self.span or (start, end)))
 
@@ -188,7 +188,7 @@ class Document:
 
     def fail(self, what: str = "", fix: str = "", *, at: int | None = None, size: int = 1,
              slug: str = "syntax") -> NoReturn:
-        """Refuse the token at a place, by default because it cannot be there."""
+        """Refuse the token at a position, by default because it is unexpected there."""
         at = self.at if at is None else at
         conflict = _CONFLICT.search(self.text)
         if conflict:
@@ -206,7 +206,7 @@ class Document:
         raise FleetError(f"yaml-{slug}", what, where=where, excerpt=excerpt, fix=fix)
 
     def fail_line(self, start: int) -> NoReturn:
-        """Say that the line at `start` is no key with a value."""
+        """Refuse the line at `start`, which is not a key with a value."""
         self.fail("expected `key: value`",
                   "put `: ` after the key, `#` before a comment, spaces before text of `|`",
                   at=start, size=self.line_end(start) - start)
@@ -214,7 +214,7 @@ class Document:
     # -- from token to token --
 
     def next_token(self) -> bool:
-        """Go to the next token; tell whether it is on the same line."""
+        """Move to the next token; return whether it is on the same line."""
         start = self.at
         self.at = _GAP.match(self.text, start).end()
         self.column = self.at - self.line_start(self.at)
@@ -225,9 +225,9 @@ class Document:
         return "\n" not in self.text[start:self.at]
 
     def end_line(self, start: int, indent: int) -> None:
-        """Pass the rest of a line, which must be empty, and go to the next token.
+        """Skip the rest of a line, which must be empty, and move to the next token.
 
-        What began at `start` is over, and belongs to what stands in column `indent`.
+        The value that began at `start` ends here; its parent is in column `indent`.
         """
         end = self.at
         if not self.next_token():
@@ -244,7 +244,7 @@ class Document:
                       f"write {inside} inside the text, or remove what follows it")
         if char != ":":
             self.fail()
-        if not self.text[self.line_start(start):start].strip(" -"):  # it began no value
+        if not self.text[self.line_start(start):start].strip(" -"):  # the value begins here
             self.fail_line(start)
         fix = "quote the whole text, or remove the space"
         if line > first:
@@ -274,7 +274,7 @@ class Document:
     def read_block(self, indent: int, *, may_nest: bool = True) -> object:
         """Read the value here; its parent is in column `indent`.
 
-        Behind a key, on its line, no list or mapping of block style `may_nest`.
+        On the line of a key, a block list or mapping may not begin (`may_nest` is false).
         """
         start = self.at
         column = self.column
@@ -305,7 +305,7 @@ class Document:
                   f"column {column + 1}", fix, slug="indent")
 
     def read_colon(self, start: int) -> bool:
-        """Pass the colon that makes a key of the text from `start` on this line."""
+        """Skip the colon that makes the text since `start` a key."""
         colon = _COLON.match(self.text, self.at)
         if not colon or "\n" in self.text[start:self.at]:
             return False
@@ -329,7 +329,7 @@ class Document:
         return items
 
     def read_mapping(self, column: int, start: int, key: object) -> dict:
-        """Read a mapping whose first key, and its colon, are read."""
+        """Read a mapping; its first key and colon have been read."""
         mapping: dict = {}
         self.open()
         while True:
@@ -355,21 +355,21 @@ class Document:
         self.span = None
         if self.next_token() and not is_item:
             return self.read_block(column, may_nest=False)
-        # The list of a key may stand in the column of that key.
+        # A key's list may be in the column of the key.
         may_align = self.column == column and not is_item and _DASH.match(self.text, self.at)
         if self.column > column or may_align:
             return self.read_block(column)
         return None
 
     def read_lines(self, indent: int) -> str:
-        """Read a `|` or `>` scalar; `indent` is the column of what it belongs to."""
+        """Read a `|` or `>` scalar; its parent is in column `indent`."""
         text = self.text
         start = self.at
         header = _LINES.match(text, start)
         if not header:
             self.fail()
 
-        # The first line that holds text says how deep all of them stand.
+        # The first line with text sets the indentation of all of them.
         gap = _BLANKS.match(text, header.end())
         widths = [len(row) for row in gap[0].split("\n")]
         if indent < widths[-1] < max(widths):
@@ -486,7 +486,7 @@ class Document:
         return chr(number)
 
     def fail_clash(self, word: str, at: int) -> NoReturn:
-        """Return how to write a word that programs may read differently."""
+        """Refuse a word that programs read differently, and say how to write it."""
         fix = f'quote it: "{word}"' if len(word) <= 80 else "quote it"
         plain = {"yes": "true", "on": "true", "no": "false", "off": "false",
                  "<<": "the values that it stands for"}.get(word.lower())
@@ -539,7 +539,7 @@ class Document:
         return [*items.values()] if is_list else items
 
     def pass_colon(self, opener: int, start: int) -> bool:
-        """Tell whether a value follows the key that began at `start`, and pass its colon."""
+        """Return whether a value follows the key that began at `start`, and skip its colon."""
         is_key = self.peek(opener) == ":" and self.at - start <= KEY_LIMIT
         if not is_key or "\n" in self.text[start:self.at]:
             return False
@@ -547,7 +547,7 @@ class Document:
         return self.peek(opener) not in ",}"
 
     def peek(self, opener: int) -> str:
-        """Go to the next token inside brackets and return its first character."""
+        """Move to the next token inside brackets and return its first character."""
         self.at = _GAP.match(self.text, self.at).end()
         if self.at == len(self.text):
             self.fail(f"this `{self.text[opener]}` is never closed",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def quote_yaml(text: str) -> str:
-    """Return `text` as a scalar of one line, plain where every YAML reads it as that text."""
+    """Return `text` as a scalar on one line, unquoted if every YAML reader sees the same text."""
     is_word = text.lower() in (*YAML_WORDS, "y", "n")
     if BARE_WORD.fullmatch(text) and not is_word and "---" not in text:
         return text
@@ -35,7 +35,7 @@ def dump_yaml(value: object) -> str:
 
 
 def _dump_lines(value: Any, depth: int) -> Iterator[str]:
-    """Yield the lines of a value that is nested in `depth` others."""
+    """Yield the lines of a value at a nesting `depth`."""
     if not isinstance(value, (dict, list, tuple)):
         yield _dump_scalar(value)
         return

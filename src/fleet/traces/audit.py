@@ -1,4 +1,4 @@
-"""Four questions on each agent, and the report of a session."""
+"""The audit of each agent, in four questions, and the report of a session."""
 from __future__ import annotations
 
 import re
@@ -35,7 +35,7 @@ class Verdict(Record):
     evidence: tuple[str, ...] = ()  # FILE:LINE, or the id of a request
 
 
-# The name of each question, and what is asked; only what can be decided is.
+# Each question and what a yes means; all of them can be decided from records.
 QUESTIONS = {
     "Model": "served by the model its file names",
     "Machine": "on a planned machine or a configured fallback",
@@ -169,7 +169,7 @@ def _audit_context(agent: AgentTrace, judged: Sequence[Judged]) -> Verdict:
     return Verdict("Context", "yes")
 
 
-# -- what is told of a session --
+# -- the report of a session --
 
 
 class AgentReport(Record):
@@ -180,7 +180,7 @@ class AgentReport(Record):
     judged: tuple[Judged, ...]
     served: tuple[Served, ...]
     verdicts: tuple[Verdict, ...] = ()
-    notes: tuple[str, ...] = ()  # facts beside the verdicts
+    notes: tuple[str, ...] = ()  # facts without a verdict
 
 
 class SessionReport(Record):
@@ -192,13 +192,13 @@ class SessionReport(Record):
 
     @property
     def began(self) -> float:
-        """When its first agent was first heard of."""
+        """When the first agent began."""
         times = [report.agent.began for report in self.agents]
         return min(filter(None, times), default=0.0)
 
     @property
     def ended(self) -> float:
-        """When one of its agents was last heard of."""
+        """When the last agent was last active."""
         return max(report.agent.ended for report in self.agents)
 
 
@@ -220,7 +220,7 @@ def report_session(session: SessionTrace, facts: TraceFacts, *,
 
 
 def _note_end(agent: AgentTrace, state: str, facts: TraceFacts) -> Iterator[str]:
-    """Yield a fact about how an agent ended, not a verdict: only a person can judge it."""
+    """Yield facts about how an agent ended; only a person can judge them."""
     transcript = agent.transcript
     last = transcript.last if transcript else None
     source = facts.files.get(agent.kind.lower())
@@ -238,7 +238,7 @@ def _note_end(agent: AgentTrace, state: str, facts: TraceFacts) -> Iterator[str]
 
 
 def show_session(report: SessionReport) -> dict[str, Any]:
-    """Return what `--json` says of a session; only a prompt's first line."""
+    """Return the JSON of a session; of its prompt only the first line."""
     session = report.session
     agents = []
     for told in report.agents:

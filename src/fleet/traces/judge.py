@@ -1,4 +1,4 @@
-"""Which machine served an agent, and was it as planned."""
+"""Which machine served an agent, and whether that was planned."""
 from __future__ import annotations
 
 import re
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class AgentSource(Record):
-    """An agent's file as it lies there now."""
+    """An agent's file as it is now."""
 
     path: str
     line: int  # of its `model:`
-    model: str  # what that names; "": its session's
+    model: str  # its value; "": the session's model
     has_tools: bool
     changed: float
 
@@ -42,12 +42,12 @@ class TraceFacts(Record):
 
 
 class Judged(Record):
-    """One request, and whether it went where it was planned to go."""
+    """One request, and whether a planned machine served it."""
 
-    receipt: Receipt  # made of its answer where none was kept
+    receipt: Receipt  # made from the transcript if none was kept
     planned: str  # yes, fallback, no or unknown
     why: str = ""
-    beyond: str | None = ""  # what says that it left the house; None: not known
+    beyond: str | None = ""  # why it counts as sent outside; "": it was not; None: not known
     is_kept: bool = True
 
 
@@ -62,11 +62,11 @@ class Served(Record):
     at: float = 0.0  # when the first of them began
     requests: int = 0
     waited_seconds: float | None = None  # in the queue, all together
-    first_token_seconds: float | None = None  # the median, from the slot on
+    first_token_seconds: float | None = None  # the median, since the machine was asked
     answer_rate: float | None = None  # tokens a second
     input_tokens: int = 0
     output_tokens: int = 0
-    read_again_tokens: int = 0  # of the input tokens; another turn had them read before
+    read_again_tokens: int = 0  # input tokens that a machine had read before
     read_again_why: str = ""  # the reasons
     waited_for: str = ""  # agents or sessions whose prompts were kept warm meanwhile
 
@@ -89,19 +89,19 @@ def judge_receipt(receipt: Receipt, facts: TraceFacts) -> Judged:
             tries = [f"{tried.node}: {tried.why}" for tried in receipt.failures]
             tries += [f"{one.route} was passed over: {one.why}"
                       for one in receipt.passed_over]
-            # Who failed just before is skipped, and then neither says so.
+            # A machine that failed just before is skipped without a failure of its own.
             why = (clean_line(receipt.said) or ", ".join(tries)
                    or "the first choice was being skipped after a failure")
             return Judged(receipt, "fallback", why, beyond)
 
-    # An older file may have declared it: a newer file proves nothing.
+    # A file that was edited since proves nothing: the older one may have planned it.
     if facts.fleet_changed > receipt.time:
         return Judged(receipt, "unknown", f"{facts.fleet_path} was edited since", beyond)
     return Judged(receipt, "no", "not declared", beyond)
 
 
 def _is_as_written(receipt: Receipt, model: Model) -> bool:
-    """Tell whether the model that answered is the one that a fleet file names now."""
+    """Tell whether the fleet file still names the model that answered."""
     return not receipt.model or \
         full_model_name(receipt.model) == full_model_name(model.ollama_model)
 
@@ -119,13 +119,13 @@ def _tell_beyond(receipt: Receipt, fleet: Fleet) -> str:
     who = f"`{receipt.model_name}` on `{receipt.node}`"
     clouds = {other.node for other in fleet.models.values() if is_cloud(fleet, other)}
     tried = [attempt.node for attempt in receipt.failures if attempt.node in clouds]
-    if tried and receipt.node not in clouds:  # which came to the rescue
+    if tried and receipt.node not in clouds:  # which took over
         who = f"`{tried[0]}`, asked before `{receipt.node}`,"
     return f"{who} is outside your machines and networks"
 
 
 def judge_answer(answer: SessionAnswer, facts: TraceFacts) -> Judged:
-    """Judge an answer without a receipt by its id: ours have their own form."""
+    """Judge an answer without a receipt by its id: our ids have their own form."""
     fleet = facts.fleet
     receipt = Receipt(
         time=answer.time, id=answer.id, session="", agent_id="", alias=answer.asked, route=None,
@@ -136,10 +136,10 @@ def judge_answer(answer: SessionAnswer, facts: TraceFacts) -> Judged:
                      is_kept=False)
     if re.fullmatch("req_[0-9a-f]{24}", answer.id):
         return replace(unknown, why="its record is gone")
-    if fleet is None:  # then nothing says either whether LiteLLM serves
+    if fleet is None:  # then it is unknown, too, whether LiteLLM serves
         return unknown
 
-    # LiteLLM hands on no id of this form, so it is its upstream's, or that of somebody else.
+    # LiteLLM passes on no id of this form, so another server answered.
     is_litellm = fleet.gateway.provider == "litellm"
     models = [model for model in fleet.models.values() if model.alias == answer.asked]
     if answer.id.startswith("req_") and not (is_litellm and models):
@@ -193,10 +193,10 @@ def _sum_up(group: Sequence[Judged]) -> Served:
 
 
 def _sum_up_plan(group: Sequence[Judged]) -> tuple[str, str]:
-    """Return the worst that is true of requests to one place, and why."""
+    """Return the worst verdict on requests to one place, and why."""
     worst = min(group, key=lambda one: PLANNED_ORDER.index(one.planned))
     planned, why = worst.planned, worst.why
-    # Who went away or stopped the gateway ended that request: nothing has failed.
+    # A client that left, or a stopped gateway, is not a failure.
     failed = [one.receipt.outcome for one in group
               if one.receipt.outcome not in ("ok", "left", "stopped")]
     if planned == "yes" and failed:
@@ -207,7 +207,7 @@ def _sum_up_plan(group: Sequence[Judged]) -> tuple[str, str]:
 
 
 def _answer_rate(receipts: Iterable[Receipt]) -> float | None:
-    """Return tokens a second while answers came; None where that took no time to speak of."""
+    """Return tokens a second while answers were written; None if that took no measurable time."""
     tokens = seconds = 0.0
     for receipt in receipts:
         span = receipt.total_seconds - (receipt.first_byte_seconds or receipt.total_seconds)
@@ -218,7 +218,7 @@ def _answer_rate(receipts: Iterable[Receipt]) -> float | None:
 
 
 def plan_state(agent: AgentTrace, now: float) -> str:
-    """Return an agent's state: done, failed, cut off or at work; "" where nothing tells."""
+    """Return an agent's state: done, failed, cut off or at work; "" if unknown."""
     transcript = agent.transcript
     if not transcript:
         return "at work" if now - agent.ended < SILENT_SECONDS else ""
@@ -229,7 +229,7 @@ def plan_state(agent: AgentTrace, now: float) -> str:
     if last and (last.stop in ("end_turn", "stop_sequence")
                  or (reported == "completed" and not last.stop and not last.calls)):
         return "done"
-    # A report that it was launched comes at once, and says nothing of its end.
+    # `async_launched` is reported at the start, and says nothing about the end.
     is_over = reported not in ("", "async_launched")
     is_silent = now - max(agent.ended, transcript.changed) > IDLE_SECONDS
     return "cut off" if is_over or is_silent else "at work"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AgentLabel(Record):
-    """What lies beside a subagent's transcript (`agent-ID.meta.json`)."""
+    """The metadata beside a subagent's transcript (`agent-ID.meta.json`)."""
 
     kind: str = noted("agentType", "")
     # The Dispatch that started it.
@@ -28,18 +28,18 @@ class AgentTrace(Record):
     """One agent of a session: the main one, whose id is "", or a subagent."""
 
     id: str
-    kind: str  # its name; where nothing tells it, its id
+    kind: str  # its name; its id if the name is unknown
     parent: str  # the id of its parent
     transcript: Transcript | None
     receipts: tuple[Receipt, ...]
     call: Dispatch | None = None
     reported: str = ""  # how it ended, as its parent was told
     is_built_in: bool = False
-    depth: int = 0  # how many agents stand above it
+    depth: int = 0  # how many agents are above it
 
     @property
     def began(self) -> float:
-        """When it was first heard of."""
+        """When it began, as far as known."""
         times = [receipt.time - receipt.total_seconds for receipt in self.receipts[:1]]
         if self.transcript and self.transcript.began:
             times.append(self.transcript.began)
@@ -47,7 +47,7 @@ class AgentTrace(Record):
 
     @property
     def ended(self) -> float:
-        """When it was last heard of."""
+        """When it was last active, as far as known."""
         times = [receipt.time for receipt in self.receipts[-1:]]
         if self.transcript:
             times.append(self.transcript.ended)
@@ -55,14 +55,14 @@ class AgentTrace(Record):
 
     @property
     def unclaimed(self) -> list[SessionAnswer]:
-        """The answers of its transcript that no receipt is for."""
+        """The answers in its transcript without a receipt."""
         known = {receipt.id for receipt in self.receipts}
         return [answer for answer in self.transcript.answers.values()
                 if answer.id not in known and not answer.error] if self.transcript else []
 
     @property
     def asked(self) -> list[tuple[str, str]]:
-        """What it asked for, as far as that is known: (alias, the request's id)."""
+        """Its known requests: (alias, request id)."""
         return [*((receipt.alias, receipt.id) for receipt in self.receipts),
                 *((answer.asked, answer.id) for answer in self.unclaimed)]
 
@@ -72,13 +72,11 @@ class SessionTrace(Record):
 
     id: str
     agents: tuple[AgentTrace, ...]
-    # What is true of a transcript that a gateway did not write:
-    # which lines could not be read.
-    torn: tuple[str, ...] = ()
+    torn: tuple[str, ...] = ()  # FILE:LINE of lines in transcripts that could not be read
 
     @property
     def prompt(self) -> str:
-        """What it began with."""
+        """Its first prompt."""
         main = self.agents[0].transcript
         return main.prompt if main else ""
 
@@ -103,7 +101,7 @@ def trace_session(session: str, transcripts: Iterable[Transcript],
             if call and name not in ("", parent):
                 agent = replace(agent, parent=parent, call=call,
                                 reported=transcript.reports.get(name, ""))
-        if not agent.kind:  # only its alias may tell it: `planner?` where only one has it
+        if not agent.kind:  # then guess from the alias: `planner?` if only the planner has it
             names = owners.get(agent.asked[0][0], ()) if agent.asked else ()
             agent = replace(agent, kind=f"{names[0]}?" if len(names) == 1 else name)
         agents.append(agent)
@@ -112,7 +110,7 @@ def trace_session(session: str, transcripts: Iterable[Transcript],
 
 
 def _in_order(agents: Sequence[AgentTrace]) -> Iterator[AgentTrace]:
-    """Yield agents in the order of a tree: each after its parent, by time."""
+    """Yield agents in tree order: each after its parent, siblings by time."""
     left = sorted(agents, key=lambda agent: (agent.id != "", agent.began))
     pending = [(left[0], 0)]
     while left:

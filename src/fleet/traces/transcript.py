@@ -1,4 +1,4 @@
-"""What Claude Code wrote of a session."""
+"""Claude Code's transcripts of a session."""
 from __future__ import annotations
 
 import contextlib
@@ -15,47 +15,46 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# Takes what the gateway wrote (receipts) and what Claude Code wrote (transcripts); gives
-# which model on which machine served which agent, and whether that is what was planned.
-# The two are joined by session, agent and request id; `workspace/claude` reads their files.
-# Both are anybody's text: a value of another type counts as absent, a line that is torn
-# is passed over and named.
+# This room joins what the gateway wrote (receipts) with what Claude Code wrote (transcripts), by
+# session, agent and request id, and says which model on which machine served which agent, and
+# whether that was planned. `workspace/claude` reads the files. Neither is trusted: a value of
+# the wrong type counts as absent, and a broken line is skipped and reported.
 #
 # Facts: Claude Code 2.1.197 and 2.1.326. What an agent is called is only in its transcript
 # and beside it; of an answer, `requestId` is the gateway's own header, `message.model` what
 # the server called itself, `requestedModel` what was asked (326). One answer is several
 # lines, one a block.
 
-AGENTS_DEPTH_LIMIT = 6  # transcripts may say that agents start each other in circles
+AGENTS_DEPTH_LIMIT = 6  # transcripts may claim that agents started each other in a circle
 PROMPT_LIMIT = 20_000  # characters of a prompt that are kept
 ERROR_LIMIT = 160
-IDLE_SECONDS = 600.0  # no tool of Claude Code runs longer without a line
-SILENT_SECONDS = 5.0  # after its last receipt an agent without a transcript is not at work
-# A prompt thought to be so many times what the node counted was cut. What is sent is
-# estimated by its bytes; with a smaller ratio the estimate would accuse the node.
+IDLE_SECONDS = 600.0  # Claude Code's tools write a line at least this often
+SILENT_SECONDS = 5.0  # an agent without a transcript counts as over so long after its last receipt
+# If the estimate of a prompt is so many times the node's count, it was cut. The estimate comes
+# from bytes, so a smaller ratio would accuse nodes wrongly.
 CUT_RATIO = 2.0
-GENERATING_SECONDS = 0.05  # less time than this tells no rate
+GENERATING_SECONDS = 0.05  # in less time no rate can be measured
 
 
 class SessionAnswer(Record):
-    """One answer as a transcript has it, its lines together."""
+    """One answer in a transcript; it may have several lines."""
 
-    id: str  # the gateway's request id; of a server that gives none, the message's own
+    id: str  # the gateway's request id; else the message's own id
     place: str  # FILE:LINE of the last of its lines
     time: float
-    asked: str  # the alias; 2.1.197 does not keep it: what answered
+    asked: str  # the alias; 2.1.197 keeps only what answered
     input_tokens: int
     output_tokens: int
     calls: int
     stop: str  # end_turn, tool_use, max_tokens, …; "" where the client did not keep it
-    error: str = ""  # the words of an API error in place of an answer
+    error: str = ""  # the text of an API error instead of an answer
 
 
 class Dispatch(Record):
     """A call of the tool that starts a subagent."""
 
     place: str
-    model: str  # which the call itself names: it beats the agent's file
+    model: str  # a model in the call overrides the agent's file
 
 
 class Transcript:
@@ -65,16 +64,16 @@ class Transcript:
         self.path = path  # as it is shown
         self.agent = agent  # its id; "" is the main session
         self.lines = 0
-        self.torn: list[str] = []  # places of lines that are cut, or no JSON
+        self.torn: list[str] = []  # places of lines that are cut off or not JSON
         self.prompt = ""
         self.began = self.ended = 0.0
-        self.changed = 0.0  # when its file was: a tool that runs for long writes no answer
+        self.changed = 0.0  # when its file was changed: a long-running tool writes no answer
         self.answers: dict[str, SessionAnswer] = {}
         self.dispatches: dict[str, Dispatch] = {}  # by the call's id
-        self.reports: dict[str, str] = {}  # how agents ended that it started, by their ids
+        self.reports: dict[str, str] = {}  # how the agents that it started ended, by id
 
     def feed(self, line: bytes) -> None:
-        """Take the next line; most of a session are tools' results, which are not parsed."""
+        """Read the next line; tool results, most of a session, are not parsed."""
         self.lines += 1
         line = line.rstrip()
         may_matter = (b'"assistant"' in line or (not self.prompt and b'"user"' in line)
@@ -127,7 +126,7 @@ class Transcript:
                     self.dispatches[read_field(block, "id")] = Dispatch(
                         self._place, read_field(call, "model"))
 
-        # What is read from a cache is a part of the prompt as well.
+        # Tokens read from a cache are part of the prompt, too.
         usage = read_field(message, "usage", dict)
         spent = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
         answer = SessionAnswer(
@@ -143,7 +142,7 @@ class Transcript:
         if value.get("isApiErrorMessage") is True or message.get("model") == "<synthetic>":
             answer = replace(answer,
                              error=crop(words, ERROR_LIMIT) or "an error without words")
-        elif earlier:  # a retry's error is no block of it
+        elif earlier:  # the error of a retry is not a part of it
             answer = replace(
                 answer, calls=earlier.calls + calls, stop=answer.stop or earlier.stop,
                 output_tokens=max(earlier.output_tokens, answer.output_tokens))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def format_diff(changes: Iterable[Change], fleet: Fleet, look: Look = PLAIN) -> str:
     """Return what would change as a unified diff; keys are never shown."""
-    # Only the environment file holds secrets of ours; what a person wrote into it may hold
+    # Only the environment file holds our secrets, and a person's text in it may hold
     # more. A blank parts a name from its value in fish alone; in a comment it parts words.
     names = rf"KEY|TOKEN|SECRET|PASS(?:W(?:OR)?D)?|\b{fleet.gateway.master_key_env}"
     secret = re.compile(rf"((?:{names})(?::?=|:-)).+|(\bset\b.*(?:{names}) ).+|sk-\S+",
@@ -83,7 +83,7 @@ def remove_files(workspace: Workspace, doomed: Sequence[Change], *, is_all: bool
 
 
 def read_own_source(world: World, name: str) -> bytes:
-    """Return this file's own text; a program that was piped has none."""
+    """Return this program's own source; it is unknown if the program was piped."""
     source = world.own_source()
     if source is None:
         raise FleetError("no-source", f"{name}: this program was piped, so its own "
@@ -92,7 +92,7 @@ def read_own_source(world: World, name: str) -> bytes:
     return source
 
 
-# What this program writes for a user, by the kind of place: nothing else is removed.
+# The files that this program writes for a user, by kind of directory: only these are removed.
 USER_FILES = {
     "cache": ("bytecode/" + "[0-9a-f]" * 64 + ".*",),
     "data": ("subagent_fleet.py", "__pycache__/subagent_fleet.*.pyc"),

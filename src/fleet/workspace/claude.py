@@ -1,4 +1,4 @@
-"""Claude Code's settings, agents and sessions, as they lie on the disk."""
+"""Claude Code's settings, agents and sessions on the disk."""
 from __future__ import annotations
 
 import contextlib
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def find_agent_type(world: World, session: str, agent: str) -> str:
-    """Return Claude Code's name for a subagent of a session, if it kept that (2.1.326)."""
+    """Return the name of a subagent, if Claude Code kept it (2.1.326)."""
     if SESSION_ID.fullmatch(session) and SESSION_ID.fullmatch(agent):
         pattern = f"projects/*/{session}/subagents/agent-{agent}.meta.json"
         for path in world.paths_below(claude_directory(world), pattern):
@@ -46,7 +46,7 @@ def find_session_words(world: World, session: str) -> str:
 
 # -- what the gateway and Claude Code wrote of sessions --
 
-TITLE_PART_BYTES = 256 * 1024  # of a transcript: its first prompt is in them
+TITLE_PART_BYTES = 256 * 1024  # the beginning of a transcript, with its first prompt
 TITLE_LIMIT = 60
 
 def read_transcript(world: World, path: str, agent: str = "") -> Transcript:
@@ -62,7 +62,7 @@ def read_transcript(world: World, path: str, agent: str = "") -> Transcript:
 
 
 def show_path(world: World, path: str) -> str:
-    """Return a path as a person knows it: from the home directory on."""
+    """Return a path as people write it: `~/…` below the home directory."""
     home = world.home
     if path.startswith(world.path(home, "")):
         return world.path("~", path[len(world.path(home, "")):])
@@ -70,11 +70,11 @@ def show_path(world: World, path: str) -> str:
 
 
 class SessionFile(Record):
-    """A session that there is something of, as far as its files are not read yet."""
+    """A session that left a transcript or receipts; its files are not read yet."""
 
     id: str
     path: str  # of its transcript; "" where Claude Code kept none
-    at: float  # when it was last at work
+    at: float  # when it was last active
     requests: int
 
 
@@ -139,7 +139,7 @@ def read_first_prompt(world: World, path: str) -> str:
 
 
 class AgentFile(Record):
-    """What an agent's file says plainly."""
+    """The simple keys of an agent's file."""
 
     name: str = ""
     model: str = ""
@@ -147,10 +147,10 @@ class AgentFile(Record):
 
 
 def read_agent(text: str) -> AgentFile:
-    """Return an agent's name, model and tools, as far as they stand on lines of their own.
+    """Return an agent's name, model and tools, if they are on lines of their own.
 
-    The rest of its YAML is not ours to judge: dates, `yes`, lists and what only newer
-    versions know are as Claude Code takes them. Seen with 2.1.197 and 2.1.327.
+    The rest of the YAML is left to Claude Code: dates, `yes`, lists and keys of newer versions
+    mean what it takes them for. Seen with 2.1.197 and 2.1.327.
     """
     match = re.match(r"\ufeff?---[ \t]*\r?\n(.*?\n?)---", text, re.DOTALL)
     head = match[1] if match else ""
@@ -170,7 +170,7 @@ def _read_key(head: str, key: str) -> str:
 
 
 def find_agent_sources(workspace: Workspace) -> dict[str, AgentSource]:
-    """Return {agent: its file} of a person's own agents and the project's, which win."""
+    """Return {agent: its file} of the user's and the project's agents; the project's win."""
     world = workspace.world
     places = (world.path(claude_directory(world), "agents"),
               workspace.path(".claude", "agents"))
@@ -212,9 +212,9 @@ def claude_directory(world: World) -> str:
 
 
 def managed_settings(world: World) -> list[str]:
-    """Return where an administrator's Claude Code settings may be, which beat all others."""
+    """Return where an administrator's Claude Code settings may be; they override all others."""
     places = ("/Library/Application Support/ClaudeCode", "/etc/claude-code",
-              "C:\\Program Files\\ClaudeCode")  # two of these are nowhere
+              "C:\\Program Files\\ClaudeCode")  # two of these do not exist on any one system
     paths = []
     for place in places:
         paths += [f"{place}/managed-settings.json",
@@ -229,22 +229,22 @@ def usual_settings(world: World) -> list[str]:
 
 
 def find_settings(world: World, paths: Iterable[str]) -> dict[str, dict[str, object]]:
-    """Return {path: what it sets under `env`} of the settings files that are there."""
+    """Return {path: its `env`} of the settings files that exist."""
     settings = {}
     for path in paths:
-        # else it is absent, or Claude Code ignores it as well
+        # else it is absent or broken, and Claude Code ignores it, too
         with contextlib.suppress(FleetError, KeyError, TypeError, ValueError, RecursionError):
             settings[path] = dict(json.loads(world.read_bytes(path))["env"])
     return settings
 
 
 def line_of(content: bytes, word: str) -> int:
-    """Return the number of the line that a quoted word is on, the last if it is absent."""
+    """Return the line number of a quoted word; the last line's if it is absent."""
     return content.partition(f'"{word}"'.encode())[0].count(b"\n") + 1
 
 
 def last_session(receipts: Sequence[Receipt], workspace: Workspace, *, since: float) -> str:
-    """Return the session of Claude Code here that was served last since then, or nothing.
+    """Return the latest session of this directory that was served since then, or nothing.
 
     A task's agent works in a worktree, so Claude Code keeps its session elsewhere.
     """

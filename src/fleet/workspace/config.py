@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from fleet.text.terminal import Look
 
 
-# Takes what was typed and a World; gives the config, the key, the generated files and Claude
-# Code's settings as they lie on the disk. What is there is read in this room and nowhere else.
+# This room reads the files that commands need: the config, the key, the generated files and
+# Claude Code's settings. No other room knows where they are.
 
 
 def look_of(world: World, stream: str = "stdout") -> Look:
-    """Return how text may look on standard output or standard error."""
+    """Return the Look of standard output or standard error."""
     return plan_look(world.environ, world.is_terminal(stream),
                      encoding=world.encoding_of(stream), columns=world.columns)
 
@@ -41,7 +41,7 @@ class Config(Record):
 
 
 def load_config(world: World, typed: str | None) -> Config:
-    """Read the chosen config; any error refuses it, all of them at once."""
+    """Read the chosen config; raise all its errors at once."""
     path = find_config(world, typed)
     if typed and path != "-" and world.kind_of(path) == "absent":
         near = search_config(world, world.directory, shown="")
@@ -62,7 +62,7 @@ def read_checked(world: World, path: str, source: str,
     text = decode_config(world.read_bytes(path), source)
     try:
         value, problems = check(Document(text, source))
-    except FleetError as error:  # of its syntax: nothing more can be said of it
+    except FleetError as error:  # a syntax error: nothing more can be checked
         value, problems = None, [error.finding]
     if value is None:
         raise FleetError("invalid-config", f"{source} is not valid", where=source,
@@ -88,7 +88,7 @@ def decode_config(content: bytes, source: str) -> str:
 
 
 def find_config(world: World, typed: str | None) -> str:
-    """Return the typed config, else the variable's, else the nearest up to the git root."""
+    """Return the typed config, else the variable's, else the nearest one up to the git root."""
     if typed is not None:
         return typed
     if world.environ.get(CONFIG_VARIABLE):
@@ -106,7 +106,7 @@ def search_config(world: World, directory: str, *, shown: str,
                   names: Sequence[str] = CONFIG_NAMES) -> str:
     """Return the nearest fleet file in a directory or above, up to the git root, or nothing.
 
-    The path begins with what is `shown` for the directory. `names` are those of another file.
+    The path begins with `shown` in place of the directory. `names`: of another kind of file.
     """
     while True:
         for name in names:
@@ -129,5 +129,5 @@ def find_output(world: World, *, out: str | None, config: str | None) -> str:
         return "."
     try:
         return world.parent(find_config(world, config))
-    except FleetError:  # there is none, and `clean` needs none
+    except FleetError:  # there is no fleet file, and `clean` does not need one
         return "."

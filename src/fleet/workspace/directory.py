@@ -44,7 +44,7 @@ class Workspace(Record):
         return self.world.enter(self.out, path)
 
     def read(self, path: str) -> bytes | None:
-        """Return a file's bytes, None where there is none; refuse as `enter` does."""
+        """Return a file's bytes, None if it is absent; refuse as `enter` does."""
         place = self.enter(path)
         if self.world.kind_of(place) != "file":
             return None
@@ -55,7 +55,7 @@ class Workspace(Record):
         text = (self.read(ENVIRONMENT_FILE) or b"").decode("utf-8", "replace")
         variable = fleet.gateway.master_key_env
 
-        # As it was generated, under whatever name, or as a person writes it.
+        # As `generate` writes it, under any name, or as people write it.
         generated = r'^export (\w+)="\$\{\1:-(?P<generated>[A-Za-z0-9_-]{1,200})\}"$'
         written = rf'^(?:export )?{variable}=(["\']?)(?P<written>[\w.:/+=@%-]+)\3[ \t]*$'
         match = re.search(f"(?m){generated}|{written}", text)
@@ -66,7 +66,7 @@ class Workspace(Record):
     def find_key(self, fleet: Fleet) -> str:
         """Return the gateway's key: the environment's, else the generated one, else nothing.
 
-        One that others may know is refused, and one that cannot be sent.
+        A key that others may know, or that no header can hold, is refused.
         """
         variable = fleet.gateway.master_key_env
         key = self.world.environ.get(variable)
@@ -84,7 +84,7 @@ class Workspace(Record):
         return key
 
     def _refuse_known_key(self, path: str) -> None:
-        """Refuse the key of a file that others have read, or have put there."""
+        """Refuse the key of a file that others may have read or written."""
         leaks = find_leaks(self.world, self.path(ENVIRONMENT_FILE))
         reasons = {"env-readable": "other users can read it", "env-tracked": "git tracks it",
                    "env-foreign": "it belongs to another user"}
@@ -98,7 +98,7 @@ class Workspace(Record):
                          status=EXIT_REFUSED)
 
     def read_key(self, fleet: Fleet) -> str:
-        """Return the gateway's key; without one nothing can be served or asked."""
+        """Return the gateway's key; raise if there is none."""
         key = self.find_key(fleet)
         if key:
             return key
@@ -115,8 +115,8 @@ class Workspace(Record):
                 renews: bool = False) -> list[Change]:
         """Return the Changes that the files here need; without a fleet, all are removed.
 
-        Without targets it is asked for those of the fleet and all that was ever written here.
-        It may renew a key that others may know; else the key is kept.
+        Without targets: those of the fleet, and all that was ever written here.
+        With `renews` a key that others may know is replaced; else it is kept.
         """
         written = self._written()
         targets = targets or plan_compared(fleet, written)
@@ -129,13 +129,13 @@ class Workspace(Record):
         return self._plan_changes(wanted, targets, written)
 
     def compare_files(self, wanted: Mapping[str, bytes], target: str) -> list[Change]:
-        """Return the Changes that make these files of a target the wanted ones."""
+        """Return the Changes that bring these files of a target up to date."""
         changes = self._plan_changes(wanted, [target], self._written())
         return [change for change in changes if change.path in wanted]
 
     def _plan_changes(self, wanted: Mapping[str, bytes], targets: Sequence[str],
                       written: Mapping[str, str]) -> list[Change]:
-        """Return the Changes after which the files of some targets are the wanted ones."""
+        """Return the Changes that bring the files of some targets up to date."""
         changes = []
         for path in [*wanted, *(path for path in written if path not in wanted)]:
             target = target_of(path)
@@ -157,7 +157,7 @@ class Workspace(Record):
         return {}
 
     def write(self, changes: Sequence[Change]) -> None:
-        """Make the changes; a run that is cut off leaves a manifest that knows its files."""
+        """Make the changes; if it is cut off, the manifest still knows every file of ours."""
         before = parse_manifest(self.read(MANIFEST_FILE)) or {}
         copies = [(backup_of(change.path, change.found), change.found, 0o600)
                   for change in changes if change.action == "edited"]
@@ -175,7 +175,7 @@ class Workspace(Record):
                            *((change.path, change.wanted, mode_of(change.path))
                              for change in new)])
 
-        # 2. Files that left the fleet are removed; the manifest has one hash for each file.
+        # 2. Remove files that left the fleet; then write the manifest with one hash for each.
         after = dict(before)
         for change in changes:
             if change.wanted is None:
@@ -186,7 +186,7 @@ class Workspace(Record):
         if after != during:
             self._replace([(MANIFEST_FILE, render_manifest(after), 0o644)])
 
-        # 3. The mode of the key's file is made private again, and git leaves the file out.
+        # 3. Make the key's file private again, and keep git from committing it.
         place = self.enter(ENVIRONMENT_FILE)
         if self.world.others_may_read(place):
             self.world.replace_files([(place, self.world.read_bytes(place), 0o600)])
@@ -195,7 +195,7 @@ class Workspace(Record):
                 hide_from_git(self.world, self.world.real_path(self.out))
 
     def keep(self, path: str, content: bytes) -> None:
-        """Write a file of ours that only its owner can read."""
+        """Write a private file of this program."""
         self._replace([(path, content, 0o600)])
 
     def _replace(self, files: Sequence[tuple[str, bytes | None, int]]) -> None:
@@ -205,7 +205,7 @@ class Workspace(Record):
 
 
 def backup_of(path: str, content: bytes | None) -> str:
-    """Return where a file is copied before it is replaced: each version has its own name."""
+    """Return the path of a file's backup; each version has its own name."""
     return f"{STATE_DIRECTORY}/backup/{path}.{digest(content)[:12]}"
 
 
@@ -216,7 +216,7 @@ def mode_of(path: str) -> int:
 
 
 def observe_files(workspace: Workspace, fleet: Fleet, facts: Facts) -> Facts:
-    """Add the facts on generated files; unreadable ones are problems."""
+    """Add the facts about generated files; a file that cannot be read is a problem."""
     world = workspace.world
     try:
         changes = workspace.compare(fleet)

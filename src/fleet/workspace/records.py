@@ -1,4 +1,4 @@
-"""Measurements and receipts, as they lie on the disk."""
+"""Measurements and receipts on the disk."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ def read_measurements(workspace: Workspace) -> tuple[Measurement, ...]:
 
 LISTED_SESSIONS = 20
 RECEIPTS_FILE = f"{STATE_DIRECTORY}/requests.jsonl"
-# The gateway keeps these files shorter; a longer one is not its own.
+# The gateway rotates before this size; a longer file is not the gateway's.
 RECEIPTS_READ_BYTES = RECEIPTS_LIMIT_BYTES + PART_BYTES
 
 
@@ -45,13 +45,13 @@ class ReceiptsReader:
                           last_bytes=PART_BYTES)
 
     def read(self) -> list[Receipt]:
-        """Return the receipts that have come, oldest first."""
+        """Return the new receipts, oldest first."""
         return parse_receipts(self._tail.lines())
 
 
 def latest_receipts(workspace: Workspace) -> Iterator[Receipt]:
-    """Yield the receipts that are kept, the latest first."""
-    # The file, then the one that it turned over to.
+    """Yield the kept receipts, latest first."""
+    # The file, then the older one that it was rotated to.
     for name in (RECEIPTS_FILE, f"{RECEIPTS_FILE}.1"):
         for line in lines_backwards(workspace.world, workspace.enter(name), RECEIPTS_READ_BYTES):
             yield from parse_receipts([line])
@@ -85,11 +85,11 @@ def read_receipts(workspace: Workspace, session: str = "") -> list[Receipt]:
     """Return all receipts that are kept, or those of a session, oldest first."""
     world = workspace.world
     receipts = {}
-    # The file before the one that it turned over to: a line is then read twice, not never.
+    # The newer file first: if it is rotated meanwhile, lines are read twice, but none is missed.
     for name in (RECEIPTS_FILE, f"{RECEIPTS_FILE}.1"):
         tail = Tail(world, workspace.enter(name), last_bytes=RECEIPTS_READ_BYTES)
         wanted = (line for line in tail.lines()
-                  if session.encode() in line)  # no other is parsed
+                  if session.encode() in line)  # the others are not parsed
         for receipt in parse_receipts(wanted):
             if session in ("", receipt.session):
                 receipts[receipt.id] = receipt

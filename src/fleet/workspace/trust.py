@@ -1,4 +1,4 @@
-"""What a person has accepted."""
+"""The record of what a person has accepted."""
 from __future__ import annotations
 
 import contextlib
@@ -35,7 +35,7 @@ def read_trusted(world: World) -> dict[str, str]:
 
 
 def name_trust(world: World, fleet: Fleet) -> tuple[str, str]:
-    """Return where a fleet file really lies, and the hash of all that is at stake with it."""
+    """Return the real path of a fleet file, and the hash of its stakes."""
     source = fleet.document.source
     name = source if source == "<stdin>" else world.real_path(source)
     facts = sorted(stake.fact for stake in plan_stakes(fleet))
@@ -49,7 +49,7 @@ def is_trusted(world: World, fleet: Fleet) -> bool:
 
 
 def keep_trusted(world: World, fleet: Fleet, *, accepts: bool) -> None:
-    """Keep that the stakes of a fleet file are accepted, or are no longer."""
+    """Record that the stakes of a fleet file are accepted, or no longer are."""
     name, accepted = name_trust(world, fleet)
     trusted = {**read_trusted(world), name: accepted}
     if not accepts or not plan_stakes(fleet):
@@ -80,10 +80,10 @@ def is_here(world: World, host: str) -> bool:
 
 
 def is_at_home(world: World, host: str) -> bool:
-    """Tell whether a host of unknown place is this machine, or in its Tailscale network."""
+    """Tell whether a host is this machine, or in its Tailscale network."""
     if is_here(world, host):
         return True
-    # Such names are Tailscale's to give: what it says is so. It also makes some of
+    # Tailscale itself gives out such names, so its list is the truth. It also makes some of
     # them public.
     if not host.endswith(".ts.net"):
         return False
@@ -95,7 +95,7 @@ def is_at_home(world: World, host: str) -> bool:
 
 
 def unlock_keys(world: World, fleet: Fleet) -> None:
-    """Let those keys go to nodes that were accepted to go there."""
+    """Allow the keys of nodes to be sent where the person accepted that."""
     nodes = [node for node in fleet.nodes.values() if node.api_key_env]
     if nodes and is_trusted(world, fleet):
         for node in nodes:
@@ -107,5 +107,5 @@ def unlock_keys(world: World, fleet: Fleet) -> None:
 def find_untrusted(world: World, fleet: Fleet) -> list[Stake]:
     """Return the stakes of a fleet, if they were not accepted."""
     if not plan_stakes(fleet) or is_trusted(world, fleet):
-        return []  # as with every fleet of machines at home: nothing is read
+        return []  # every fleet of machines at home: nothing to look up
     return find_stakes(world, fleet)

@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from fleet.world.terminal import Surroundings
 
 
-# A directory can be a repository of its own making, whose settings name programs: to watch
-# files, to fetch what is missing (a lazy fetch, seen with 2.39.5), to run before or after
-# this and that. Git before 2.38 knows no safe.bareRepository, before 2.44 no
-# GIT_NO_LAZY_FETCH; of every version GIT_ALLOW_PROTOCOL lets none reach another repository,
-# not even one on the disk.
+# A directory can pretend to be a repository, and its settings can name programs that git runs:
+# to watch files, to fetch missing objects (a lazy fetch, seen with 2.39.5), or as hooks. Git
+# before 2.38 does not know safe.bareRepository, and before 2.44 not GIT_NO_LAZY_FETCH. With
+# GIT_ALLOW_PROTOCOL no version reaches another repository, not even one on the disk.
 GIT_SETTINGS = ("core.fsmonitor=false", "core.hooksPath=/dev/null",
                 "safe.bareRepository=explicit", "submodule.recurse=false",
                 "log.showSignature=false")
@@ -29,15 +28,15 @@ GIT_ENVIRONMENT = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1",
                    "GIT_NO_REPLACE_OBJECTS": "1", "GIT_OPTIONAL_LOCKS": "0",
                    "GIT_TERMINAL_PROMPT": "0"}
 
-BYTECODE_FILES = 4  # of one Python: this program's versions that take turns
+BYTECODE_FILES = 4  # kept for each Python: several versions of this program may be in use
 
 
 def run_together(world: Surroundings, jobs: Mapping[Any, Callable[[], Any]], *,
                  until: float = float("inf"),
                  threads: int = 512) -> Iterator[tuple[Any, Any]]:
-    """Yield (key, value or NodeFailure) of each job as it ends, (None, None) while none does.
+    """Yield (key, value or NodeFailure) as each job ends; (None, None) after a tick without one.
 
-    Nobody waits for its threads past `until`: they end with the process, which `main` ends.
+    After `until` its threads are not awaited: they end with the process, which `main` ends.
     """
     from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
     executor = ThreadPoolExecutor(min(len(jobs), threads) or 1)
@@ -51,9 +50,9 @@ def run_together(world: Surroundings, jobs: Mapping[Any, Callable[[], Any]], *,
             for future in ended:
                 key, error = keys.pop(future), future.exception()
                 if isinstance(error, NodeFailure):
-                    error.with_traceback(None)  # its frames hold what was read
+                    error.with_traceback(None)  # its frames keep all that was read in memory
                 elif error:
-                    raise error  # a bug is told, not taken for a dead node
+                    raise error  # a bug must not look like a dead node
                 yield key, error or future.result()
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
@@ -76,7 +75,7 @@ class Child:
         return 128 - code if code is not None and code < 0 else code
 
     def stop(self) -> None:
-        """End it at once: it keeps nothing that a softer end would save."""
+        """Kill it at once: a softer end would save nothing."""
         self._process.kill()
         self._process.wait()
 
@@ -93,8 +92,8 @@ def lock_file(descriptor: int, how: int) -> bool:
 class Hold:
     """A file lock: every process with its descriptor holds it, until the last of them ends.
 
-    A child that inherits it holds it alone once this one is released. Nothing else is asked
-    about who lives: no process number is trusted, so none can be taken for another's.
+    A child that inherits it holds it alone once this one is released. The lock alone tells
+    whether a process lives: a process number could have been reused.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -107,14 +106,14 @@ class Hold:
         return self._descriptor
 
     def release(self) -> None:
-        """Let go of it here."""
+        """Close this process's descriptor."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
 
 
 class Pipe:
-    """What is said to a program that reads a named pipe: it never waits for the reader."""
+    """The writing end of a named pipe; writing never waits for the reader."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -135,12 +134,12 @@ class Pipe:
         return True
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Close it: the reader sees the end."""
         os.close(self._descriptor)
 
 
 class Launch(Record):
-    """How a program is started in the background: every door of it is a file."""
+    """How to start a program in the background; its input and output are files."""
 
     argv: Sequence[str]
     directory: str
@@ -148,9 +147,9 @@ class Launch(Record):
     stdout: str
     stderr: str
     stdin: str = ""  # a named pipe or a file; "": nothing
-    hold: Hold | None = None  # which it holds as long as it lives
-    seconds: int = 0  # after which the system ends it; 0: never
-    outlives: bool = True  # in a session of its own, which no terminal ends
+    hold: Hold | None = None  # a lock that it holds as long as it lives
+    seconds: int = 0  # the system ends it after these; 0: never
+    outlives: bool = True  # its own session, so a closed terminal does not end it
 
 
 class Ran(Record):

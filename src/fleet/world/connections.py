@@ -47,8 +47,8 @@ class Network(Processes):
         """Send a GET, or a POST of `body`; return the Exchange that reads its answer.
 
         No proxies are used and no redirects followed: a node is where the fleet file says.
-        `await_more` waits until the Exchange can go on, from the first byte that is sent; where
-        it is given, the connection may be one that was kept, and can be kept again.
+        `await_more` replaces the Exchange's own waiting. With it, the connection may be a kept one,
+        and may be kept again.
         """
         there = plan_destination(url)
         lines = {"Host": there.place, "User-Agent": f"subagent-fleet/{VERSION}"}
@@ -110,7 +110,7 @@ class Network(Processes):
                 with self._parsing:
                     return ask.extract(Reply(exchange.status, exchange.headers, body))
             finally:
-                body.clear()  # a failure's traceback would keep it
+                body.clear()  # a traceback would keep it in memory
 
     def ask_lines(self, endpoint: str, ask: Ask, wait: Callable[[], object] | None = None, *,
                   stall_seconds: float) -> Iterator[Any]:
@@ -124,7 +124,7 @@ class Network(Processes):
                 exchange.deadline = self.clock() + stall_seconds
 
     def _connect(self, there: Destination, until: float) -> socket.socket:
-        """Return a socket to the endpoint: each address of its name gets a share of time."""
+        """Return a socket to the endpoint; its addresses share the time that there is."""
         addresses = self._stay_home(
             there.host, self.resolve(there.host, there.port, until))
         failures = []
@@ -135,11 +135,11 @@ class Network(Processes):
                 connection = socket.socket(family, kind, protocol)
                 connection.settimeout(left / (len(addresses) - index))
                 connection.connect(address)
-                # They are of two families and one may be dead; the last that answered comes first.
+                # IPv4 or IPv6 may be dead, so the address that answered last comes first.
                 addresses.insert(0, addresses.pop(index))
                 self._addresses[there.host, there.port] = addresses
 
-                # What is small is not held back for more to come.
+                # Send small pieces at once.
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if there.scheme == "https":
                     connection = self._wrap_tls(connection, there.host, until)
@@ -153,14 +153,14 @@ class Network(Processes):
         raise failures.pop()  # a name for it would keep its frame, and all in it, in a cycle
 
     def _stay_home(self, host: str, addresses: list[Any]) -> list[Any]:
-        """Return the addresses that a name may have; refuse a private name of public ones.
+        """Return the private addresses of a private name; refuse it if it has only public ones.
 
-        Nobody was asked whether prompts may go to such a name, and a name server, which is
-        whoever's the network is, says where it leads. Machines at home have public IPv6
-        addresses beside their own: those are left out.
+        A private name counts as one at home, so the person was never asked whether prompts may go
+        there; but the network's name server decides where it leads. Machines at home may also have
+        public IPv6 addresses: those are left out.
         """
         if not is_private(host):
-            return addresses  # somebody was asked
+            return addresses  # the person was asked
         near = [row for row in addresses
                 if is_private(row[4][0]) or self.is_own_address(row[4][0])]
         if addresses and not near:
@@ -176,9 +176,9 @@ class Network(Processes):
         return self._tls.wrap_socket(connection, server_hostname=host.split("%")[0])
 
     def resolve(self, host: str, port: int, until: float) -> list[Any]:
-        """Return the addresses of a name, looked up in a thread: nothing can interrupt it.
+        """Return the addresses of a name; a thread looks them up, as nothing can interrupt that.
 
-        They are kept until nobody answers there.
+        They are kept until a connection to them fails.
         """
         kept = self._addresses.get((host, port))
         if kept:
@@ -197,8 +197,7 @@ class Network(Processes):
     def broadcast_addresses(self) -> list[str]:
         """Return the IPv4 broadcast addresses of this machine's networks.
 
-        The last one leads to the network of the first road; of others, a home's
-        have 256 places.
+        255.255.255.255 reaches the default network; the others are taken to be a /24.
         """
         own = [address for address in self.own_names()[1]
                if ipaddress.ip_address(address).is_private]
@@ -217,7 +216,7 @@ class Network(Processes):
         """Return the Listener of a port; port 0 is any that is free."""
         self.allow_files(2048)
         try:
-            # `localhost` may be ::1 first, and the environment names 127.0.0.1
+            # `localhost` may mean ::1 first, but the environment says 127.0.0.1
             host = "127.0.0.1" if host == "localhost" else host
             family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             # `::` accepts IPv4 as well.
@@ -230,7 +229,7 @@ class Network(Processes):
             if error.errno == errno.EADDRINUSE:
                 raise FleetError("port-taken", name_taken(port), fix=OTHER_PORT) from None
             reason, _, _ = str(error.strerror or error).partition(
-                " (while ")  # the address again
+                " (while ")  # the error says the address again
             raise FleetError("cannot-listen", f"cannot listen on {host}:{port}: {reason}",
                              fix="write another `host:` or `port:` under project.gateway"
                              ) from None

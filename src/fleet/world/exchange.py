@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 class Exchange(Wire):
     """One request to a node, and its answer as it arrives.
 
-    Where it was sent on a connection that was kept, `again` gives a fresh one: a server may
-    close what is idle at the moment at which it is used.
+    For a kept connection, `again` opens a fresh one: the server may close an idle connection
+    at the moment at which it is used.
     """
 
     status = 0  # until `read_head`
     again: Callable[[], socket.socket] | None = None
-    idle: IdleConnections | None = None  # keeps the connection after a whole answer
+    idle: IdleConnections | None = None  # called with the connection after a whole answer
     _request = b""
-    _asked = 0.0  # when that was
+    _asked = 0.0  # when `await_more` ended
     _left: Iterator[bytes] = iter(())  # of the body, whose lines are read
 
     def ask(self, request: bytes) -> None:
@@ -39,10 +39,10 @@ class Exchange(Wire):
             self._ask_again(failure)
 
     def _ask_again(self, failure: NodeFailure) -> None:
-        """Ask on a fresh connection, where a kept one has ended before it said a byte.
+        """Ask on a fresh connection if a kept one ended before its first byte.
 
-        One that was closed while it was idle shows that at once; one that ends later may have
-        read the request, and have died of it.
+        One that was closed while idle shows that at once. One that ends later may have read the
+        request and crashed on it, so that is a failure.
         """
         again, self.again = self.again, None
         is_late = self._clock() - self._asked > AGAIN_SECONDS
@@ -89,7 +89,7 @@ class Exchange(Wire):
             raise NodeFailure("not http", "it does not speak HTTP/1.1")
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the body as it comes; one that ends early is a failure."""
+        """Yield the body as it arrives; raise if it ends early."""
         if not self.status:
             self.read_head()  # not read yet
         coding = self.headers.get("transfer-encoding", "identity").lower()
@@ -136,9 +136,9 @@ class Exchange(Wire):
             yield [rest]
 
     def keep(self) -> None:
-        """Keep the connection for another request, where its lines end here; else close it.
+        """Keep the connection for another request if the answer ends here; else close it.
 
-        What ends a body may come behind its last line.
+        The end of a body may arrive after its last line.
         """
         self.await_more = None
         self.deadline = self._clock() + LEAVE_SECONDS
@@ -155,13 +155,13 @@ class Exchange(Wire):
         self.close()
 
     def leave(self) -> None:
-        """Close in the middle of the answer, so that the node does not notice at the wrong moment.
+        """Close in the middle of an answer at a moment that is safe for the node.
 
-        One (Ollama 0.32.15, its issue 17131) never frees the slot of a model whose client it
-        sees go while a token waits to be sent. A byte ahead keeps it from looking: a write
-        that fails then tells it, which is safe. Where nothing comes, no token waits.
+        Ollama 0.32.15 (its issue 17131) never frees a model's slot if it sees the client go while a
+        token waits to be sent. One extra byte sent to it keeps it from looking; it then learns of
+        the end by a write that fails, which is safe. If nothing arrives, no token waits.
         """
-        if self.fileno() < 0:  # there was no fresh connection to ask on
+        if self.fileno() < 0:  # opening a fresh connection failed
             return
         self.await_more = None
         self.deadline = self._clock() + 2 * LEAVE_SECONDS

@@ -47,7 +47,7 @@ class Disk(Terminal):
 
     @late_decorator(lambda: contextlib.contextmanager)
     def visit(self, directory: str) -> Iterator[None]:
-        """Work in a directory until it is left; SIGTERM ends that as Ctrl-C does."""
+        """Change to a directory for a `with` block; SIGTERM ends the block as Ctrl-C does."""
         before = self.directory
         with trying("enter", directory):
             os.chdir(directory)
@@ -65,7 +65,7 @@ class Disk(Terminal):
     def home(self) -> str:
         """The person's home; NO_HOME if neither the environment nor the system knows one.
 
-        It is never relative: what lies in the working directory may be anybody's.
+        It is never relative: the working directory may be a stranger's.
         """
         if self.environ.get("HOME", "").startswith("/"):
             return self.environ["HOME"]
@@ -79,7 +79,7 @@ class Disk(Terminal):
         """Return a path in this program's state, cache or data directory of the user."""
         variable, usual = USER_PLACES[kind]
         base = self.environ.get(variable, "")
-        # A relative one does not count, by its standard.
+        # The XDG standard says to ignore a relative path.
         if not base.startswith("/"):
             base = self.path(self.home, usual)
         return self.path(base, "subagent-fleet", *names)
@@ -123,7 +123,7 @@ class Disk(Terminal):
             return False
 
     def enter(self, root: str, path: str) -> Place:
-        """Return root/path as a Place; refuse where a link leads out or no file can be."""
+        """Return root/path as a Place; refuse links that lead out, and odd paths."""
         place = Place(root, path)
         kind = self.kind_of(place, follow=False)
         if not is_straight(root, place.above):
@@ -168,7 +168,7 @@ class Disk(Terminal):
         """Return up to `limit` bytes of a regular file from an offset; else nothing."""
         if self.kind_of(path) != "file":
             return b""
-        # Who obeys an order removes its file: it may just have gone.
+        # It may just have gone: whoever carries out an order removes its file.
         with trying("read", path), contextlib.suppress(FileNotFoundError), \
                 open(path, "rb") as stream:
             stream.seek(start)
@@ -182,7 +182,7 @@ class Disk(Terminal):
     # -- disk: writing --
 
     def make_directory(self, path: str, *, is_private: bool = False) -> None:
-        """Make a directory and those above it; if `is_private`, only its owner enters."""
+        """Make a directory and its parents; if `is_private`, only its owner can enter."""
         with trying("make", path):
             directory = Directory(path, makes=True, is_whole=True)
             if is_private:
@@ -190,14 +190,14 @@ class Disk(Terminal):
 
     def replace_files(self, files: Sequence[tuple[str, bytes, int]], *,
                       syncs: bool = False) -> None:
-        """Replace (path, bytes, mode) files in their order; at any moment each is old or new.
+        """Replace (path, bytes, mode) files in order; at any moment each is the old or the new one.
 
-        With `syncs` that holds for a power cut, too.
+        With `syncs` even after a power cut.
         """
         staged = []
         known: dict[tuple[str, str], Directory] = {}  # by root and path: 200 agents share one
         try:
-            # All are written beside their places first, so that a full disk changes nothing.
+            # Write all of them beside their targets first, so that a full disk changes nothing.
             for path, content, mode in files:
                 place = as_place(path)
                 key = (place.root, place.above)
@@ -221,7 +221,7 @@ class Disk(Terminal):
     def append_line(self, path: str, line: bytes) -> None:
         """Add a line to a file only its owner can read; past the limit it turns over to `.1`.
 
-        Where the disk is full, nothing of it is added.
+        If the disk is full, no part of the line stays.
         """
         with trying("write", path):
             directory = Directory(path)
@@ -236,7 +236,7 @@ class Disk(Terminal):
                 while written < len(line):
                     written += os.write(descriptor, line[written:])
             except OSError:
-                # Else another has written behind it.
+                # Unless another process has appended since.
                 if os.fstat(descriptor).st_size == size + written:
                     os.ftruncate(descriptor, size)
                 raise
@@ -250,13 +250,13 @@ class Disk(Terminal):
             directory.unlink(directory.name)
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory with all that is in it, or a file; no link is followed."""
+        """Remove a file, or a directory with its contents; follow no link."""
         if self.kind_of(path, follow=False) != "directory":
             self.remove(path)
             return
         with trying("remove", path):
             for place, directories, _ in os.walk(path):
-                for name in directories:  # one that its owner has closed, as Go does
+                for name in directories:  # a read-only directory, as Go makes them
                     below = os.path.join(place, name)
                     if not os.path.islink(below):
                         os.chmod(below, 0o700)
@@ -264,8 +264,8 @@ class Disk(Terminal):
             shutil.rmtree(path)
 
     def remove_empty(self, path: str) -> None:
-        """Remove a directory in which nothing is left."""
-        # it is used, was never there, or lies behind a link
+        """Remove a directory if it is empty."""
+        # not empty, not there, or behind a link
         with contextlib.suppress(OSError, FleetError):
             Directory(path).rmdir()
 
@@ -319,7 +319,7 @@ class Disk(Terminal):
         return first
 
     def copy_file(self, source: str, target: str) -> None:
-        """Copy a file with its mode, or a link; none is followed out of the target's root."""
+        """Copy a file with its mode, or a link as a link; never write outside the target's root."""
         if os.path.islink(source):
             with trying("copy", source):
                 Directory(target, makes=True).link(os.readlink(source))

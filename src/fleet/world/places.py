@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 TREE_FILES_LIMIT = 2000
 TREE_FILE_LIMIT_BYTES = 256 * 1024
-PART_BYTES = 1024 * 1024  # of a file that grows, at once: some 3,000 receipts
-WRITING_SECONDS = 60  # nobody writes a file for longer
-LINE_LIMIT_BYTES = 32 * 1024 * 1024  # a longer line is no JSON that anybody wrote
-# What is kept for a user: the variable that says where, and where it is without one.
+PART_BYTES = 1024 * 1024  # read at once of a growing file: some 3,000 receipts
+WRITING_SECONDS = 60  # no file takes longer to write
+LINE_LIMIT_BYTES = 32 * 1024 * 1024  # no program writes longer lines of JSON
+# Directories for a user's files: the variable that names each, and its default.
 USER_PLACES = {"state": ("XDG_STATE_HOME", ".local/state"),
                "cache": ("XDG_CACHE_HOME", ".cache"),
                "data": ("XDG_DATA_HOME", ".local/share")}
-# For a user without a home: nothing is ever found or kept below it.
+# The home of a user without one: nothing can be read or written below it.
 NO_HOME = "/dev/null"
 SEAL_BYTES = 32
 
 
 @late_decorator(lambda: contextlib.contextmanager)
 def trying(verb: str, path: str) -> Iterator[None]:
-    """Raise a refusal of the system in plain words."""
+    """Turn an error of the system into a FleetError in plain words."""
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -69,7 +69,7 @@ def _fix_refusal(path: str, code: int | None) -> str:
 
 
 class Place(str):
-    """A path below a directory, its `root`, which no link may lead it out of."""
+    """A path below a directory, its `root`; no link may lead out of that."""
 
     root: str
     inner: str  # its path below the root
@@ -87,25 +87,25 @@ class Place(str):
 
     @property
     def above(self) -> str:
-        """How its directory is reached from the root."""
+        """The directory of the path, relative to the root."""
         return os.path.dirname(self.inner)
 
 
 def as_place(path: str) -> Place:
-    """Return a path as a Place; a plain one is believed up to its last name."""
+    """Return a path as a Place; of a plain path only the last name is checked for links."""
     if isinstance(path, Place):
         return path
     return Place(*os.path.split(path))
 
 
 def in_the_way(place: str, what: str, *, fix: str = "move it away") -> FleetError:
-    """Return the refusal to write at a place."""
+    """Return the error for a place where something else is in the way."""
     return FleetError("in-the-way", f"{place} {what}; nothing is written there",
                       fix=f"{fix}: `ls -ld {shlex.quote(place)}`", status=EXIT_REFUSED)
 
 
 def refuse_link(place: Place) -> FleetError:
-    """Return the refusal to follow a link on the way to a place."""
+    """Return the error for a link on the way to a place."""
     link = place.root
     for step in place.inner.split("/"):
         link = os.path.join(link, step)
@@ -118,7 +118,10 @@ def refuse_link(place: Place) -> FleetError:
 
 
 class Directory:
-    """The directory of a path: no link leads to it from its root. It is looked at, then used."""
+    """The directory of a path, opened without following links below its root.
+
+    It stays open, so that it cannot be exchanged between the check and its use.
+    """
 
     def __init__(self, path: str, *, makes: bool = False, is_whole: bool = False) -> None:
         place = as_place(path)
@@ -131,19 +134,19 @@ class Directory:
             os.makedirs(self.path or ".", exist_ok=True)
 
     def reach(self, name: str) -> str:
-        """Return the path of a name here."""
+        """Return the path of a name in it."""
         return os.path.join(self.path, name)
 
     def open(self, name: str, flags: int, mode: int = 0o600) -> int:
-        """Return a descriptor of a file here; links are not followed, pipes not awaited."""
-        # A FIFO without O_NONBLOCK holds the thread until somebody reads it: for ever.
+        """Return a descriptor of a file in it; follow no link, wait for no pipe."""
+        # Opening a FIFO without O_NONBLOCK would block until somebody reads it.
         return os.open(self.reach(name), flags | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
 
     def open_to_append(self) -> int:
         """Return a descriptor of a regular file that only its owner can read, at its end."""
         descriptor = self.open(self.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            # Asked of what is open, not of the path, which may be something else by now.
+            # Ask the open file: the path may be another file by now.
             mode = os.fstat(descriptor).st_mode
             if not stat.S_ISREG(mode):
                 raise OSError(errno.ENXIO, "it is a device or pipe, not a file")
@@ -157,7 +160,7 @@ class Directory:
     def turn_over(self, descriptor: int) -> None:
         """Give an open file of this name the name `.1`, unless another writer just did."""
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):  # the other is about to make it
+        with contextlib.suppress(FileNotFoundError):  # the other writer is about to make it
             if os.path.samestat(os.lstat(self.reach(self.name)), os.fstat(descriptor)):
                 self.replace(self.name, f"{self.name}.1")
 
@@ -180,10 +183,10 @@ class Directory:
         os.mkfifo(self.reach(self.name), 0o600)
 
     def write_new(self, name: str, content: bytes, mode: int, *, syncs: bool = False) -> str:
-        """Write what a file is to have into a new one beside it; return that one's name.
+        """Write the new content into a file beside the old one; return its name.
 
-        Another process, or another thread, may be writing the same file at this moment: it has
-        its own. What a killed one has left goes with the next write, once it is old.
+        Each writer has its own new file, so two may write at once. A file that a killed writer
+        left behind is removed by a later write, once it is old.
         """
         new = f".{name}.new"
         with contextlib.suppress(FileNotFoundError):
@@ -207,7 +210,7 @@ class Directory:
         return new
 
     def sync(self) -> None:
-        """Wait until the disk has the renamed files."""
+        """Wait until renames in it are on the disk."""
         descriptor = os.open(self.path or ".", os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -231,12 +234,12 @@ def is_straight(root: str, inner: str) -> bool:
         return (os.path.realpath(straight) == straight
                 and os.path.commonpath([real, straight]) == real)
     except (OSError, ValueError):
-        # A link was taken away while it was followed; another drive.
+        # A link vanished while it was followed, or leads to another drive.
         return False
 
 
 def open_to_read(path: str) -> IO[bytes]:
-    """Return a regular file to read, or standard input for `-`; a pipe cannot block it."""
+    """Open a regular file, or standard input for `-`; a pipe is refused instead of awaited."""
     if path == "-":
         return open(0, "rb", closefd=False)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -250,16 +253,16 @@ def open_to_read(path: str) -> IO[bytes]:
 
 
 class Tail:
-    """The whole lines of a file that grows; from its start again when it has turned over."""
+    """The complete lines of a growing file; starts again when the file was rotated to `.1`."""
 
     def __init__(self, world: World, path: str, *, last_bytes: int = 0) -> None:
         self._world = world
         self._path = path
         self._at = max(0, world.size_of(path) - last_bytes) if last_bytes else 0
-        self.rest = b""  # a line whose end is still to come
+        self.rest = b""  # the beginning of an incomplete line
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines that have come since."""
+        """Yield the lines that are new."""
         if self._world.size_of(self._path) < self._at:
             self._at = 0
             self.rest = b""
@@ -275,7 +278,7 @@ class Tail:
 
 
 def lines_backwards(world: World, path: str, limit: int) -> Iterator[bytes]:
-    """Yield the whole lines in the last `limit` bytes of a file, the last one first."""
+    """Yield the complete lines in the last `limit` bytes of a file, last one first."""
     end = world.size_of(path)
     least = max(0, end - limit)
     rest = b""
@@ -291,7 +294,7 @@ def lines_backwards(world: World, path: str, limit: int) -> Iterator[bytes]:
 
 
 class PrivateDirectory:
-    """A directory outside of any project that only its owner can enter, until it is left."""
+    """A private temporary directory outside any project; it is removed at the end."""
 
     def __enter__(self) -> str:
         from tempfile import mkdtemp

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# What every process has in its environment that was started for a task, or for its check.
+# A variable that every process started for a task, or for its check, has in its environment.
 TASK_MARK, CHECK_MARK = "SUBAGENT_FLEET_TASK", "SUBAGENT_FLEET_CHECK"
-TASK_ID = "FLEET_TASK_ID"  # by which commands know their task
+TASK_ID = "FLEET_TASK_ID"  # by it, commands know their task
 
 
 class Process(Record):
@@ -20,8 +20,8 @@ class Process(Record):
 
     number: int
     parent: int
-    session: int  # the number of the process that has begun it
-    start: str  # when it began: with its number, no other process has that
+    session: int  # the process that started its session
+    start: str  # when it started; with its number this is unique
     name: str
     marks: frozenset[str]  # the variables in its environment that name a task
     memory_mb: int
@@ -35,7 +35,7 @@ class ProcessList(Record):
     processes: Mapping[int, Process]
 
 
-# How `ps` of macOS begins a process in the C locale; its command may have several lines.
+# The first line of a process in `ps` of macOS (C locale); a command may span several lines.
 PS_ROW = (r"(?m)^ *(\d+) +(\d+) +(\S+) +(\d+) +(\d+[.]\d+) +"
           r"(\w{3} \w{3} [ \d]\d [\d:]{8} \d{4}) ")
 

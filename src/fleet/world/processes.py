@@ -1,4 +1,4 @@
-"""What runs on this machine, and its ending."""
+"""The processes of this machine, how to end them, and this program's own bytecode."""
 from __future__ import annotations
 
 import contextlib
@@ -27,7 +27,7 @@ class Processes(Programs):
     """Processes of this machine: their memory and CPU, and how to end them."""
 
     def list_processes(self, since: float) -> ProcessList:
-        """Return every process, as any thread has seen them since a time of the clock."""
+        """Return every process; a list that any thread made since then will do."""
         with self._listing:
             if self._processes.at < since:
                 at = self.clock()
@@ -44,7 +44,7 @@ class Processes(Programs):
                 with open(f"/proc/{name}/stat", "rb") as stream:
                     before, _, after = stream.read().rpartition(b")")
                 fields = after.split()
-                if fields[0] in b"ZX":  # it has ended, and its parent has not asked yet
+                if fields[0] in b"ZX":  # a zombie
                     continue
                 environ = b""
                 with contextlib.suppress(OSError), \
@@ -61,9 +61,9 @@ class Processes(Programs):
     def _read_ps(self) -> Iterator[Process]:
         """Yield each process as `ps` of macOS shows it.
 
-        Since macOS 11 it shows no environment of the system's own programs, such as /bin/sh:
-        these are found by their parent and their session. An `-o` each, as POSIX takes the
-        rest of one for the header.
+        Since macOS 11 it hides the environment of the system's own programs, such as /bin/sh:
+        these are found by their parent and their session. Each column needs its own `-o`: POSIX
+        takes the rest of one for the header.
         """
         words = ["ps", "-axwwE"]
         for column in ("pid", "ppid", "stat", "rss", "pcpu", "lstart", "command"):
@@ -94,7 +94,7 @@ class Processes(Programs):
         return numbers
 
     def session_of(self, number: int) -> int:
-        """Return the session of a process: the number of the process that has begun it."""
+        """Return the session of a process: the number of the process that started it."""
         try:
             return os.getsid(number)
         except OSError:
@@ -124,7 +124,7 @@ class Processes(Programs):
         return self.kind_of("/proc/self/environ") == "file"
 
     def end_processes(self, numbers: Iterable[int], *, at_once: bool) -> int:
-        """Ask processes to end, or end them; return how many there were."""
+        """Send SIGTERM to processes, or kill them; return how many there were."""
         count = 0
         for number in numbers:
             if number in (0, 1, os.getpid()):
@@ -135,20 +135,20 @@ class Processes(Programs):
         return count
 
     def free_megabytes(self) -> int:
-        """Return how much memory can be had; 0 where the system does not say."""
+        """Return how much memory is free; 0 if the system does not say."""
         known = self.read_part("/proc/meminfo", 0, 4096).decode("ascii", "replace")
         match = re.search(r"MemAvailable:\s+(\d+) kB", known)
         return (int(match[1]) // 1024 if match
-                else int(self.total_gigabytes() * 500))  # half of it
+                else int(self.total_gigabytes() * 500))  # half of it counts
 
     def total_gigabytes(self) -> float:
-        """Return how much memory this machine has; 0.0 where the system does not say."""
+        """Return how much memory this machine has; 0.0 if the system does not say."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
         return 0.0
 
     def become(self, argv: Sequence[str]) -> None:
-        """Go on as another program, in this process."""
+        """Replace this process by another program (exec)."""
         os.execv(argv[0], list(argv))
 
     def compile_own_source(self) -> str:
@@ -181,7 +181,7 @@ class Processes(Programs):
         return path
 
     def _is_bytecode(self, path: str, name: str) -> bool:
-        """Tell whether a file is whole, was made of that source, and only its owner's."""
+        """Tell whether a bytecode file is complete, of that source, and private to its owner."""
         if self.kind_of(path, follow=False) != "file" or self.belongs_to_other(path) \
                 or self.others_may_read(path):
             return False
@@ -189,13 +189,13 @@ class Processes(Programs):
         return kept[:SEAL_BYTES] == seal_bytecode(name, kept[SEAL_BYTES:])
 
     def keep_bytecode(self, path: str) -> None:
-        """Compile a module to where Python looks for its bytecode."""
+        """Compile a module into the file in which Python looks for its bytecode."""
         import py_compile
         with contextlib.suppress(OSError):
             py_compile.compile(path, quiet=2)
 
     def own_program(self) -> list[str]:
-        """Return how this program is started again; nothing where it came through a pipe."""
+        """Return the command that starts this program again; empty if it came through a pipe."""
         path = os.path.realpath(OWN_FILE)
         return [sys.executable, "-I", path] if os.path.isfile(path) else []
 

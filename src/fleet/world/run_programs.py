@@ -33,15 +33,14 @@ if TYPE_CHECKING:
 
 
 class Programs(Disk):
-    """Other programs: found, run, locked out, started to outlive this one."""
+    """Other programs: find them, run them, lock them out, start them in the background."""
 
     # -- programs --
 
     def which(self, name: str) -> str | None:
-        """Return where a program lies on the PATH, or that a path is one.
+        """Return the path of a program on the PATH, or of a path if it is a program.
 
-        What the PATH holds relative to the working directory is not looked at: a program
-        there is whoever's that directory is.
+        Relative entries of the PATH are skipped: the working directory may be a stranger's.
         """
         places = self.environ.get("PATH", os.defpath).split(os.pathsep)
         program = shutil.which(name, path=os.pathsep.join(filter(os.path.isabs, places)))
@@ -54,9 +53,9 @@ class Programs(Disk):
                     hold: Hold | None = None) -> Ran:
         """Run a program and return what it says; 127: it is not there, 124: it took too long.
 
-        It says it in English, with a point in its numbers: what it says is read by us.
-        It may hold a lock with us, so that who comes after us can wait for its end; it ends,
-        with what it has started, when the lock is over.
+        It runs in the C locale, because this program reads its output. It may share a lock with
+        us, so that our successor can wait for its end; when the lock is over, it is ended with
+        all that it started.
         """
         program = self.which(words[0])
         if not program:
@@ -77,9 +76,9 @@ class Programs(Disk):
 
     def _run_under(self, hold: Hold, argv: Sequence[str], environ: Mapping[str, str],
                    given: bytes, seconds: float) -> Ran:
-        """Run a program under a lock; end it and what it has started where that is over."""
+        """Run a program under a lock; end it and its children when the lock is over."""
         until = self.clock() + seconds
-        # A session of its own: what git has started, such as a filter, is in its group.
+        # Its own session, so that its group has all that git started, such as a filter.
         with subprocess.Popen(argv, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, pass_fds=[hold.fileno()],
                               start_new_session=True) as process:
@@ -96,7 +95,7 @@ class Programs(Disk):
                         raise
 
     def _end_group(self, process: subprocess.Popen[bytes]) -> None:
-        """End a program and its process group; git removes its locks on TERM."""
+        """End a program's process group, with TERM first: git then removes its locks."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, number)
@@ -109,7 +108,7 @@ class Programs(Disk):
         return ran.output.decode("utf-8", "replace") if ran.code == 0 else None
 
     def run_git(self, words: Sequence[str], directory: str, *, seconds: float = 60.0) -> Ran:
-        """Run git in a directory that may be anybody's: nothing that it names is run."""
+        """Run git in a directory that may be a stranger's; run nothing that it names."""
         return self.run_program(["git", *self.git_words(directory), *words],
                                 environ=self.git_environment(), seconds=seconds)
 
@@ -120,7 +119,7 @@ class Programs(Disk):
         came: list[int] = []
 
         def hand_on(number: int, _: object) -> None:
-            came.append(number)  # it may come before there is a child
+            came.append(number)  # the signal may come before the child exists
             if child:
                 child.terminate()
 
@@ -158,7 +157,7 @@ class Programs(Disk):
             return open(directory.open_to_append(), "ab", buffering=0)
 
     def open_page(self, url: str) -> bool:
-        """Show a page in this person's browser; False if there is no screen."""
+        """Open a page in the browser; False if there is no screen."""
         has_screen = sys.platform == "darwin" or any(
             self.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
         if not has_screen or self.environ.get("SSH_CONNECTION"):
@@ -183,7 +182,7 @@ class Programs(Disk):
             for _ in range(LOOKERS_LIMIT):
                 if lock_file(descriptor, fcntl.LOCK_EX):
                     return hold
-                # Somebody may only look whether it is held, which takes the lock as well.
+                # `is_held` takes the lock for a moment, too: try again.
                 if not lock_file(descriptor, fcntl.LOCK_SH):
                     break
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -205,7 +204,7 @@ class Programs(Disk):
 
     @late_decorator(lambda: contextlib.contextmanager)
     def hold_soon(self, path: str, seconds: float) -> Iterator[None]:
-        """Have the lock of a file; wait for it so long, then go on without it."""
+        """Hold the lock of a file for a `with` block; after so many seconds go on without it."""
         until = self.clock() + seconds
         hold = self.hold(path)
         while hold is None and self.clock() < until:
@@ -226,7 +225,7 @@ class Programs(Disk):
         """Return a named pipe to write to; it stays open when its reader ends."""
         with trying("write", path):
             directory = Directory(path)
-            # For both, it opens at once, and what is written is not lost with the reader.
+            # Opened for both, it opens at once, and keeps what is written if the reader ends.
             return Pipe(directory.open(directory.name, os.O_RDWR))
 
     def spawn(self, launch: Launch) -> Child:
@@ -239,8 +238,8 @@ class Programs(Disk):
             stderr = closing.enter_context(self._open_log(launch.stderr))
 
             inherited = [launch.hold.fileno()] if launch.hold else []
-            # The system's own clock, which an exec keeps: the deadline holds without us. It is
-            # looked up before the fork: the child of a program with threads must load nothing.
+            # The kernel's own alarm survives the exec, so the deadline holds without us. It is
+            # looked up before the fork: the child of a threaded program must load nothing.
             prepare = functools.partial(signal.alarm, launch.seconds) if launch.seconds else None
             return Child(subprocess.Popen(
                 launch.argv, cwd=launch.directory,
@@ -249,7 +248,7 @@ class Programs(Disk):
                 preexec_fn=prepare))
 
     def detach(self, log: str) -> bool:
-        """Go on in the background, output in a file; True there, False where it was typed."""
+        """Fork into the background, output in a file; True in the child, False in the parent."""
         with trying("write", log):
             stream = self._open_log(log)
         if os.fork():
@@ -264,7 +263,7 @@ class Programs(Disk):
         return True
 
     def git_words(self, directory: str) -> list[str]:
-        """Return git's first words, with which nothing of a repository's own is run."""
+        """Return git's first words; with them git runs no program that a repository names."""
         words = ["-C", directory]
         for setting in (*GIT_SETTINGS, "gc.auto=0", "commit.gpgSign=false",
                         "core.quotePath=false"):
@@ -272,7 +271,7 @@ class Programs(Disk):
         return words
 
     def git_environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment without variables that lead git to another repository."""
+        """Return the environment without variables that point git at another repository."""
         kept = {name: value for name, value in self.environ.items()
                 if not name.startswith("GIT_")}
         return {**kept, **GIT_ENVIRONMENT, "LC_ALL": "C", **(more or {})}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Surroundings:
-    """The environment, the clock, signals, and values that are found once."""
+    """The environment, the clock, signals, and values that are looked up once."""
 
     def __init__(self) -> None:
         self.environ = dict(os.environ)
@@ -33,22 +33,23 @@ class Surroundings:
         self.now = time.time
         self.sleep = time.sleep
         self.connect_seconds = CONNECT_SECONDS
-        self.node_keys: dict[tuple[str, str], str] = {}  # what may go to (endpoint, variable)
+        # The key of each (endpoint, variable) to which it may be sent.
+        self.node_keys: dict[tuple[str, str], str] = {}
         self._parsing = _thread.allocate_lock()  # held while an answer is parsed
         self._listing = _thread.allocate_lock()  # held while processes are listed
         self._processes = ProcessList(-1.0, {})
         self._tls: ssl.SSLContext | None = None
         # Connections that wait for their next request, by scheme and place.
         self._idle: dict[tuple[str, str], IdleConnections] = {}
-        # What a name was looked up to: a name service may take long.
+        # The addresses of names: a name service may be slow.
         self._addresses: dict[tuple[str, int], list[Any]] = {}
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # a C locale shows the rest
+            if hasattr(stream, "reconfigure"):  # for characters that a C locale lacks
                 stream.reconfigure(errors="backslashreplace")
 
     @staticmethod
     def end(status: int) -> NoReturn:
-        """End this process, with nothing taken down that the system frees by itself: 4 ms."""
+        """End this process without cleaning up what the system frees by itself: saves 4 ms."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()
@@ -73,7 +74,7 @@ class Surroundings:
     # -- signals: only the main thread may take them --
 
     def on_stop(self, callback: Callable[[str], object]) -> None:
-        """Call back with the name of Ctrl-C or SIGTERM when one comes."""
+        """Call `stop` with the name of the signal at Ctrl-C or SIGTERM."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: callback(signal.Signals(number).name))
 
@@ -87,7 +88,7 @@ class Surroundings:
 
 
 class Terminal(Surroundings):
-    """What is written to a terminal or a pipe, and asked there."""
+    """Output to a terminal or a pipe, and questions to a person."""
 
     # -- terminal --
 
@@ -96,7 +97,7 @@ class Terminal(Surroundings):
         self.write(guard_terminal(text))
 
     def write(self, text: str) -> None:
-        """Write data, as it is; a full disk is an error, a reader that has gone is not."""
+        """Write data unchanged; a full disk is an error, a reader that has gone is not."""
         try:
             if sys.stdout is not None:  # None: closed before the start
                 sys.stdout.write(text)
@@ -108,7 +109,7 @@ class Terminal(Surroundings):
             raise FleetError("output", f"cannot write the output: {error.strerror}") from None
 
     def err(self, text: str) -> None:
-        """Write talk: errors, hints, progress."""
+        """Write errors, hints and progress to stderr."""
         if sys.stderr is not None:
             sys.stderr.write(guard_terminal(text))
             sys.stderr.flush()
@@ -119,12 +120,12 @@ class Terminal(Surroundings):
         return found is not None and not found.closed and found.isatty()
 
     def redraws(self) -> bool:
-        """Tell whether stderr is a terminal on which a line can be drawn again."""
+        """Tell whether stderr is a terminal on which a line can be redrawn."""
         return self.is_terminal("stderr") and self.environ.get("TERM") != "dumb"
 
     @property
     def columns(self) -> int:
-        """Width of the terminal, or of the one that most have where it does not say."""
+        """Width of the terminal; 80 if it does not say."""
         return shutil.get_terminal_size().columns or 80
 
     def encoding_of(self, stream: str) -> str:
@@ -133,7 +134,7 @@ class Terminal(Surroundings):
 
     @staticmethod
     def leave_directories() -> None:
-        """Import nothing more from the working directory or this file's: they may be anybody's.
+        """Import nothing more from the working directory or this file's: they may be a stranger's.
 
         Python puts one of them first, and nothing but the standard library is ever imported.
         """
@@ -147,7 +148,7 @@ class Terminal(Surroundings):
                        if path and os.path.realpath(path) not in places]
 
     def discard_output(self) -> None:
-        """Drop all further output: the reader is gone."""
+        """Drop all further output, because its reader has gone."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def can_ask(self) -> bool:
@@ -155,7 +156,7 @@ class Terminal(Surroundings):
         return self.is_terminal("stdin") and self.is_terminal("stderr")
 
     def confirm(self, question: str, text: str = "") -> bool:
-        """Show a text and return a person's yes; without a person the answer is no."""
+        """Show a text and a question; True if a person answers yes, False without a person."""
         if not self.can_ask():
             return False
         self.err(f"{text}{question} [y/N] ")

@@ -1,4 +1,4 @@
-"""A client that asks us, and the port it comes to."""
+"""A client's connection, and the port at which clients arrive."""
 from __future__ import annotations
 
 import contextlib
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 class Visitor(Wire):
     """A client's connection: its requests one after the other, and whether it is still there.
 
-    Who has sent its end (a FIN) counts as gone, though some read on: there is no telling.
+    A half-closed client (a FIN) counts as gone: whether it still reads cannot be known.
     """
 
     speech = "request"
     stays = True  # whether another request may follow on this connection
     is_streaming = False
-    _speaks_1_1 = True  # else it knows no chunks
-    _wants_body = True  # HEAD asks for the head of an answer only
+    _speaks_1_1 = True  # else HTTP/1.0, which has no chunks
+    _wants_body = True  # False for HEAD
     _length: int | None = None  # of the request's body; None: it comes in chunks
 
     def __init__(self, connection: socket.socket, clock: Callable[[], float]) -> None:
         super().__init__(connection, clock(), clock)
-        self.reached: tuple[str, int] = connection.getsockname()[:2]  # which address of ours
+        self.reached: tuple[str, int] = connection.getsockname()[:2]  # our own address
 
     def read_request(self, seconds: float) -> tuple[str, str, dict[str, str]] | None:
         """Return (method, target, headers), or None if the client has nothing more to say."""
@@ -83,7 +83,7 @@ class Visitor(Wire):
             return 0
         if not re.fullmatch("[0-9]+", length):
             raise BadRequest(400, "request: its Content-Length is not a number")
-        # 19 are too many anyway, 4,301 no int() takes.
+        # 19 digits are too many anyway, and int() refuses 4,301.
         digits = length.lstrip("0")[:19] or "0"
         return int(digits)
 
@@ -91,7 +91,7 @@ class Visitor(Wire):
                   hold: Callable[[int], None] = lambda more: None) -> bytearray:
         """Return the body of the request just read; refuse more than `limit` bytes.
 
-        `hold` is told how many bytes have come or will, and may raise.
+        `hold` is called with the bytes that have come, or will; it may raise.
         """
         body = bytearray()
         if self._length == 0:
@@ -118,7 +118,7 @@ class Visitor(Wire):
             raise _refusal(failure) from None
 
     def refuse_body(self) -> None:
-        """Refuse the request if it has a body: waiting for that could take long."""
+        """Refuse the request if it has a body, instead of waiting for it."""
         if self._length != 0:
             raise BadRequest(400, "request: this page takes no body")
 
@@ -138,7 +138,7 @@ class Visitor(Wire):
     def stream(self, piece: bytes, *, head: str = "", last: bool = False) -> None:
         """Send a piece of an answer of unknown length: `head` begins it, `last` ends it.
 
-        HTTP/1.0 knows no chunks: there the end of the connection is the end of the answer.
+        HTTP/1.0 has no chunks: there the end of the connection ends the answer.
         """
         answer = b""
         if head:
@@ -156,7 +156,7 @@ class Visitor(Wire):
         self.send(answer)
 
     def send(self, message: bytes) -> None:
-        """Send bytes; a client that takes none of them for a minute has left."""
+        """Send bytes; a client that takes none for a minute counts as gone."""
         self.deadline = self._clock() + SEND_SECONDS
         try:
             super().send(message)
@@ -168,7 +168,7 @@ class Visitor(Wire):
         until = self._clock() + seconds
         while True:
             watched = [other] if other else []
-            # What a client sends ahead waits here; what is more is left in its
+            # A client's next request waits here; what is more stays in its
             # socket, unseen.
             if len(self._buffer) <= HEADER_LIMIT_BYTES:
                 watched.append(self)
@@ -186,8 +186,8 @@ class Visitor(Wire):
                 return False
 
     def part(self) -> None:
-        """Close so that the last answer still arrives: unread bytes would make it a reset."""
-        with contextlib.suppress(OSError):  # it has gone, or sends for ever
+        """Close so that the last answer still arrives: with unread bytes it would be a reset."""
+        with contextlib.suppress(OSError):  # it has gone, or never stops sending
             self._socket.shutdown(socket.SHUT_WR)
             self._socket.settimeout(0.25)
             for _ in range(16):
@@ -197,13 +197,13 @@ class Visitor(Wire):
 
 
 def _refusal(failure: NodeFailure) -> BadRequest:
-    """Return a failure on a client's connection as the refusal of its request."""
+    """Turn a failure on a client's connection into the refusal of its request."""
     status = 408 if failure.reason == "timeout" else 400
     return BadRequest(status, f"request: too slow, too long or broken ({failure.detail})")
 
 
 class Listener:
-    """A port at which clients call."""
+    """A port at which clients connect."""
 
     def __init__(self, listening: socket.socket, clock: Callable[[], float]) -> None:
         self._socket = listening
@@ -214,7 +214,7 @@ class Listener:
         self._rope.setblocking(False)
 
     def accept(self, seconds: float) -> Visitor | None:
-        """Return the next client; None when somebody rang or the time is up."""
+        """Return the next client; None after `ring`, or when the time is up."""
         try:
             if self._socket not in wait_ready([self._socket, self._bell], seconds):
                 return None
@@ -222,7 +222,7 @@ class Listener:
         except (BlockingIOError, ConnectionError):
             return None  # it has gone already
         except OSError:
-            time.sleep(0.05)  # out of files: what is being served will give some back
+            time.sleep(0.05)  # out of descriptors: a client that leaves gives one back
             return None
 
         try:
@@ -233,8 +233,8 @@ class Listener:
             return None
 
     def ring(self) -> None:
-        """End every wait in `accept`; from a signal handler too, and after `close`."""
-        with contextlib.suppress(OSError):  # full: it is set already; closed: nothing waits
+        """Wake every `accept`; allowed in a signal handler, and after `close`."""
+        with contextlib.suppress(OSError):  # full: already awake; closed: nothing waits
             self._rope.send(b"!")
 
     def close(self) -> None:

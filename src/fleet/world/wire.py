@@ -33,8 +33,8 @@ _FIELD_LINE = LatePattern(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff
 _CHUNK_SIZE = LatePattern(rb"0*([0-9A-Fa-f]{1,8})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _NEXT_CHUNK_SIZE = LatePattern(rb"\r\n" + _CHUNK_SIZE.pattern)
 SINGLE_FIELDS = ("host", "content-length", "transfer-encoding")
-RECEIVE_BYTES = 64 * 1024  # of what came, taken at once
-AGAIN_SECONDS = 0.5  # so soon a connection ends that the other side closed while it was idle
+RECEIVE_BYTES = 64 * 1024  # received at once
+AGAIN_SECONDS = 0.5  # a connection that was closed while idle shows its end so soon
 
 
 class BadRequest(FleetError):
@@ -45,7 +45,7 @@ class BadRequest(FleetError):
 
 
 class ClientGone(BaseException):
-    """The client has closed its connection: no failure, but nothing waits for an answer."""
+    """The client has closed its connection: no failure, but nobody waits for the answer."""
 
 
 def name_connection_failure(error: Exception) -> NodeFailure:
@@ -72,15 +72,15 @@ def name_connection_failure(error: Exception) -> NodeFailure:
 class Wire:
     """One connection: bytes come and go, and no wait is longer than `deadline`.
 
-    The deadline may be set anew; `cut` from any thread aborts whatever waits. A call is made
-    first and its socket awaited only where it says so: most of the time there is something.
-    http.client has no such end: a byte a second in its headers holds it for ever.
+    The deadline may be moved; `cut`, from any thread, aborts a wait. Each call first tries, and
+    waits only if it would block: most of the time there are bytes. http.client has no deadline
+    for the whole: one header byte a second would block it for ever.
     """
 
     speech = "answer"  # what the other side sends
-    # Waits until more comes, or more can be sent; may raise.
+    # Waits until the socket is ready; may raise.
     await_more: Callable[[], object] | None = None
-    is_sending = False  # what is awaited: that more can be sent, else that more has come
+    is_sending = False  # it waits to send, else to receive
     _limit = float("inf")  # of a request's body
 
     def __init__(self, connection: socket.socket, deadline: float,
@@ -93,11 +93,11 @@ class Wire:
         self._buffer = bytearray()
 
     def fileno(self) -> int:
-        """Return the descriptor, for `wait_ready`, which does not see what is buffered here."""
+        """Return the descriptor for `wait_ready`, which does not see bytes in our buffer."""
         return self._socket.fileno()
 
     def cut(self) -> None:
-        """End the connection, from any thread: a thread that reads it sees its end."""
+        """Abort the connection; another thread that reads it sees its end."""
         with contextlib.suppress(OSError):  # not connected any more
             # The base class's shutdown wakes a reader in another thread, with TLS too.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
@@ -116,8 +116,8 @@ class Wire:
                 self._await(error)
 
     def _await(self, error: Exception) -> None:
-        """Wait until the socket is ready again; raise if that was not the problem."""
-        # TLS says which way it cannot go on; ValueError: TLS on a socket just closed.
+        """Wait until the socket is ready; raise any other error."""
+        # TLS says what it waits for; ValueError: TLS on a socket that was just closed.
         name = type(error).__name__
         if name not in ("BlockingIOError", "SSLWantReadError", "SSLWantWriteError"):
             raise name_connection_failure(error) from None
@@ -146,7 +146,7 @@ class Wire:
         raise NodeFailure("timeout", "no answer in time")
 
     def _receive(self) -> bytes | None:
-        """Return the bytes received, None while there are none."""
+        """Return the bytes received, or None if there are none yet."""
         try:
             return self._socket.recv(RECEIVE_BYTES)
         except (OSError, ValueError) as error:
@@ -155,9 +155,9 @@ class Wire:
             return None
 
     def _take_head(self, check: Callable[[], object] = lambda: None) -> str:
-        """Return the head that comes, without the empty line behind it.
+        """Return the next head, without the empty line after it.
 
-        `check` looks at its beginning: who speaks something else may never end it.
+        `check` looks at its beginning: another protocol might never send that line.
         """
         looked = 0
         while True:
@@ -193,13 +193,13 @@ class Wire:
         return fields
 
     def _take_chunks(self) -> Iterator[bytes]:
-        """Yield what the chunks of a body hold, as much as came at once; pass its trailers.
+        """Yield the content of a body's chunks, as much as has arrived; skip its trailers.
 
-        A model's answer has a chunk for each word, and one by one they cost twice as much.
+        A model's answer has a chunk for each word; one at a time, they cost twice as much.
         """
         pattern, buffer = _CHUNK_SIZE, self._buffer
         total = 0
-        left = 0  # of a chunk that came in part
+        left = 0  # missing of a chunk
         while True:
             pieces: list[bytearray] = []
             at = 0
@@ -223,7 +223,7 @@ class Wire:
                 at += len(piece)
                 left -= len(piece)
 
-            match = None  # it holds the buffer, which then cannot shrink
+            match = None  # a view would keep the buffer from shrinking
             del buffer[:at]
             if pieces:
                 yield b"".join(pieces)
@@ -247,7 +247,7 @@ class Wire:
             raise BadRequest(413, f"body: longer than {self._limit} bytes")
 
     def _skip_trailers(self) -> None:
-        """Skip the trailers, or the next message would begin with them."""
+        """Skip the trailers; otherwise the next message would begin with them."""
         while len(self._buffer) < 2 and self._fill():
             pass
         if self._buffer.startswith(b"\r\n"):
@@ -273,14 +273,14 @@ class Wire:
 class IdleConnections(list):  # type: ignore[type-arg]
     """The connections to a node that are kept for its next request."""
 
-    # Until something comes that nobody asked for: one more answer would be taken for that of
-    # the next request, which may be another client's.
+    # False once unrequested bytes arrived: a stray answer would be taken for the answer to the
+    # next request, which may be another client's.
     can_be_kept = True
 
 
 def wait_ready(things: Sequence[Any], seconds: float) -> list[Any]:
-    """Return the `things`, each with a `fileno`, that are ready in time: to be read, or to be
-    sent to where one `is_sending`."""
+    """Return those `things` (with a `fileno`) that are ready in time: to read, or to send if
+    they have `is_sending`."""
     seconds = max(seconds, 0)
     closed = [thing for thing in things if thing.fileno() < 0]
     if closed:  # by another thread, a moment ago: the next read finds its end

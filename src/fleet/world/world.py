@@ -3,9 +3,9 @@ from __future__ import annotations
 
 from fleet.world.connections import Network
 
-# The only door: terminal, disk, programs, signals, network and what this machine is called.
-# It gives out text, bytes and objects of this room, never a socket, a process or a descriptor.
-# What the system refuses becomes a FleetError in plain words.
+# The only door: terminal, disk, programs, signals, network and this machine's names. It returns
+# text, bytes and objects of this room, never a socket, a process or a descriptor. An error of
+# the system becomes a FleetError in plain words.
 
 
 class World(Network):
