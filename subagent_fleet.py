@@ -14554,36 +14554,28 @@ def plan_model_places(fleet: Fleet) -> dict[str, ModelPlace]:
 OUT_BYTES = 16 * 1024
 
 
-class Login:
-    """What a client shows of itself, for the cloud its request may go to. Kept nowhere."""
-
-    def __init__(self, headers: Mapping[str, str], key: str) -> None:
-        self._headers = {name: value for name, value in headers.items()
-                         if name.startswith("anthropic-") or name == "x-app"}
-        if "user-agent" in headers:
-            self._headers["User-Agent"] = headers["user-agent"]  # instead of this program's
-        self._logins = {}
-        for name in ("authorization", "x-api-key"):
-            value = headers.get(name, "")
-            # The gateway's key stays here.
-            if value and value.rpartition(" ")[2].strip() != key:
-                self._logins[name] = value
-
-    def headers_for(self, node: Node) -> dict[str, str]:
-        """Return the headers that go to a node; of any but Anthropic's none."""
-        if node.provider != "anthropic":
-            return {}
-        if not node.auth:
-            return dict(self._headers)
-        if not self._logins:
-            raise HandedBack(Reply(401, {}, _NO_LOGIN), "no login came")
-        return {**self._headers, **self._logins}
-
-
 _NO_LOGIN = (
     b'{"type":"error","error":{"type":"authentication_error","message":"this model is '
     b"answered with your own login, and none came: type /login, and start by "
     b'`subagent-fleet launch claude`"}}')
+
+
+def login_headers(node: Node, headers: Mapping[str, str], key: str) -> dict[str, str]:
+    """Return what a client shows of itself to a node, of any but Anthropic's nothing."""
+    if node.provider != "anthropic":
+        return {}
+    shown = {name: value for name, value in headers.items()
+             if name.startswith("anthropic-") or name == "x-app"}
+    if "user-agent" in headers:
+        shown["User-Agent"] = headers["user-agent"]  # instead of this program's
+    if not node.auth:
+        return shown
+    logins = {name: headers[name] for name in ("authorization", "x-api-key")
+              if headers.get(name)
+              and headers[name].rpartition(" ")[2].strip() != key}  # which stays here
+    if not logins:
+        raise HandedBack(Reply(401, {}, _NO_LOGIN), "no login came")
+    return {**shown, **logins}
 
 
 class Client:
@@ -14687,7 +14679,7 @@ def retry_header(refusal: Refusal) -> str:
     return f"Retry-After: {refusal.retry_seconds}\r\n"
 
 
-# == gateway/service.py, from line 32 =========================================
+# == gateway/service.py, from line 31 =========================================
 #
 # One request, from a client to a machine and back.
 
@@ -14713,10 +14705,10 @@ CLIENT_SECONDS = 0.2  # so often who waits for a slot looks whether its client i
 class Service:
     """Answers one request, from its Talk to the last byte."""
 
-    def __init__(self, server: Server, visitor: Visitor, dialect: Dialect, talk: Talk,
-                 conversation: Conversation, login: Login) -> None:
+    def __init__(self, server: Server, visitor: Visitor, dialect: Dialect, talk: Talk) -> None:
         self._server, self._scheduler, self._world = server, server.scheduler, server.world
-        self._talk, self._conversation, self._login = talk, conversation, login
+        self._talk, self._headers = talk, visitor.headers
+        self._conversation = conversation = dialect.conversation(visitor.headers, talk)
         answer_id = server.world.token(12)
         self._client = Client(server.world, visitor, dialect, talk, answer_id)
         self._translations: dict[str, Translation] = {}  # by model
@@ -14873,7 +14865,7 @@ class Service:
             raise Refusal(400, f"response_format: {backend.title} takes none from this "
                           "dialect; ask for JSON in the prompt, or another model")
         exchange, reader = translation.send(
-            self._world, self._login.headers_for(node),
+            self._world, login_headers(node, self._headers, self._server.key),
             functools.partial(self._await_node, node))
         # Whoever answers in the end: the prompt has been there.
         values["cloud"] |= model.name in self._scheduler.clouds
@@ -14963,7 +14955,7 @@ class Server(Reception):
         super().__init__(world,
                          (show_host(fleet.gateway.host), "localhost", "127.0.0.1", "[::1]",
                           name, f"{name}.local"))
-        self.fleet, self._key = fleet, key
+        self.fleet, self.key = fleet, key
         self._told_of_key = False  # that somebody has another one
         self.scheduler = Scheduler(fleet, world.clock)
         self.ledger = Ledger(fleet.nodes)
@@ -15065,7 +15057,7 @@ class Server(Reception):
         self._visitors[visitor] = "asking"
         dialect = dialect_of(path)
         if method == "POST" and dialect:
-            self._respond_to_talk(visitor, headers, path, dialect)
+            self._respond_to_talk(visitor, path, dialect)
             return
 
         follows = method == "GET" and path == EVENTS_PATH
@@ -15074,7 +15066,7 @@ class Server(Reception):
         if path == "/fleet":
             page = self.show()
         elif proof:
-            page = {"proof": prove_key(self._key, proof[1], *visitor.reached)}
+            page = {"proof": prove_key(self.key, proof[1], *visitor.reached)}
         if not follows and (page is None or method not in ("GET", "HEAD")):
             raise Refusal(404, "there is nothing at this path")
         visitor.refuse_body()
@@ -15083,8 +15075,7 @@ class Server(Reception):
         else:
             visitor.reply(200, render_json(page))
 
-    def _respond_to_talk(self, visitor: Visitor, headers: dict[str, str], path: str,
-                         dialect: Dialect) -> None:
+    def _respond_to_talk(self, visitor: Visitor, path: str, dialect: Dialect) -> None:
         """Answer a request for an answer, or for how many tokens it would take."""
         def hold(more: int) -> None:
             self._held[visitor] = self._held.get(visitor, 0) + more
@@ -15104,8 +15095,7 @@ class Server(Reception):
                 visitor.reply(200, dialect.count(asked.estimate))
                 return
             talk = replace(talk, came=int(self.world.now()))
-            Service(self, visitor, dialect, talk, dialect.conversation(headers, talk),
-                    Login(headers, self._key)).run()
+            Service(self, visitor, dialect, talk).run()
         finally:
             self._held.pop(visitor, None)
 
@@ -15128,24 +15118,22 @@ class Server(Reception):
             return "format"
         return ""
 
-    def study(self) -> None:
-        """Learn meanwhile what the models can do, and how much of it stays warm."""
-        threading.Thread(target=self.learn_abilities, daemon=True).start()
+    def study(self, *names: str) -> None:
+        """Learn meanwhile what the models of these nodes can do, or of all if none is named."""
+        with contextlib.suppress(RuntimeError):  # the system gives no more threads now
+            threading.Thread(target=self.learn_abilities, args=names, daemon=True).start()
 
     def study_later(self, name: str) -> None:
-        """Learn it from a node that did not answer at the start, and does now."""
+        """Learn it from a node that did not answer before, and does now."""
         if name in self._unstudied:
             self._unstudied.discard(name)
-            with contextlib.suppress(RuntimeError):  # the system gives no more threads now
-                threading.Thread(target=self.learn_abilities, args=(name,),
-                                 daemon=True).start()
+            self.study(name)
 
-    def learn_abilities(self, only: str = "") -> None:
-        """Ask one node, or all, what their models can do; who does not say is able."""
-        nodes = {name: node for name, node in self.fleet.nodes.items() if only in ("", name)}
+    def learn_abilities(self, *names: str) -> None:
+        """Ask nodes what their models can do, and how much stays warm; who does not say is able."""
+        nodes = {name: self.fleet.nodes[name] for name in names or self.fleet.nodes}
         states = probe_nodes(self.world, nodes, PROBE_TIMEOUT_SECONDS, self.fleet.models)
-        if not only:
-            self._unstudied.update(name for name in nodes if not states[name].online)
+        self._unstudied.update(name for name in nodes if not states[name].online)
         for model in self.fleet.models.values():
             if model.node not in states:
                 continue
@@ -15170,7 +15158,7 @@ class Server(Reception):
         keys = [headers.get("x-api-key", ""), headers.get(FLEET_KEY_HEADER, "")]
         if scheme.lower() == "bearer":
             keys.append(token.strip())
-        wanted = self._key.encode("utf-8")
+        wanted = self.key.encode("utf-8")
         fits = [hmac.compare_digest(key.encode("latin-1"), wanted) for key in keys]
         self._check_host(visitor, headers)
 

@@ -128,6 +128,19 @@ def test_a_machine_that_sleeps_at_the_start_is_asked_when_it_answers(fake_node, 
     served.close()
 
 
+def test_a_machine_that_falls_asleep_again_is_asked_once_more(fake_node, tmp_path, monkeypatch):
+    plain = fake_node({"tiny": {"capabilities": ["completion"]}})
+    fleet = fleet_of(("m", "a", "x", {}), nodes={"a": "http://127.0.0.1:9"})
+    served = Rig(fleet, tmp_path)
+    monkeypatch.setattr(served.server, "study", served.server.learn_abilities)  # and waits
+    served.server.learn_abilities()
+    served.server.study_later("a")  # it seemed to answer, and sleeps
+    served.server.fleet.nodes["a"] = sf.replace(fleet.nodes["a"], endpoint=plain.endpoint)
+    served.server.study_later("a")
+    served.close()
+    assert served.server.learned["m"].abilities == ("completion",)
+
+
 def test_a_machine_whose_rest_ends_is_studied_once(fake_node, tmp_path):
     plain = fake_node({"tiny": {"capabilities": ["completion"]}})
     fleet = fleet_of(("m", "a", "x", {}), nodes={"a": "http://127.0.0.1:9"})

@@ -25,36 +25,28 @@ if TYPE_CHECKING:
 OUT_BYTES = 16 * 1024
 
 
-class Login:
-    """What a client shows of itself, for the cloud its request may go to. Kept nowhere."""
-
-    def __init__(self, headers: Mapping[str, str], key: str) -> None:
-        self._headers = {name: value for name, value in headers.items()
-                         if name.startswith("anthropic-") or name == "x-app"}
-        if "user-agent" in headers:
-            self._headers["User-Agent"] = headers["user-agent"]  # instead of this program's
-        self._logins = {}
-        for name in ("authorization", "x-api-key"):
-            value = headers.get(name, "")
-            # The gateway's key stays here.
-            if value and value.rpartition(" ")[2].strip() != key:
-                self._logins[name] = value
-
-    def headers_for(self, node: Node) -> dict[str, str]:
-        """Return the headers that go to a node; of any but Anthropic's none."""
-        if node.provider != "anthropic":
-            return {}
-        if not node.auth:
-            return dict(self._headers)
-        if not self._logins:
-            raise HandedBack(Reply(401, {}, _NO_LOGIN), "no login came")
-        return {**self._headers, **self._logins}
-
-
 _NO_LOGIN = (
     b'{"type":"error","error":{"type":"authentication_error","message":"this model is '
     b"answered with your own login, and none came: type /login, and start by "
     b'`subagent-fleet launch claude`"}}')
+
+
+def login_headers(node: Node, headers: Mapping[str, str], key: str) -> dict[str, str]:
+    """Return what a client shows of itself to a node, of any but Anthropic's nothing."""
+    if node.provider != "anthropic":
+        return {}
+    shown = {name: value for name, value in headers.items()
+             if name.startswith("anthropic-") or name == "x-app"}
+    if "user-agent" in headers:
+        shown["User-Agent"] = headers["user-agent"]  # instead of this program's
+    if not node.auth:
+        return shown
+    logins = {name: headers[name] for name in ("authorization", "x-api-key")
+              if headers.get(name)
+              and headers[name].rpartition(" ")[2].strip() != key}  # which stays here
+    if not logins:
+        raise HandedBack(Reply(401, {}, _NO_LOGIN), "no login came")
+    return {**shown, **logins}
 
 
 class Client:

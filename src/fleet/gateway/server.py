@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fleet.config.address import show_host
 from fleet.config.names import find_models
 from fleet.files.target import fleet_digest
-from fleet.gateway.client import Login, retry_header
+from fleet.gateway.client import retry_header
 from fleet.gateway.keys import prove_key
 from fleet.gateway.queue import Scheduler
 from fleet.gateway.receipts import Ledger, keep_receipts, plan_row
@@ -66,7 +66,7 @@ class Server(Reception):
         super().__init__(world,
                          (show_host(fleet.gateway.host), "localhost", "127.0.0.1", "[::1]",
                           name, f"{name}.local"))
-        self.fleet, self._key = fleet, key
+        self.fleet, self.key = fleet, key
         self._told_of_key = False  # that somebody has another one
         self.scheduler = Scheduler(fleet, world.clock)
         self.ledger = Ledger(fleet.nodes)
@@ -168,7 +168,7 @@ class Server(Reception):
         self._visitors[visitor] = "asking"
         dialect = dialect_of(path)
         if method == "POST" and dialect:
-            self._respond_to_talk(visitor, headers, path, dialect)
+            self._respond_to_talk(visitor, path, dialect)
             return
 
         follows = method == "GET" and path == EVENTS_PATH
@@ -177,7 +177,7 @@ class Server(Reception):
         if path == "/fleet":
             page = self.show()
         elif proof:
-            page = {"proof": prove_key(self._key, proof[1], *visitor.reached)}
+            page = {"proof": prove_key(self.key, proof[1], *visitor.reached)}
         if not follows and (page is None or method not in ("GET", "HEAD")):
             raise Refusal(404, "there is nothing at this path")
         visitor.refuse_body()
@@ -186,8 +186,7 @@ class Server(Reception):
         else:
             visitor.reply(200, render_json(page))
 
-    def _respond_to_talk(self, visitor: Visitor, headers: dict[str, str], path: str,
-                         dialect: Dialect) -> None:
+    def _respond_to_talk(self, visitor: Visitor, path: str, dialect: Dialect) -> None:
         """Answer a request for an answer, or for how many tokens it would take."""
         def hold(more: int) -> None:
             self._held[visitor] = self._held.get(visitor, 0) + more
@@ -207,8 +206,7 @@ class Server(Reception):
                 visitor.reply(200, dialect.count(asked.estimate))
                 return
             talk = replace(talk, came=int(self.world.now()))
-            Service(self, visitor, dialect, talk, dialect.conversation(headers, talk),
-                    Login(headers, self._key)).run()
+            Service(self, visitor, dialect, talk).run()
         finally:
             self._held.pop(visitor, None)
 
@@ -231,24 +229,22 @@ class Server(Reception):
             return "format"
         return ""
 
-    def study(self) -> None:
-        """Learn meanwhile what the models can do, and how much of it stays warm."""
-        threading.Thread(target=self.learn_abilities, daemon=True).start()
+    def study(self, *names: str) -> None:
+        """Learn meanwhile what the models of these nodes can do, or of all if none is named."""
+        with contextlib.suppress(RuntimeError):  # the system gives no more threads now
+            threading.Thread(target=self.learn_abilities, args=names, daemon=True).start()
 
     def study_later(self, name: str) -> None:
-        """Learn it from a node that did not answer at the start, and does now."""
+        """Learn it from a node that did not answer before, and does now."""
         if name in self._unstudied:
             self._unstudied.discard(name)
-            with contextlib.suppress(RuntimeError):  # the system gives no more threads now
-                threading.Thread(target=self.learn_abilities, args=(name,),
-                                 daemon=True).start()
+            self.study(name)
 
-    def learn_abilities(self, only: str = "") -> None:
-        """Ask one node, or all, what their models can do; who does not say is able."""
-        nodes = {name: node for name, node in self.fleet.nodes.items() if only in ("", name)}
+    def learn_abilities(self, *names: str) -> None:
+        """Ask nodes what their models can do, and how much stays warm; who does not say is able."""
+        nodes = {name: self.fleet.nodes[name] for name in names or self.fleet.nodes}
         states = probe_nodes(self.world, nodes, PROBE_TIMEOUT_SECONDS, self.fleet.models)
-        if not only:
-            self._unstudied.update(name for name in nodes if not states[name].online)
+        self._unstudied.update(name for name in nodes if not states[name].online)
         for model in self.fleet.models.values():
             if model.node not in states:
                 continue
@@ -273,7 +269,7 @@ class Server(Reception):
         keys = [headers.get("x-api-key", ""), headers.get(FLEET_KEY_HEADER, "")]
         if scheme.lower() == "bearer":
             keys.append(token.strip())
-        wanted = self._key.encode("utf-8")
+        wanted = self.key.encode("utf-8")
         fits = [hmac.compare_digest(key.encode("latin-1"), wanted) for key in keys]
         self._check_host(visitor, headers)
 

@@ -5,7 +5,7 @@ import functools
 import threading
 from typing import TYPE_CHECKING
 
-from fleet.gateway.client import Client
+from fleet.gateway.client import Client, login_headers
 from fleet.gateway.queue import PATIENCE_SECONDS, pass_over
 from fleet.gateway.receipts import FailedTry, OpenReceipt, Passed, describe_place
 from fleet.gateway.seats import link_turns
@@ -18,12 +18,11 @@ from fleet.world.wire import ClientGone
 
 if TYPE_CHECKING:
     from fleet.config.sections import Model, Node
-    from fleet.gateway.client import Login
     from fleet.gateway.seats import Ticket
     from fleet.gateway.server import Server
     from fleet.nodes.relay import Translation
     from fleet.speech.answer import End
-    from fleet.speech.dialect import Conversation, Dialect
+    from fleet.speech.dialect import Dialect
     from fleet.speech.talk import Talk
     from fleet.world.exchange import Exchange
     from fleet.world.visitor import Visitor
@@ -51,10 +50,10 @@ CLIENT_SECONDS = 0.2  # so often who waits for a slot looks whether its client i
 class Service:
     """Answers one request, from its Talk to the last byte."""
 
-    def __init__(self, server: Server, visitor: Visitor, dialect: Dialect, talk: Talk,
-                 conversation: Conversation, login: Login) -> None:
+    def __init__(self, server: Server, visitor: Visitor, dialect: Dialect, talk: Talk) -> None:
         self._server, self._scheduler, self._world = server, server.scheduler, server.world
-        self._talk, self._conversation, self._login = talk, conversation, login
+        self._talk, self._headers = talk, visitor.headers
+        self._conversation = conversation = dialect.conversation(visitor.headers, talk)
         answer_id = server.world.token(12)
         self._client = Client(server.world, visitor, dialect, talk, answer_id)
         self._translations: dict[str, Translation] = {}  # by model
@@ -211,7 +210,7 @@ class Service:
             raise Refusal(400, f"response_format: {backend.title} takes none from this "
                           "dialect; ask for JSON in the prompt, or another model")
         exchange, reader = translation.send(
-            self._world, self._login.headers_for(node),
+            self._world, login_headers(node, self._headers, self._server.key),
             functools.partial(self._await_node, node))
         # Whoever answers in the end: the prompt has been there.
         values["cloud"] |= model.name in self._scheduler.clouds
