@@ -255,6 +255,7 @@ class Folder:
 
     def is_news(self, what: str) -> bool:
         """Tell whether a person was never told something in this repository; now they are."""
+        self.world.make_directory(self.place(), is_private=True)  # it may be the first `run`
         with self.world.hold_soon(self.place("told"), 10.0):  # by another `run`, too
             told = self._read("told.json")
             if what not in told:
