@@ -22863,8 +22863,7 @@ class Landing:
         merged: list[Merged] = []
         if plan.queue:
             self._make_place(start)
-            merged = self._merge(start, plan.queue, [])
-            merged = self._check_all(begin, start, merged)
+            merged = self._land_all(begin, start, plan.queue)
         tip = merged[-1].commit if merged else start
         self._keep(tip)
         names = [state.name for state in (*self._before, *(one.state for one in merged))]
@@ -22973,14 +22972,16 @@ class Landing:
 
     # -- the checks --
 
-    def _check_all(self, begin: str, start: str, merged: list[Merged]) -> list[Merged]:
+    def _land_all(self, begin: str, start: str, queue: Sequence[TaskState]) -> list[Merged]:
         """Return what passes as a whole: of what fails, the first culprit is taken out."""
+        culprits: set[str] = set()
+        merged = self._merge(start, queue, [])
         while merged:
             failed = self._find_failure(merged)
             if not failed:
                 return merged
             place = find_culprit(len(merged), functools.partial(self._passes, merged))
-            good, bad, rest = merged[:place], merged[place], merged[place + 1:]
+            good, bad = merged[:place], merged[place]
             failed = self._find_failure(merged[:place + 1]) or failed
             self._refuse_broken(begin, bad, failed)
             tail = "\n".join(failed.output.splitlines()[-FEEDBACK_LINES:])
@@ -22990,8 +22991,13 @@ class Landing:
                 f"{bad.state.name} fails{beside}: {failed.command} (exit {failed.code})",
                 tell_failure(self._into, others, failed.command, failed.code, tail),
                 bad.commit)
-            tip = good[-1].commit if good else start
-            merged = self._merge(tip, [one.state for one in rest], good)
+            culprits.add(bad.state.name)
+            # All behind it are merged again: what conflicted with it may fit without it.
+            rest = [state for state in queue[queue.index(bad.state) + 1:]
+                    if state.name not in culprits]
+            for state in rest:
+                self._back.pop(state.name, None)
+            merged = self._merge(good[-1].commit if good else start, rest, good)
         return merged
 
     def _refuse_broken(self, begin: str, bad: Merged, failed: Failure) -> None:

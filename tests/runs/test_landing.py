@@ -86,6 +86,18 @@ def test_what_fails_together_is_found_and_goes_back_and_the_others_land(shop):
     assert (shop.git("show", "main:use.txt"), shop.git("show", "main:lib.txt")) == ("uses-new", "new")
 
 
+def test_what_conflicts_with_the_culprit_alone_lands_without_it(shop):
+    """b fails with a, and c conflicts with b: c has no reason to go back."""
+    check = "! { test -e a.txt2 && test -e b.txt; }"
+    run_tasks(shop, add_done(shop, "a", "echo a > a.txt2", check=check),
+              add_done(shop, "b", "echo b > b.txt; echo b > a.txt", check=check),
+              add_done(shop, "c", "echo c > a.txt", rounds=0), add_done(shop, "d", "echo d > d.txt", after=["c"]))
+    done = shop.type("task", "land")
+    words = " ".join(done.out.split())
+    assert "3 landed on main" in words and "1 sent back: b fails together with a" in words, done
+    assert "stays out" not in words and shop.git("show", "main:a.txt") == "c"
+
+
 def test_without_rounds_left_it_stays_out_and_the_others_land(shop):
     run_tasks(shop, add_done(shop, "a", "echo a > a.txt"),
               add_done(shop, "b", "echo b > a.txt", rounds=0))
@@ -398,23 +410,28 @@ HISTORIES = int(os.environ.get("SUBAGENT_FLEET_LANDINGS", "20"))  # 500 are the 
 # Each name that a file uses must be one that the library has: a conflict in meaning, no text of
 # which conflicts.
 CHECK = 'for word in $(cat use-* 2>/dev/null); do grep -qx "$word" lib.txt || exit 1; done'
+# Before and after each git and each file that is written, something may happen: a kill -9, or
+# the person commits.
 DRIVER = """\
-import os, signal, sys
+import os, signal, subprocess, sys
 import subagent_fleet as sf
-count, at = 0, int(sys.argv[1])
+count, at, what = 0, int(sys.argv[1]), sys.argv[2]
+def happen():
+    global count
+    count += 1
+    if count == at and what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if count == at:
+        subprocess.run(["sh", "-c", "echo mine > meanwhile.txt; git add meanwhile.txt; "
+                        "git commit -q -m meanwhile -- meanwhile.txt"], check=True)
 def strike(function):
     def struck(self, *words, **more):
-        global count
-        count += 1
-        if count == at:
-            os.kill(os.getpid(), signal.SIGKILL)
+        happen()
         done = function(self, *words, **more)
-        count += 1
-        if count == at:
-            os.kill(os.getpid(), signal.SIGKILL)
+        happen()
         return done
     return struck
-sf.Git.run, sf.Folder.write = strike(sf.Git.run), strike(sf.Folder.write)
+sf.Git.run, sf.World.replace_files = strike(sf.Git.run), strike(sf.World.replace_files)
 status = sf.main(["task", "land"])
 print("steps", count)
 sys.exit(status)
@@ -536,19 +553,21 @@ class History:
         if tip != before:
             assert shop.git("merge-base", before, tip) == before
             assert self.passes(tip)
-            steps = shop.git("rev-list", "--first-parent", "--parents", f"{before}..{tip}").splitlines()
-            assert all(len(step.split()) == 3 for step in steps)  # each a merge of one task
+            steps = shop.git("log", "--first-parent", "--format=%s %p", f"{before}..{tip}").splitlines()
+            own = [step for step in steps if step.startswith("meanwhile ")]
+            assert len(own) <= 1
+            assert all(len(step.split()) == 5 for step in steps if step not in own)  # "t1: Do t1 A B"
             assert shop.git("status", "--porcelain", "--untracked-files=no") == ""
         assert self.mine() == mine
         landed = shop.git("rev-parse", "--verify", "-q", "run/landed", check=False)
         assert not landed or self.passes(landed)
 
-    def land(self, at=0):
-        """Land in a process of its own, which may be killed."""
+    def land(self, at=0, what="kill"):
+        """Land in a process of its own, which may be killed, or the person commits meanwhile."""
         shop = self.shop
         before, mine = shop.git("rev-parse", "main"), self.mine()
-        done = subprocess.run([sys.executable, "-c", DRIVER, str(at)], cwd=shop.repo,
-                              env=shop.environment(PYTHONPATH=ROOT), capture_output=True, timeout=120)
+        done = subprocess.run([sys.executable, "-c", DRIVER, str(at), what], cwd=shop.repo,
+                              env=shop.environment(PYTHONPATH=ROOT), capture_output=True, timeout=300)
         out = done.stdout.decode()
         assert done.returncode in (0, 1, -signal.SIGKILL), (out, done.stderr.decode())
         assert b"Traceback" not in done.stderr
@@ -574,8 +593,8 @@ def check_histories(tmp_path, seeds):
             history = History(shop, luck)
             for _ in range(luck.randrange(1, 4)):
                 history.person_works()
-                at = luck.randrange(1, 120) if luck.random() < 0.5 else 0
-                code, out = history.land(at)
+                at = luck.randrange(1, 150) if luck.random() < 0.6 else 0
+                code, out = history.land(at, luck.choice(["kill", "kill", "commit"]))
                 killed += code == -signal.SIGKILL
                 returned += "sent back" in out or "stays out" in out
             # The person puts away what is theirs: now what can land does.
@@ -591,6 +610,41 @@ def check_histories(tmp_path, seeds):
             shop.kill_all()
             subprocess.run(["rm", "-rf", shop.place])
     return landed, returned, killed
+
+
+def check_every_point(history, first, step):
+    """Kill a landing at one point after the other; each time the person goes back to the start."""
+    shop, at = history.shop, first
+    while True:
+        code, _ = history.land(at)
+        if code != -signal.SIGKILL:
+            return at
+        shop.git("reset", "-q", "--hard", shop.start)
+        shop.git("branch", "-q", "-D", "run/landed", check=False)
+        at += step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [1, 2, 3, 4])
+def test_a_kill_at_any_point_of_a_landing_leaves_the_branch_or_has_moved_it(tmp_path, first):
+    """Two tasks land, one stays out since it conflicts, and one since it fails with another."""
+    shop = Shop(tmp_path)
+    shop.commit(**{"lib.txt": "w0\n"})
+    history = History.__new__(History)
+    history.shop = shop
+    try:
+        run_tasks(shop, add_done(shop, "a", "echo a > a.txt", check=CHECK, rounds=0),
+                  add_done(shop, "b", "echo b > a.txt", check=CHECK, rounds=0),
+                  add_done(shop, "c", "echo w0 > use-c", check=CHECK, rounds=0),
+                  add_done(shop, "d", "echo > lib.txt", check=CHECK, rounds=0))
+        shop.git("add", "tasks.json")
+        shop.git("commit", "-qm", "tasks")
+        shop.start = shop.git("rev-parse", "HEAD")
+        points = check_every_point(history, first, 4)
+        assert points > 150
+        assert shop.git("log", "--first-parent", "--format=%s").splitlines()[:2] == ["c: Do c", "a: Do a"]
+    finally:
+        shop.kill_all()
 
 
 def test_a_few_random_histories_land_only_what_passes(tmp_path):
