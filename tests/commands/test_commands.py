@@ -452,6 +452,7 @@ def test_clean_asks_a_person(generated):
         assert "Remove 4 files? [y/N]" in shown and tree(generated) == before
         assert (status, "nothing was removed" in shown) == (3, True), shown
         assert "To remove:" in shown and shown.index(PLANNER) < shown.index("[y/N]")
+        assert "clean --yes" not in shown, "who said no does not want to know how"
     status, shown = on_terminal(["clean"], generated, b"y\n")
     assert status == 0 and PLANNER in shown.partition("Removed")[2]
     assert set(tree(generated)) == {"fleet.yaml"}

@@ -68,6 +68,13 @@ def wait_for(condition, seconds=20.0):
         time.sleep(0.05)
 
 
+def test_every_task_of_none_is_none_and_nothing_can_land(typist):
+    typist.run("task", "stop", "*")  # as README says it, in any project
+    typist.run("task", "tidy")
+    typist.run("task", "land", status=1)
+    assert "error: there are no tasks to land\n" in typist.err
+
+
 def test_trace_says_of_a_task_that_nothing_of_it_can_be_traced(typist):
     typist.rig.add("a", "x", check="true", coder=("sh", "-c", "echo y > z"))
     typist.rig.work()

@@ -684,6 +684,13 @@ def test_warmup_pull_that_fails_is_told_in_ollamas_words(fleet, command, lines, 
     assert done.returncode == 1 and told in done.stdout
 
 
+def test_warmup_takes_a_model_as_its_machine_calls_it(fleet, command):
+    found = json.loads(command("warmup", "--model", "small:7b", "--json").stdout)
+    assert [row["route"] for row in found["results"]] == ["light"]
+    refused = command("warmup", "--model", "small:9b")
+    assert refused.returncode == 2 and "did you mean `small:7b`?" in refused.stderr
+
+
 def test_warmup_json_holds_every_outcome(fleet, command):
     fleet[1].close()
     done = command("warmup", "--json")

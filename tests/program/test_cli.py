@@ -1009,7 +1009,7 @@ def test_readme_commands_exist():
     typed = re.findall(r"^(?:subagent-fleet|python3 subagent_fleet\.py) ([a-z].*?)(?: *#.*)?$",
                        README, re.M)
     assert len(typed) > 10
-    for line in typed:
+    for line in "; subagent-fleet ".join(typed).split("; subagent-fleet "):
         words = re.split(r" [|<>] ", line)[0].split()
         called = sf.find_call(words)
         sf.parse_arguments(called.command, called.words)
