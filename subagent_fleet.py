@@ -23988,7 +23988,9 @@ def parse_fixes(log: str) -> Iterator[Fix]:
                                                    has_link=bool(links))
         tests = tuple(path for path in sizes if TEST_PATH.search(path))
         code = tuple(path for path in sizes if path not in tests)
-        yield Fix(commit, parent, _TRAILER.sub("", message).strip(), tests, code, flaw)
+        # A task's prompt holds no control character, and nothing that is not UTF-8.
+        words = clean_text(_TRAILER.sub("", message).strip())
+        yield Fix(commit, parent, words, tests, code, flaw)
 
 
 def find_flaw(parent: str, message: str, sizes: Mapping[str, int], *, has_link: bool) -> str:
@@ -30867,7 +30869,7 @@ def cmd_warmup(options: Namespace, world: World) -> int:
     return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
 
 
-# == commands/exam.py, from line 57 ===========================================
+# == commands/exam.py, from line 58 ===========================================
 #
 # `bench --exam`: a model does this repository's own fixes.
 
@@ -30934,6 +30936,9 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
 def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
     """Return what is asked, with the typed check, the task file's, or the usual one."""
     world = folder.world
+    if options.task_check and not obeys(options.task_check, "check"):
+        raise FleetError("usage", f"bench: --check: accepted: {RULES['check'].words}",
+                         status=EXIT_USAGE, fix="--check 'make test'")
     path = find_task_file(folder, options)
     usual = load_tasks(world, path, fleet).file.defaults if path else TaskSpec("")
     deadline = usual.deadline

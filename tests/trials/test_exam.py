@@ -1,6 +1,7 @@
 """The exam: which commits are questions, that nothing of a fix is shown, what is said of models."""
 import json
 import math
+import re
 import shutil
 import signal
 import subprocess
@@ -238,11 +239,27 @@ def test_a_check_is_confined_and_it_is_said_what_it_may_not_write(examined):
 
 
 @on_linux
+def test_a_message_of_another_encoding_is_asked_in_characters_that_a_prompt_has(examined, tmp_path):
+    made = examined(spy="spy")
+    made.fix(1)
+    raw = made.rig.git("cat-file", "commit", "HEAD").encode().replace(b"fix value", b"fix caf\xe9 \x1b[2J value")
+    commit = subprocess.run(["git", "hash-object", "-t", "commit", "-w", "--stdin"], cwd=made.repo,
+                            input=raw + b"\n", capture_output=True, check=True).stdout.decode().strip()
+    made.rig.git("reset", "-q", "--soft", commit)
+    report = made.json("--questions", 1, env={"SPY": "true", "SPY_FILE": tmp_path / "spied"})
+    assert report["questions"] == [commit] and report["not_counted"] == []
+    prompt = json.loads((tmp_path / "spied").read_text().splitlines()[0])[0]
+    assert re.match(r"fix caf\S+ \S+ value 1\n", prompt) and "\x1b" not in prompt
+
+
+@on_linux
 def test_a_check_that_cannot_be_run_ends_the_exam(examined):
     made = examined(able="able-1")
     made.fix(1)
     made.run("--check", "absent-program tests", status=1)
     assert "the check cannot be run: `absent-program tests`" in made.err
+    made.run("--check", "echo \x1b[2J", status=2)
+    assert "--check: accepted: a shell command" in made.err
 
 
 @on_linux

@@ -9,6 +9,7 @@ from fleet.cli.live import LiveLine
 from fleet.cli.rows import Flag, parse_count
 from fleet.cli.say import open_workspace, print_report, render_report, tell
 from fleet.config.names import full_model_name
+from fleet.config.rules import RULES, obeys
 from fleet.config.task_file import TaskSpec
 from fleet.plan.measured import Measurement, find_measurement, tell_apart
 from fleet.start.constants import (
@@ -117,6 +118,9 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
 def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
     """Return what is asked, with the typed check, the task file's, or the usual one."""
     world = folder.world
+    if options.task_check and not obeys(options.task_check, "check"):
+        raise FleetError("usage", f"bench: --check: accepted: {RULES['check'].words}",
+                         status=EXIT_USAGE, fix="--check 'make test'")
     path = find_task_file(folder, options)
     usual = load_tasks(world, path, fleet).file.defaults if path else TaskSpec("")
     deadline = usual.deadline

@@ -10,7 +10,7 @@ from fleet.start.constants import STATE_DIRECTORY
 from fleet.start.gate import LatePattern
 from fleet.start.record import Record
 from fleet.text.phrases import some_of
-from fleet.text.terminal import clean_line
+from fleet.text.terminal import clean_line, clean_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -99,7 +99,9 @@ def parse_fixes(log: str) -> Iterator[Fix]:
                                                    has_link=bool(links))
         tests = tuple(path for path in sizes if TEST_PATH.search(path))
         code = tuple(path for path in sizes if path not in tests)
-        yield Fix(commit, parent, _TRAILER.sub("", message).strip(), tests, code, flaw)
+        # A task's prompt holds no control character, and nothing that is not UTF-8.
+        words = clean_text(_TRAILER.sub("", message).strip())
+        yield Fix(commit, parent, words, tests, code, flaw)
 
 
 def find_flaw(parent: str, message: str, sizes: Mapping[str, int], *, has_link: bool) -> str:
