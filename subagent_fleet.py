@@ -20385,7 +20385,10 @@ def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
     if place.tip and not main.is_ancestor(place.tip, stored.head):
         parents.append(place.tip)  # the agent has left its branch: nothing there is lost
     commit = stored.head
-    if len(parents) > 1 or stored.tree != stored.old_tree:
+    if len(parents) > 1 and main.is_ancestor(stored.head, place.tip) \
+            and main.out("rev-parse", f"{place.tip}^{{tree}}") == stored.tree:
+        commit = place.tip  # made of this tree, and its supervisor was killed then
+    elif len(parents) > 1 or stored.tree != stored.old_tree:
         first = (state.task.prompt or "").strip().split("\n")[0]
         commit = main.make_commit(stored.tree, parents,
                                   f"{state.name}: {' '.join(first.split())[:100]}")
@@ -22247,14 +22250,16 @@ class TaskWork(TaskAgent):
 
     def _settle(self, work: WorkDone) -> None:
         """Make good work the tip of its branch, if nobody has moved that meanwhile."""
-        branch = self.state.place.branch
-        if not settle_branch(self._git(), self._main, self.state.place, work.commit):
-            tree = quote_shell(self.state.place.worktree)
+        place = self.state.place
+        branch = place.branch
+        self._write(tip=work.commit)  # first: after a kill, what is there is the task's
+        if not settle_branch(self._git(), self._main, place, work.commit):
+            self._write(tip=place.tip)
+            tree = quote_shell(place.worktree)
             raise FleetError("branch-moved", f"the branch {branch} has commits that this "
                              "work doesn't have",
                              fix=f"git -C {tree} merge $(git rev-parse {branch}), then "
                                  f"subagent-fleet task retry {self.name}")
-        self._remember(tip=work.commit)
 
     # -- ends --
 

@@ -632,6 +632,37 @@ def test_kill_9_before_and_after_every_state_that_is_written_loses_nothing(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("git", ["has moved it", "has moved it and told the place"])
+def test_a_supervisor_that_is_killed_as_its_branch_moves_is_taken_up_later(tmp_path, monkeypatch, git):
+    """Work that is kept again, seconds later, is the commit that the branch has already."""
+    from task_rig import Rig
+    rig = Rig(tmp_path)
+    rig.add("t", "@write work.txt x", check="test -s work.txt")
+
+    settle, follow = sf.settle_branch, sf.follow_branch
+    if git == "has moved it":
+        monkeypatch.setattr(sf, "follow_branch", lambda *words: None)
+
+    def settle_then_die(*words):
+        settle(*words)
+        raise sf.Asleep
+
+    monkeypatch.setattr(sf, "settle_branch", settle_then_die)
+    rig.work(lambda states: states and not rig.supervisor.is_busy and "t" in rig.states()
+             and rig.states()["t"] == "checking")
+    rig.leave()
+    moved = rig.git("rev-parse", "run/t")
+    monkeypatch.setattr(sf, "settle_branch", settle)
+    monkeypatch.setattr(sf, "follow_branch", follow)
+    made = sf.Git.make_commit
+    monkeypatch.setattr(sf.Git, "make_commit", lambda self, *words: time.sleep(1.1) or made(self, *words))
+    rig.work(lambda states: states["t"].is_over)
+    assert rig.states() == {"t": "done"}, f"{rig.tasks()} {rig.said[-9:]}"
+    assert rig.git("rev-parse", "run/t") == rig.tasks()["t"].place.kept == moved
+    assert rig.git("rev-list", "--count", "main..run/t") == "1"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", in_parts(MANY or 4, 25), ids=str)
 def test_random_kills_of_supervisors_and_agents_lose_nothing(tmp_path, seeds):
     """Trials with seeds; SUBAGENT_FLEET_TRIALS=100 is the whole promise: 500 kills and more."""

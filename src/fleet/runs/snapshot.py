@@ -256,7 +256,10 @@ def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
     if place.tip and not main.is_ancestor(place.tip, stored.head):
         parents.append(place.tip)  # the agent has left its branch: nothing there is lost
     commit = stored.head
-    if len(parents) > 1 or stored.tree != stored.old_tree:
+    if len(parents) > 1 and main.is_ancestor(stored.head, place.tip) \
+            and main.out("rev-parse", f"{place.tip}^{{tree}}") == stored.tree:
+        commit = place.tip  # made of this tree, and its supervisor was killed then
+    elif len(parents) > 1 or stored.tree != stored.old_tree:
         first = (state.task.prompt or "").strip().split("\n")[0]
         commit = main.make_commit(stored.tree, parents,
                                   f"{state.name}: {' '.join(first.split())[:100]}")

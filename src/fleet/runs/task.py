@@ -216,14 +216,16 @@ class TaskWork(TaskAgent):
 
     def _settle(self, work: WorkDone) -> None:
         """Make good work the tip of its branch, if nobody has moved that meanwhile."""
-        branch = self.state.place.branch
-        if not settle_branch(self._git(), self._main, self.state.place, work.commit):
-            tree = quote_shell(self.state.place.worktree)
+        place = self.state.place
+        branch = place.branch
+        self._write(tip=work.commit)  # first: after a kill, what is there is the task's
+        if not settle_branch(self._git(), self._main, place, work.commit):
+            self._write(tip=place.tip)
+            tree = quote_shell(place.worktree)
             raise FleetError("branch-moved", f"the branch {branch} has commits that this "
                              "work doesn't have",
                              fix=f"git -C {tree} merge $(git rev-parse {branch}), then "
                                  f"subagent-fleet task retry {self.name}")
-        self._remember(tip=work.commit)
 
     # -- ends --
 
