@@ -753,6 +753,7 @@ def test_two_tries_are_never_alive_together(rig, monkeypatch):
     rig.work()
     rig.leave()
     monkeypatch.setattr(sf, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(sf, "KILL_SECONDS", 0.5)
     hold = rig.world.hold(rig.folder.of_task("a", "alive"))  # it cannot be ended
     rig.ask("retry", "a")
     rig.work()
