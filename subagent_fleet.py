@@ -14683,16 +14683,18 @@ def retry_header(refusal: Refusal) -> str:
 #
 # One request, from a client to a machine and back.
 
-# A request is read, let in and parsed by `server`. From there it goes through these, in order:
+# `server` reads a request, checks its key and parses it. These lead it on, in this order:
 #
-#   run          who can do what it needs waits in the queue; in the end its receipt is filed
-#   _answer      one model after the other is asked, until one has answered
-#   _await_slot  it waits for a place
-#   _ask         it is sent, and each line of the answer goes on to the client
-#   _learn       what the answer took is kept
+#   run          files the receipt at the end, however it went
+#   _enter       puts the request in the queue of the models that can do what it needs
+#   _answer      asks one of them after the other, until one has answered
+#   _await_slot  waits for a slot
+#   _ask         sends the request, and passes each line of the answer on to the client
+#   _learn       keeps what the answer took
 #
-# mini is asked and does not answer: `_take_failure` lets mini rest and leaves the request in
-# the queue, `_answer` asks studio. Had mini said a word that the client has, it would be over.
+# Example: mini is asked and does not answer. `_take_failure` lets mini rest and puts the request
+# back in the queue, and `_answer` asks studio. If the client already had a word from mini, the
+# answer would end there with an error.
 
 # A node that says nothing for so long is asked whether it still answers.
 SILENCE_SECONDS = 10.0
@@ -14718,17 +14720,8 @@ class Service:
 
     def run(self) -> None:
         """Answer the request; the receipt is filed however it ends."""
-        server, talk, outcome = self._server, self._talk, "error"
-        candidates = self._scheduler.candidates[talk.alias]
-        models = [model for group in candidates for model in group]
-        shown = [model for model in models if server.can_show(model, talk)]
-        first = self._translate((shown or models)[0])  # refused before it waits
-        candidates, self._receipt.passed = pass_over(
-            candidates, lambda model: server.lacks(model, talk, first.weight))
-        self._receipt.step("wait")
-        ticket = self._scheduler.enter(
-            talk.alias, self._conversation, candidates, prompt=link_turns(talk, first.estimate),
-            patience=PATIENCE_SECONDS if self._client.is_stream else IMPATIENT_SECONDS)
+        ticket = self._enter()
+        server, outcome = self._server, "error"
         try:
             self._answer(ticket)
             outcome = "ok"
@@ -14745,6 +14738,20 @@ class Service:
         finally:
             self._scheduler.leave(ticket)
             server.file(self._receipt.close(outcome, ticket.waits_for))
+
+    def _enter(self) -> Ticket:
+        """Let the request wait in the queue for whoever can do what it needs."""
+        server, talk = self._server, self._talk
+        candidates = self._scheduler.candidates[talk.alias]
+        models = [model for group in candidates for model in group]
+        shown = [model for model in models if server.can_show(model, talk)]
+        first = self._translate((shown or models)[0])  # refused before it waits
+        candidates, self._receipt.passed = pass_over(
+            candidates, lambda model: server.lacks(model, talk, first.weight))
+        self._receipt.step("wait")
+        return self._scheduler.enter(
+            talk.alias, self._conversation, candidates, prompt=link_turns(talk, first.estimate),
+            patience=PATIENCE_SECONDS if self._client.is_stream else IMPATIENT_SECONDS)
 
     def _answer(self, ticket: Ticket) -> None:
         """Ask one candidate after the other until one has answered."""
