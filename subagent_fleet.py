@@ -13119,27 +13119,27 @@ def _see_loaded(warmth: Warmth, world: World, how: WarmUp) -> None:
 #
 # One request to a model, and its answer.
 
-# What a node may send for an answer: far above what JSON takes around a token, so that only
-# who never ends is cut off.
+# How much a node may send for an answer: far more than JSON takes around a token, so that only
+# an answer that never ends is cut off.
 ANSWER_BYTES = 1_000_000
 ANSWER_BYTES_A_TOKEN = 1_000
-ANSWER_STEPS, ANSWER_STEPS_A_TOKEN = 1_000, 2  # a token is told in one step, seldom in two
+ANSWER_STEPS, ANSWER_STEPS_A_TOKEN = 1_000, 2  # a token comes in one step, seldom in two
 ANSWER_SECONDS_A_TOKEN = 1.0
 
 
 class Learned:
-    """What a model's answers and refusals have taught."""
+    """What is known of a model, from its node and from its answers and refusals."""
 
     def __init__(self) -> None:
         self.ratio = BYTES_A_TOKEN
         self.takes_images = True
         self.unknown: set[str] = set()  # fields of a request that its server does not know
-        self.abilities: tuple[str, ...] | None = None  # where its node tells
-        self.digest = ""  # of its content, where its node tells
+        self.abilities: tuple[str, ...] | None = None  # if its node says
+        self.digest = ""  # of its content, if its node says
 
 
 class Translation(Record):
-    """A talk as a model on its node is asked it."""
+    """A talk as the request to a model on its node."""
 
     node: Node
     model: Model
@@ -13154,7 +13154,7 @@ class Translation(Record):
     def send(self, world: World, headers: Mapping[str, str] | None = None,
              await_more: Callable[[Exchange], object] | None = None
              ) -> tuple[Exchange, Reader]:
-        """Ask; return what the answer comes by, and what reads it."""
+        """Send the request; return its exchange, and the reader of its answer."""
         headers = {**sign(world, self.node, self.ask).headers, **(headers or {})}
         reader = backend_of(self.node).reader(self.talk, self.model, self.estimate)
         exchange = world.open_exchange(
@@ -13164,7 +13164,7 @@ class Translation(Record):
 
 
 def translate(node: Node, talk: Talk, model: Model, known: Learned) -> Translation:
-    """Return a talk as a model is asked it, as far as is known what the model takes."""
+    """Return a talk as the request to a model, without what the model is known not to take."""
     if not known.takes_images:
         talk = talk.without_images()
     if talk.unshown and not (talk.original and backend_of(node).takes_messages):
@@ -13175,7 +13175,7 @@ def translate(node: Node, talk: Talk, model: Model, known: Learned) -> Translati
         for name in known.unknown:
             payload.pop(name, None)
         body = render_json(payload)
-    except (RecursionError, ValueError):  # from 3.12 on, more can be parsed than be followed
+    except (RecursionError, ValueError):  # from 3.12 on, deeper values can be parsed than rendered
         raise Refusal(400, "body: nested too deeply") from None
     weight = weigh(body, talk)
     return Translation(node, model, talk, ask, body, weight, round(weight / known.ratio),
@@ -13184,7 +13184,7 @@ def translate(node: Node, talk: Talk, model: Model, known: Learned) -> Translati
 
 def relay(exchange: Exchange, reader: Reader, translation: Translation,
           clock: Callable[[], float]) -> Iterator[list[Delta]]:
-    """Yield what an answer says, as much as came at once, up to its end; raise if it has none."""
+    """Yield the deltas of an answer, those that came at once together; raise if it has no end."""
     exchange.read_head()
     if exchange.status >= 400:
         reply = Reply(exchange.status, exchange.headers, exchange.read_all())
@@ -13196,7 +13196,7 @@ def relay(exchange: Exchange, reader: Reader, translation: Translation,
     most_bytes = ANSWER_BYTES + ANSWER_BYTES_A_TOKEN * tokens
     most_steps = ANSWER_STEPS + ANSWER_STEPS_A_TOKEN * tokens
     size = steps = 0
-    until = 0.0  # the whole answer must have come; 0: it has not begun
+    until = 0.0  # when the whole answer must have come; 0: it has not begun
     for lines in exchange.batches():
         deltas = _read_lines(reader, lines)
         yield deltas
@@ -13206,7 +13206,7 @@ def relay(exchange: Exchange, reader: Reader, translation: Translation,
         steps += len(deltas)
         if size > most_bytes or steps > most_steps:
             raise NodeFailure("bad answer", "it does not end")
-        if reader.has_begun:  # until then the prompt is read, for which one time must do
+        if reader.has_begun:  # until then the prompt is read, within the first deadline
             soon = clock() + timeout
             if not until:
                 until = soon + ANSWER_SECONDS_A_TOKEN * tokens
@@ -13219,7 +13219,7 @@ def relay(exchange: Exchange, reader: Reader, translation: Translation,
 
 
 def _read_lines(reader: Reader, lines: Sequence[bytes | bytearray]) -> list[Delta]:
-    """Return what lines of an answer say, up to its end."""
+    """Return the deltas of some lines of an answer, up to its end."""
     deltas: list[Delta] = []
     for line in lines:
         deltas += reader.feed(line)
@@ -13249,14 +13249,14 @@ class Stage(Record):
 
     at: float  # seconds since 1970
     what: str  # wait, read or write
-    node: str = ""  # that does it, or that failed
+    node: str = ""  # the node at work, or the one that failed
     route: str = ""  # the key of `models:`
     model: str = ""  # as its machine calls it
-    why: str = ""  # the node failed
+    why: str = ""  # why the node failed
 
 
 class Passed(Record):
-    """A candidate that was not asked: the request needs what it cannot do."""
+    """A candidate that was not asked, because it cannot do what the request needs."""
 
     route: str
     why: str  # images, context, tools or format
@@ -13266,7 +13266,7 @@ TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failur
 
 
 class Receipt(Record):
-    """What one request came to: nothing of the prompt or the answer."""
+    """The record of one request, with nothing of its prompt or answer."""
 
     time: float
     id: str
@@ -13286,21 +13286,21 @@ class Receipt(Record):
     sent_tokens: int = 0  # the estimate of the prompt; 0: not known
     cloud: bool = False  # it left the house
     passed_over: tuple[Passed, ...] = ()
-    # Who failed and in which words, as far as those are no prompt's or answer's.
+    # Each node that failed, and its words; never those of a prompt or an answer.
     said: str = ""
-    cached_tokens: int = 0  # of the input tokens: that the machine still had
-    read_again_tokens: int = 0  # and that a machine had read before, but not this one or no more
+    cached_tokens: int = 0  # of the input tokens: what the machine still had in its cache
+    read_again_tokens: int = 0  # and what had been read before, and was read again
     read_again_why: str = ""  # pushed out, or from where it moved
     waited_for: str = ""  # the agent or session whose prompt was kept warm meanwhile
     broken_calls: int = 0  # of the answer: dropped, because their arguments were not JSON
     asked_seconds: float = 0.0  # until the machine that answered was asked; 0: not known
-    model: str = ""  # that answered, as its machine calls it; "": an older receipt
+    model: str = ""  # the one that answered, as its machine calls it; "": an older receipt
     digest: str = ""  # of that model, where the machine says it
     steps: tuple[Stage, ...] = ()  # (): an older receipt
 
     @property
     def queue_seconds(self) -> float:
-        """How long it took until the machine that answered was asked, as far as is known."""
+        """How long it took until the machine that answered was asked, if known."""
         return self.asked_seconds or self.waited_seconds or 0.0
 
     @property
@@ -13310,26 +13310,26 @@ class Receipt(Record):
 
 
 class Rejection(Record):
-    """A request that was refused before it was anybody's."""
+    """A request that was refused before its session was known."""
 
     http: int
     what: str
 
 
-ASIDE_SECONDS = 0.05  # for what comes at once
+ASIDE_SECONDS = 0.05  # what comes within this time is done together
 ASIDE_LIMIT = 20_000  # receipts that wait for a disk, lines that wait for a reader
 
 RECEIPTS_SHOWN = 200
 
 PROGRESS_SECONDS = 1.0
-SAID_LIMIT = 400  # characters of the words of who failed
+SAID_LIMIT = 400  # characters of what failed nodes said
 
 
-# -- what is told --
+# -- rows --
 
 
 def plan_row(receipt: Receipt) -> dict[str, Any]:
-    """Return the row of a request that is over."""
+    """Return the log's row of a finished request."""
     if not receipt.steps:
         began = receipt.time - receipt.total_seconds
         asked = began + receipt.queue_seconds
@@ -13342,12 +13342,12 @@ def plan_row(receipt: Receipt) -> dict[str, Any]:
 
 
 def describe_place(model: Model) -> dict[str, str]:
-    """Return where a request goes, as its receipt keeps it when fleet.yaml has changed."""
+    """Return where a request goes, as its receipt keeps it even if fleet.yaml changes."""
     return {"route": model.name, "node": model.node, "model": model.ollama_model}
 
 
 class OpenReceipt:
-    """The receipt of a request that is under way: what is known so far, and told."""
+    """The receipt of a request that is still running; each step is put into the log."""
 
     def __init__(self, log: Log, world: World, names: Mapping[str, Any]) -> None:
         self._log, self._world, self._began = log, world, world.clock()
@@ -13356,24 +13356,24 @@ class OpenReceipt:
         self._steps: list[Stage] = []
         self.failures: list[FailedTry] = []
         self.passed: tuple[Passed, ...] = ()  # candidates that cannot do what is needed
-        self.said: list[str] = []  # by those who failed
-        self.tokens = 0  # of the answer so far, about
-        # What else its Receipt holds; seconds are from the beginning.
+        self.said: list[str] = []  # what failed nodes said
+        self.tokens = 0  # of the answer so far, estimated
+        # The other fields of its Receipt; seconds count from the beginning.
         self.values: dict[str, Any] = {
             "route": None, "node": None, "context": None, "waited_seconds": None,
             "first_byte_seconds": None, "input_tokens": 0, "output_tokens": 0, "cloud": False}
 
     def mark(self, name: str) -> None:
-        """Note when something happened."""
+        """Note the time of an event under its name."""
         self.values[name] = round(self._world.clock() - self._began, 3)
 
     def step(self, what: str, **more: str) -> None:
-        """Tell how far the request is."""
+        """Begin a step, and put it into the log."""
         self._steps.append(Stage(round(self._world.now(), 3), what, **more))
         self._tell()
 
     def read(self, model: Model, waited: float) -> None:
-        """Tell that a model reads the prompt, for whose slot the request waited so long."""
+        """Note that a model reads the prompt, and how long the request waited for its slot."""
         self.mark("asked_seconds")
         waited += self.values["waited_seconds"] or 0.0
         self.values.update(waited_seconds=round(waited, 3), first_byte_seconds=None)
@@ -13381,13 +13381,13 @@ class OpenReceipt:
         self.step("read", **describe_place(model))
 
     def fail(self, node: str, why: str) -> None:
-        """Tell that a node failed: the request waits for another one."""
+        """Note that a node failed, and that the request waits for another."""
         self.failures.append(FailedTry(node, why))
         self.values["first_byte_seconds"] = None  # the node that answers will set it
         self.step("wait", node=node, why=why)
 
     def write(self, tokens: int) -> None:
-        """Tell that the answer is written, and once a second how far."""
+        """Note more tokens of the answer; the log gets them once a second."""
         now = self._world.clock()
         if self.values["first_byte_seconds"] is None:
             self.mark("first_byte_seconds")
@@ -13404,7 +13404,7 @@ class OpenReceipt:
                        "output_tokens": self.tokens, **more})
 
     def close(self, outcome: str, waited_for: str) -> Receipt:
-        """Return what the request came to."""
+        """Return the finished receipt."""
         self.mark("total_seconds")
         return Receipt(
             time=round(self._world.now(), 3), failures=tuple(self.failures),
@@ -13414,34 +13414,34 @@ class OpenReceipt:
 
 
 class LogRow:
-    """A row as it was put; those who follow share how it is told."""
+    """A row of the log; it is rendered once for all followers."""
 
     def __init__(self, version: int, row: dict[str, Any]) -> None:
         self.version, self.row = version, row
         self._frame = b""
 
     def frame(self) -> bytes:
-        """Return it as `/events` tells it."""
+        """Return the row as an event of `/events`."""
         self._frame = self._frame or b"data: %b\n\n" % render_json(self.row)
         return self._frame
 
 
 class Log:
-    """What is so now: a row for each request and each rest, put again whole when it changes.
+    """The current state: a row for each request and each rest, replaced when it changes.
 
-    Who follows asks for what came since a version, however late it comes or comes back:
-    nothing is queued for anybody, and nobody has to be told what he missed.
+    A follower asks for the rows since the version that it has seen, whether it is new, late
+    or back again. So nothing is queued for any follower, and none can miss a row.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows: dict[str, LogRow] = {}  # what changed last is last
+        self._rows: dict[str, LogRow] = {}  # the latest change is last
         self._ended: dict[str, None] = {}  # requests, the oldest first
         self.version = 0
-        self.epoch = 0  # who follows from another one on begins anew
+        self.epoch = 0  # when it changes, followers start again
 
     def put(self, row: Mapping[str, Any]) -> None:
-        """Take a row as it is now."""
+        """Add a row, or replace it."""
         name = row["id"]
         with self._lock:
             self.version += 1
@@ -13454,7 +13454,7 @@ class Log:
                     del self._ended[oldest], self._rows[oldest]
 
     def since(self, version: int) -> tuple[int, list[LogRow]]:
-        """Return the version that is now, and the rows that changed after another one."""
+        """Return the current version, and the rows that changed after the given one."""
         if version == self.version:  # most of the time
             return version, []
         with self._lock:
@@ -13466,7 +13466,7 @@ class Log:
             return self.version, changed[::-1]
 
     def start_over(self) -> None:
-        """Forget what was under way: who told it has gone."""
+        """Forget unfinished requests: the gateway that reported them is gone."""
         with self._lock:
             self.epoch += 1
             self._rows = {name: row for name, row in self._rows.items()
@@ -13474,7 +13474,7 @@ class Log:
 
 
 class Ledger:
-    """Adds up what each node has served."""
+    """The sums of what each node has served."""
 
     def __init__(self, nodes: Iterable[str]) -> None:
         self._lock = threading.Lock()
@@ -13498,9 +13498,9 @@ class Ledger:
 
 
 class Aside:
-    """Does in its own thread what may wait for a disk or a reader; `put` never waits.
+    """A background worker for what may wait for a disk or a reader; `put` never waits.
 
-    What comes at once is done at once. Of more than so many things the latest are dropped.
+    Things that come together are done together. If too many are queued, new ones are dropped.
     """
 
     def __init__(self, work: Callable[[list[Any]], None]) -> None:
@@ -13517,7 +13517,7 @@ class Aside:
         self._queue.put(thing)
         if self._thread:
             return
-        # No more threads now: the next one.
+        # If the system has no more threads, the next call tries again.
         with self._lock, contextlib.suppress(RuntimeError):
             if not self._thread:
                 thread = threading.Thread(target=self._run, daemon=True)
@@ -13537,7 +13537,7 @@ class Aside:
             self._work([thing for thing in things if thing is not None])
 
     def end(self, seconds: float) -> None:
-        """Let it do what was put in, as far as that takes no longer."""
+        """Let it finish what was put in, for this many seconds at most."""
         self._queue.put(None)
         if self._thread:
             self._thread.join(seconds)
@@ -13545,7 +13545,7 @@ class Aside:
 
 def keep_receipts(world: World, path: str, tell: Callable[[str], None]
                   ) -> Callable[[list[Receipt | Rejection]], None]:
-    """Return what keeps receipts as lines of JSON; while it cannot, it says so once."""
+    """Return a function that appends receipts to a file; if that fails, it warns once."""
     is_broken = False
 
     def take(things: list[Receipt | Rejection]) -> None:
@@ -13567,10 +13567,10 @@ def keep_receipts(world: World, path: str, tell: Callable[[str], None]
 # Proving and checking a key.
 
 def prove_key(key: str, nonce: str, address: str, port: int) -> str:
-    """Return what only who knows the key can say to a nonce, in hexadecimal.
+    """Return the proof that its maker knows the key: an HMAC over a nonce, in hexadecimal.
 
-    It names where the gateway was reached. Who holds another port and hands the nonce on to a
-    gateway that knows the key gets a proof for that one's port, which is none for its own.
+    The address where the gateway was reached is part of it. So a program on another port
+    cannot pass the nonce on to a real gateway: that proof would name the real one's port.
     """
     place = f"{show_host(plain_address(address))}:{port}"
     message = f"subagent-fleet{nonce}{place}".encode("ascii")
@@ -13578,15 +13578,15 @@ def prove_key(key: str, nonce: str, address: str, port: int) -> str:
 
 
 def proves_key(proof: object, wanted: str) -> bool:
-    """Tell whether a proof is the wanted one, in a time that tells nothing."""
+    """Tell whether a proof is the wanted one, in constant time."""
     return hmac.compare_digest(str(proof).encode("utf-8"), wanted.encode("utf-8"))
 
 
 # == gateway/reception.py, from line 26 =======================================
 #
-# Any server of ours: its connections, its followers, its end.
+# What every server of this program does: connections, followers, stopping.
 
-QUIET_SECONDS = 10.0  # a stream that waited so long gets its headers, then a ping as often
+QUIET_SECONDS = 10.0  # after this a stream gets its headers, and then a ping each time
 
 REQUEST_SECONDS = 10.0  # for the headers; also how long an idle connection is kept
 
@@ -13600,17 +13600,17 @@ EVENTS_HEAD = "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: 
 
 
 class Reception(abc.ABC):
-    """Takes connections and their requests, follows who listens to a hub, ends them all."""
+    """Accepts connections, serves their requests and followers, and ends them all."""
 
     def __init__(self, world: World, names: Iterable[str]) -> None:
         self.world, self.log = world, Log()
         self.stops: list[str] = []
         self._listener: Listener | None = None
-        # By what they do: silent, asking, following or idle; the oldest first. Each is
-        # entered by who accepts, changed and removed by its own thread, and by nobody else.
+        # The state of each: silent, asking, following or idle; the oldest first. The accepting
+        # thread adds a visitor; only the visitor's own thread changes and removes it.
         self._visitors: dict[Visitor, str] = {}
-        self._is_over = False  # who follows has been told the last
-        # A terminal that nobody reads holds up who writes to it.
+        self._is_over = False  # followers get their last rows now
+        # Writing to a terminal that is not being read can block.
         self.said = Aside(lambda texts: world.err("".join(texts)))
         self._listeners: list[Aside] = []  # of receipts and rejections
         self._names = {name.lower() for name in names}
@@ -13618,36 +13618,37 @@ class Reception(abc.ABC):
     @abc.abstractmethod
     def _respond(self, visitor: Visitor, method: str, target: str,
                  headers: dict[str, str]) -> None:
-        """Answer one request, or raise what it is refused with.
+        """Answer one request, or raise a Refusal.
 
-        It is `asking` once it has passed the door: until then it gives way to others.
+        Set the visitor's state to `asking` once its key was checked. Until then it may be cut
+        off in favor of others.
         """
 
     @abc.abstractmethod
     def _refuse(self, visitor: Visitor, refusal: Refusal, path: str) -> None:
-        """Send a refusal in the words of who asked."""
+        """Send a refusal in the client's dialect."""
 
     @abc.abstractmethod
     def _hello(self) -> dict[str, Any]:
-        """Return what is said first to who follows."""
+        """Return the first words to a new follower."""
 
     def listen(self, take: Callable[[list[Any]], None]) -> None:
-        """Hand each Receipt and Rejection to who may take long over it."""
+        """Hand each Receipt and Rejection to a function that may be slow."""
         self._listeners.append(Aside(take))
 
     def hand_on(self, thing: Receipt | Rejection) -> None:
-        """Let all who listen have something, without waiting for any."""
+        """Give something to all listeners, without waiting for them."""
         for listener in self._listeners:
             listener.put(thing)
 
     def stop(self, name: str) -> None:
-        """Take nothing new; a second time, end at once. Safe in a signal handler."""
+        """Take no new requests; the second call ends at once. Safe in a signal handler."""
         self.stops.append(name)
         if self._listener:
             self._listener.ring()
 
     def serve(self, listener: Listener) -> None:
-        """Serve until `stop`, then let what is being answered end."""
+        """Accept connections until `stop`."""
         self._listener = listener
         while not self.stops:
             self._accept(listener)
@@ -13663,7 +13664,7 @@ class Reception(abc.ABC):
             spare = next((other for wanted in ("silent", "idle") for other, state
                           in visitors.items() if state == wanted), None)
             if spare:
-                spare.cut()  # as often as it takes: its thread takes it off
+                spare.cut()  # again and again, until its thread has removed it
             self.world.sleep(0.005)
         self._visitors[visitor] = "silent"
         try:
@@ -13674,7 +13675,7 @@ class Reception(abc.ABC):
             self.world.sleep(TICK_SECONDS)
 
     def _end_visits(self) -> None:
-        """Let what is being answered end."""
+        """Let open answers end, then cut the rest."""
         until = self.world.clock() + GRACE_SECONDS
         while self._visitors and self.world.clock() < until + 0.5:
             if len(self.stops) > 1:
@@ -13704,7 +13705,7 @@ class Reception(abc.ABC):
             refusal = self.refusal_of(error)
             self.hand_on(Rejection(refusal.http, refusal.what))
             visitor.stays = False
-            if not visitor.is_streaming:  # else there is no place for a refusal in it
+            if not visitor.is_streaming:  # a refusal cannot be put into a stream
                 with contextlib.suppress(ClientGone):
                     self._refuse(visitor, refusal, target.partition("?")[0])
         finally:
@@ -13712,19 +13713,19 @@ class Reception(abc.ABC):
             del self._visitors[visitor]
 
     def refusal_of(self, error: Exception) -> Refusal:
-        """Return what a client is told of an error; a bug is reported here, too."""
+        """Return the refusal for an error; a bug is also reported on the terminal."""
         if isinstance(error, Refusal):
             return error
         if isinstance(error, BadRequest):
             return Refusal(error.status, error.what)
-        # A bug; its message may quote a prompt, its place does not.
+        # A bug. Its message may quote a prompt, so only its place is shown.
         place = traceback.extract_tb(error.__traceback__)[-1]
         self.said.put(f"error: {type(error).__name__} in {place.name}, line {place.lineno}"
                       f"; this is a bug, please report it at {HOME_URL}/issues\n")
         return Refusal(500, "a bug in subagent-fleet")
 
     def _follow(self, visitor: Visitor) -> None:
-        """Tell a client what is so and what changes, until it leaves or the gateway stops."""
+        """Send a client the state and its changes, until it leaves or the gateway stops."""
         self._visitors[visitor] = "following"
         visitor.stays = False
         epoch, version = self.log.epoch, 0
@@ -13746,7 +13747,7 @@ class Reception(abc.ABC):
         visitor.stream(b"", last=True)
 
     def _check_host(self, visitor: Visitor, headers: Mapping[str, str]) -> None:
-        """Refuse who a web page may have sent.
+        """Refuse a request that may come from a web page.
 
         A page can make a name of its own point here, so only names of this machine count.
         """
@@ -13764,12 +13765,12 @@ class Reception(abc.ABC):
 # Which conversations a place keeps warm.
 
 MEMORY_LIMIT = 64  # conversations that are remembered of a place
-LESSON_TOKENS = 500  # fewer do not tell how fast a machine reads
-LOAD_SECONDS = 1.0  # a model that took so long to load had been unloaded, and has forgotten all
+LESSON_TOKENS = 500  # fewer say little about how fast a machine reads
+LOAD_SECONDS = 1.0  # a model that took this long to load had been unloaded, and has forgotten all
 HOLD_SECONDS = 15.0  # a seat is kept at most while a tool runs
 
-SLICE = 1.2  # a seat lasts so many times what its prompt takes to read
-PROOFS = 6  # warm follow-ups for each seat, until one more is tried; twice as many a loss
+SLICE = 1.2  # a seat lasts this many times as long as its prompt takes to read
+PROOFS = 6  # warm follow-ups for each seat before one more is tried; doubled by each loss
 TURNS_AHEAD = 4  # turns that the estimate looks ahead
 
 
@@ -13824,20 +13825,20 @@ class Beginnings(Record):
     """
 
     links: tuple[int, ...] = ()
-    sizes: tuple[int, ...] = ()  # in characters, up to there
-    tokens: int = 0  # of all, about
+    sizes: tuple[int, ...] = ()  # in characters, up to each link
+    tokens: int = 0  # of the whole prompt, estimated
     has_images: bool = False
 
     def tokens_at(self, index: int) -> int:
-        """Return about how many tokens a beginning has."""
+        """Return the estimated tokens of a beginning."""
         return self.tokens * self.sizes[index] // self.sizes[-1]
 
 
-UNKNOWN_PROMPT = Beginnings()  # it is served as it comes
+UNKNOWN_PROMPT = Beginnings()  # served first come, first served
 
 
 def link_turns(talk: Talk, tokens: int) -> Beginnings:
-    """Return the beginnings of a talk that has about so many tokens."""
+    """Return the beginnings of a talk with this many tokens, about."""
     if not talk.turns:
         return UNKNOWN_PROMPT
     texts = (*talk.system,
@@ -13860,39 +13861,39 @@ class Memory:
         self.conversation = conversation
         self.links: tuple[int, ...] = ()  # of the last prompt that was answered
         self.tokens, self.running = 0, 0
-        self.waiter: Ticket | None = None  # that came while it had its seat
-        self.since = self.used = now  # it has its seat; when it was read last
-        self.until = 0.0  # so long the seat is kept for what comes of it
+        self.waiter: Ticket | None = None  # the follow-up that came while it had its seat
+        self.since = self.used = now  # when it got its seat; when it was read last
+        self.until = 0.0  # when its seat is no longer kept for a follow-up
 
     def has_seat(self, now: float) -> bool:
         return bool(self.running or self.waiter or now < self.until)
 
     def give_up(self) -> None:
-        """Leave the seat to somebody else."""
+        """Leave the seat to another conversation."""
         self.waiter, self.until = None, 0.0
 
 
 class Known:
-    """What a place knows of a prompt, as long as its memories are of this version."""
+    """What a place knows of a prompt; true while its memories have this version."""
 
     def __init__(self, version: int) -> None:
         self.version = version
-        self.own: Memory | None = None  # the conversation that it goes on with
-        self.tokens = 0  # of its longest beginning that was read here, were it by another
+        self.own: Memory | None = None  # the conversation that the prompt continues
+        self.tokens = 0  # of its longest beginning read here, even by another conversation
         self.read_at = 0.0  # when that was
 
     def own_tokens(self) -> int:
-        """Return how many of its tokens its own conversation has had read here."""
+        """Return how many of its tokens were read here for its own conversation."""
         return self.tokens if self.own else 0
 
 
 def average(known: float, new: float) -> float:
-    """Return a measure that follows new ones slowly; 0: there was none."""
+    """Return a measure moved a little toward a new one; 0 means none is known."""
     return 0.7 * known + 0.3 * new if known else new
 
 
 class Seats:
-    """What a place is believed to keep warm, and who may have it read something now.
+    """What a place is believed to keep warm, and which requests it may read now.
 
     It is pure: who calls says what time it is.
     """
@@ -13900,21 +13901,21 @@ class Seats:
     def __init__(self) -> None:
         self.slots = 1
         self.memories: dict[Memory, None] = {}  # used longest ago first
-        self._by_link: dict[int, Memory] = {}  # the conversation that had it last
+        self._by_link: dict[int, Memory] = {}  # the latest conversation with that link
         self._version = 0  # of these two
         # Tokens a second, and of an answer; 0: not known yet.
         self.read_rate = self.write_rate = self.answer_tokens = 0.0
 
-        self.room: float | None = None  # tokens that its cache holds, where that is told
-        self.claim = 0.0  # tokens that it should hold; believed once it kept one more
-        self.extra: int | None = None  # conversations besides the slots, once that is learned
+        self.room: float | None = None  # tokens that its cache holds, if its server says
+        self.claim = 0.0  # tokens that it should hold; believed once one more was kept
+        self.extra: int | None = None  # conversations besides the slots, once learned
         # Warm follow-ups of a full place since it learned the last time, and losses so far.
         self.proofs = self.losses = 0
-        # When something else than a full cache may have pushed out what was read before.
+        # The last time that something other than a full cache may have pushed prompts out.
         self.unclear_at = 0.0
 
     def look_up(self, ticket: Ticket) -> Known:
-        """Return what is known of a request's prompt: asked once, and again after a change."""
+        """Return what is known of a request's prompt; looked up again only after a change."""
         known = ticket.known_at.get(self)
         if not known or known.version != self._version:
             known = ticket.known_at[self] = self._look_up(ticket)
@@ -13940,22 +13941,22 @@ class Seats:
         return known
 
     def read_seconds(self, tokens: int) -> float:
-        """Return how long so many tokens take to read, 0 where that is not known."""
+        """Return how long these tokens take to read, or 0 if not known."""
         return tokens / self.read_rate if self.read_rate else 0.0
 
     def estimate(self, ticket: Ticket) -> float:
-        """Return how long a request and the turns after it take here; 0 if not known."""
+        """Return how long a request and the turns after it take here, or 0 if not known."""
         if not self.read_rate or not self.write_rate:
             return 0.0
         fresh = ticket.prompt.tokens - self.look_up(ticket).tokens
         return self.read_seconds(fresh) + TURNS_AHEAD * self.answer_tokens / self.write_rate
 
     def taken(self, now: float) -> list[Memory]:
-        """Return who has a seat."""
+        """Return the conversations that have a seat."""
         return [memory for memory in self.memories if memory.has_seat(now)]
 
     def keeps(self, tokens: float) -> float:
-        """Return how many conversations of so many tokens stay warm together."""
+        """Return how many conversations of this many tokens stay warm together."""
         if self.extra is not None:
             return self.slots + self.extra
         if self.room is None:
@@ -13963,7 +13964,7 @@ class Seats:
         return self.slots + self.room // max(tokens, 1)
 
     def admits(self, ticket: Ticket, now: float) -> bool:
-        """Tell whether a request may be read without pushing out who has a seat."""
+        """Tell whether a request may be read without pushing out a conversation with a seat."""
         taken = self.taken(now)
         if self._leaves_warm(ticket, taken):
             return True
@@ -13974,17 +13975,17 @@ class Seats:
             and not memory.running and not memory.waiter for memory in taken))
 
     def _leaves_warm(self, ticket: Ticket, taken: list[Memory]) -> bool:
-        """Tell whether all who have a seat stay warm when a request is read."""
+        """Tell whether all conversations with a seat stay warm when a request is read."""
         if self.look_up(ticket).own in taken:
             return True
-        # Who runs is in its slot: nobody can push it out.
+        # A conversation that runs is in its slot, and nothing can push it out.
         if all(memory.running for memory in taken):
             return True
         tokens = ticket.prompt.tokens + sum(memory.tokens for memory in taken)
         return len(taken) < self.keeps(tokens / (1 + len(taken)))
 
     def lasted(self, now: float) -> list[Memory]:
-        """Return who has had a seat long enough to give it to who is late."""
+        """Return the conversations that have had a seat long enough to give it up."""
         return [memory for memory in self.taken(now) if not memory.running
                 and now - memory.since >= SLICE * self.read_seconds(memory.tokens)]
 
@@ -14023,7 +14024,7 @@ class Seats:
         assert memory
         memory.running -= 1
         if not ticket.is_answered:
-            self.unclear_at = now  # how much of it was read, nobody knows
+            self.unclear_at = now  # it is not known how much of it was read
             if not memory.links and not memory.running:
                 self.memories.pop(memory, None)
 
@@ -14050,11 +14051,11 @@ class Seats:
             self.unclear_at = now
         is_warm = cached > known.tokens / 2
         if not cached and self.read_rate and known.tokens > total / 2:
-            is_warm = seconds < self.read_seconds(total) / 2  # a server that tells no count
+            is_warm = seconds < self.read_seconds(total) / 2  # a server that reports no count
         memory.tokens, memory.used = total + end.output_tokens, now
         self._use(memory)
         self.remember(ticket)
-        is_plain = not ticket.prompt.has_images  # an image takes longer than its tokens tell
+        is_plain = not ticket.prompt.has_images  # an image takes longer than its tokens suggest
         fresh = total - cached if is_plain and (cached or not is_warm) else 0
         self._learn_speeds(end, fresh, seconds, now - ticket.began - seconds)
         if end.reason == "tool_use":
@@ -14067,7 +14068,7 @@ class Seats:
         return cached or (known.tokens if is_warm else 0)
 
     def _learn_speeds(self, end: End, fresh: int, seconds: float, writing: float) -> None:
-        """Learn how fast so many fresh tokens were read and an answer was written."""
+        """Learn how fast these fresh tokens were read and an answer was written."""
         if fresh >= LESSON_TOKENS and seconds > 0:
             self.read_rate = average(self.read_rate, fresh / seconds)
         writing = end.answer_seconds or writing
@@ -14095,7 +14096,7 @@ class Seats:
             memory.give_up()
 
     def forget(self) -> None:
-        """Forget what was read: its server may have started anew."""
+        """Forget what was read: its server may have restarted."""
         self.memories = {memory: None for memory in self.memories if memory.running}
         self._by_link.clear()
         self._version += 1
@@ -14109,7 +14110,7 @@ class Seats:
 
 
 class Ticket:
-    """A request in the queue; once it holds a slot it has a `model`."""
+    """A request in the queue. Once it holds a slot, it has a `model`."""
 
     def __init__(self, number: int, alias: str, conversation: Conversation,
                  prompt: Beginnings, came: float, patience: float) -> None:
@@ -14117,15 +14118,15 @@ class Ticket:
         # Who can still be asked: the alias, its fallbacks.
         self.candidates: list[list[Model]] = []
         self.model: Model | None = None
-        # Nodes that were asked on its behalf whether they answer.
+        # The nodes that were probed for it.
         self.asked: set[str] = set()
-        self.silent: dict[str, str] = {}  # none of them does: {node: why}
+        self.silent: dict[str, str] = {}  # set when none of them answers: {node: why}
         self.wake: Callable[[], None] = lambda: None
 
         self.prompt, self.came, self.patience = prompt, came, patience
         self.known_at: dict[Seats, Known] = {}  # of its prompt, by place
         self.kept: list[Memory] = []  # the seats that are kept for it while it waits
-        self.waits_for = ""  # who had the seat that it waited for
+        self.waits_for = ""  # the agent or session whose seat it waited for
         # Of the place that reads it: its conversation, since when, whether it has answered,
         # what was known of the prompt, and how many conversations were read there since its
         # own was, with itself; 0: it is new.
@@ -14134,54 +14135,53 @@ class Ticket:
         self.is_answered = False
         self.known: Known | None = None
         self.depth = 0
-        self.own_elsewhere, self.elsewhere = 0, ""  # tokens of its own, and where most were
+        self.own_elsewhere, self.elsewhere = 0, ""  # read before on another node: tokens, node
 
 
 # == gateway/queue.py, from line 23 ===========================================
 #
-# Who may ask which machine, and when.
+# Which request may ask which machine, and when.
 
 REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
 
-PATIENCE_SECONDS = 250.0  # who has waited longer takes a seat that has lasted
-READINGS = 8  # or so many times what its own prompt takes to read
-# But not sooner: five turns of an agent take longer than eight readings where reading is fast.
+PATIENCE_SECONDS = 250.0  # after such a wait a request takes a seat that has lasted
+READINGS = 8  # or after this many times what its own prompt takes to read
+# But not sooner than this: where reading is fast, eight readings take less than five turns.
 LEAST_PATIENCE_SECONDS = 30.0
-LEAVING = 0.8  # "clearly sooner": in so much of the time
+LEAVING = 0.8  # "clearly sooner" means within this share of the time
 
 
 class Rest:
-    """How long a node, or one model that it lacks, is left alone after a failure.
+    """How long a node, or one model that it lacks, is skipped after a failure.
 
-    That of a node ends when the gateway has asked it and it answers: a request that had
-    to find out would keep all others waiting for its first token. That of a model ends
-    by the clock.
+    A node's rest ends when the gateway asks the node and it answers. If a request had to
+    find out, all others would wait for its first token. A model's rest ends by the clock.
     """
 
     def __init__(self) -> None:
         self.until = 0.0  # 0: it does not rest
-        self.seconds = 0.0  # of this rest, or of the last one until a request was answered
+        self.seconds = 0.0  # of this rest; kept for the next one until a request is answered
         self.why = ""
-        self.is_asked = False  # the question is on its way
+        self.is_asked = False  # the gateway is asking the node now
 
     def begin(self, now: float, why: str) -> None:
-        """Rest, twice as long as the last time."""
+        """Begin a rest, twice as long as the last one."""
         self.seconds = min(max(2 * self.seconds, REST_SECONDS), REST_LIMIT_SECONDS)
         self.until = now + self.seconds
         self.why = why
 
     def end(self) -> None:
-        """Answer requests again, and begin with a short one the next time."""
+        """End the rest; the next one will be short again."""
         self.until = self.seconds = 0.0
 
 
 class ModelPlace:
-    """What a model has on its node: slots, and a rest of its own while the node lacks it."""
+    """A model on its node: its slots, its seats, and its own rest while the node lacks it."""
 
     def __init__(self, node: str) -> None:
         self.node = node
         self.slots, self.running = 1, 0
-        self.last_number = 0  # of the request that came last
+        self.last_number = 0  # of the latest request that got a slot
         self.missing = Rest()
         self.seats = Seats()
 
@@ -14190,14 +14190,14 @@ class ModelPlace:
 
 
 class Scheduler:
-    """Slots, the queue, rests. Pure but for a lock and a clock; any thread may call."""
+    """Slots, the queue and rests. Pure except for a lock and a clock; any thread may call."""
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._lock, self._clock = threading.RLock(), clock
         self.clouds = {model.name for model in fleet.models.values() if is_cloud(fleet, model)}
         self.candidates = _plan_candidates(fleet)
         self.places = plan_model_places(fleet)
-        self.is_due = threading.Event()  # a node is to be asked before its rest is over
+        self.is_due = threading.Event()  # a node should be asked before its rest is over
         self._rests = {name: Rest() for name in fleet.nodes}
         self._busy = dict.fromkeys(fleet.nodes, 0)  # slots in use, by node
         self._queue: dict[int, Ticket] = {}
@@ -14210,7 +14210,7 @@ class Scheduler:
               patience: float = PATIENCE_SECONDS) -> Ticket:
         """Return a ticket in the queue of an alias; it may hold a slot at once.
 
-        Only these `candidates` will be asked, where not all can do what is needed.
+        With `candidates`, only these models are asked; the others lack something it needs.
         """
         with self._lock:
             self._number += 1
@@ -14251,20 +14251,20 @@ class Scheduler:
             ticket.model = ticket.memory = ticket.known = None
 
     def leave(self, ticket: Ticket) -> None:
-        """Give up the wait or the slot; nothing is said about the node."""
+        """Give up the wait or the slot. This says nothing about the node."""
         with self._lock:
             self._take_off(ticket)
             self._give_out()
 
     def move_on(self, ticket: Ticket, candidates: list[list[Model]]) -> None:
-        """Leave a model that cannot do what is needed for these; it goes on with others."""
+        """Leave a model that cannot do what the request needs, and wait for these."""
         with self._lock:
             self._take_off(ticket)
             self._queue_up(ticket, candidates)
             self._give_out()
 
     def claim(self, model: Model, tokens: float, *, is_sure: bool) -> None:
-        """Take how many tokens a place should keep besides its slots, as told or assumed."""
+        """Note how many tokens a place should keep besides its slots, as told or assumed."""
         with self._lock:
             seats = self.places[model.name].seats
             seats.claim = tokens
@@ -14273,7 +14273,7 @@ class Scheduler:
             self._give_out()
 
     def succeed(self, ticket: Ticket) -> bool:
-        """Note that the node answered: it rests no more. Tell whether it had rested."""
+        """Note that the node answered, which ends its rest. Tell whether it was resting."""
         assert ticket.model
         with self._lock:
             place = self.places[ticket.model.name]
@@ -14296,7 +14296,7 @@ class Scheduler:
             own = ticket.known.own_tokens()
             seats = self.places[ticket.model.name].seats
             warm = seats.learn(ticket, end, seconds, self._clock())
-            # The prompt's tokens were guessed; no more can be read than the machine counts.
+            # The prompt's tokens are an estimate; the machine's own count is the limit.
             again = min(max(own, ticket.own_elsewhere), end.input_tokens) - warm
             if again < LESSON_TOKENS:
                 return warm, 0, ""
@@ -14306,16 +14306,16 @@ class Scheduler:
 
     def fail(self, ticket: Ticket, why: str, *, is_missing: bool = False,
              is_over: bool = False) -> float:
-        """Let the node, or only the model that it lacks, rest; queue for another.
+        """Let the node rest, or only the model if the node lacks it; queue for another.
 
-        Nobody else is asked where the request `is_over`. Return for how many seconds.
+        Return the seconds of the rest. A request that `is_over` is not queued again.
         """
         assert ticket.model
         with self._lock:
             now = self._clock()
             place = self.places[ticket.model.name]
             rest = place.missing if is_missing else self._rests[place.node]
-            # Who fails while it rests had been asked before: that is no second failure.
+            # A request sent before the rest began is not a second failure.
             if rest.until <= (now if is_missing else 0):
                 rest.begin(now, why)
 
@@ -14332,9 +14332,9 @@ class Scheduler:
         return rest.seconds
 
     def look(self) -> list[str]:
-        """Give out what became free by itself; return the nodes to ask whether they answer.
+        """Give out the slots that have become free; return the nodes that should be asked.
 
-        Each is told once; `end_rest` has to follow.
+        A node is returned once. The caller asks it and then calls `end_rest`.
         """
         with self._lock:
             self._give_out()
@@ -14346,9 +14346,9 @@ class Scheduler:
             return due
 
     def end_rest(self, name: str, why: str) -> float:
-        """Take what a node was found to be: it answers, or it does not, and `why`.
+        """End a node's rest, or begin another if it still does not answer, and `why`.
 
-        Return for how many seconds it rests on.
+        Return the seconds of the new rest.
         """
         with self._lock:
             rest = self._rests[name]
@@ -14356,19 +14356,19 @@ class Scheduler:
             if rest.until and why:
                 rest.begin(self._clock(), why)
             else:
-                rest.until = 0.0  # that it answers requests is not known yet
+                rest.until = 0.0  # it may still fail requests, so `seconds` is kept
             self._give_out()
             return rest.seconds if rest.until else 0.0
 
     def show(self) -> tuple[dict[str, dict[str, Any]], int]:
-        """Return what is true of each model's place, and how many wait."""
+        """Return the state of each model's place, and how many requests wait."""
         with self._lock:
             now = self._clock()
             places = {}
             for name, place in self.places.items():
                 rest = self._rests[place.node]
                 rests = round(max(rest.until, place.missing.until) - now, 1)
-                rests = max(rests, 0.1 if rest.until else 0.0)  # until it is known to answer
+                rests = max(rests, 0.1 if rest.until else 0.0)  # until the node is known to answer
                 places[name] = {"running": place.running, "slots": place.slots,
                                 "rests_seconds": rests, "warm": place.seats.show(now)}
             return places, len(self._queue)
@@ -14384,27 +14384,27 @@ class Scheduler:
             return sessions
 
     def rest_seconds(self, alias: str) -> int:
-        """Return after how many whole seconds the first candidate has rested enough."""
+        """Return the whole seconds until the first rest of an alias's models is over."""
         with self._lock:
             ends = [max(self._rests[model.node].until, self.places[model.name].missing.until)
                     for group in self.candidates[alias] for model in group]
             return max(int(min(ends) - self._clock()) + 1, 1)
 
     def _give_out(self) -> None:
-        """Give what is free to who waits, in order.
+        """Give free slots to the requests that wait, in order.
 
-        After each grant all are asked again: who has its seat and runs now is in nobody's
-        way any more.
+        After each grant all are tried again: a request that now runs in its own seat no
+        longer blocks the others.
         """
-        # One for all: a rest that ends meanwhile is not for who came last.
+        # All see one time: a rest that ends meanwhile would otherwise serve the last first.
         now = self._clock()
         while self._queue and self._give_once(now):
             pass
 
     def _give_once(self, now: float) -> bool:
-        """Give the first who may have it what is free; tell whether anybody got something."""
+        """Give a free slot to the first request that may have one; tell whether one did."""
         line = sorted(self._queue.values(), key=lambda ticket: ticket.number)
-        # Whoever has waited long takes a seat that has lasted; who came before goes first.
+        # A request that has waited long takes a seat that has lasted, after all before it.
         late = max((ticket.number for ticket in line
                     if now - ticket.came >= self._patience(ticket)), default=0)
         for ticket in line:
@@ -14418,18 +14418,18 @@ class Scheduler:
         return False
 
     def _patience(self, ticket: Ticket) -> float:
-        """Return how many seconds a request waits for others to stay warm."""
+        """Return how many seconds a request waits so that others stay warm."""
         reading = [place.seats.read_seconds(ticket.prompt.tokens)
                    for place in self._places_of(ticket)]
         own = min((READINGS * each for each in reading if each), default=ticket.patience)
         return min(ticket.patience, max(own, LEAST_PATIENCE_SECONDS))
 
     def _await_rests(self, ticket: Ticket, now: float) -> None:
-        """Have resting nodes asked that could answer a request; let it go when none does."""
+        """Have the resting nodes asked that a request waits for; end its wait if none answers."""
         rests = {model.node: self._rests[model.node]
                  for group in ticket.candidates for model in group}
         if not all(rest.until for rest in rests.values()):
-            return  # somebody is only busy
+            return  # one of them is only busy
 
         for name in rests.keys() - ticket.asked:
             ticket.asked.add(name)
@@ -14457,8 +14457,8 @@ class Scheduler:
         ticket.wake()
 
     def _choose(self, ticket: Ticket, now: float, *, is_late: bool) -> Model | None:
-        """Return a model to ask, None to wait; a late ticket may take a seat that lasted."""
-        missing = []  # of nodes that are awake
+        """Return a model to ask, or None to wait; a late ticket may take a seat that lasted."""
+        missing = []  # models that were missing on nodes that answer
         for group in ticket.candidates:
             there = [model for model in group if not self._rests[model.node].until]
             awake = [model for model in there if self.places[model.name].missing.until <= now]
@@ -14467,7 +14467,7 @@ class Scheduler:
                 return self._pick(free, ticket)
             missing += there
 
-        # Nobody else has it: to ask for a model that was missing costs little.
+        # No other model is left, and asking for one that was missing costs little.
         free = [model for model in missing if self.places[model.name].is_free()]
         return min(free, default=None,
                    key=lambda model: self.places[model.name].missing.until)
@@ -14487,9 +14487,9 @@ class Scheduler:
         return False
 
     def _pick(self, free: list[Model], ticket: Ticket) -> Model | None:
-        """Return who answers: the least busy, or one that ends clearly sooner.
+        """Return the model to ask: the least busy, or one that ends clearly sooner.
 
-        How soon is known once it is known how fast they read and write.
+        The times are known once the machines' reading and writing speeds are.
         """
         def rank(model: Model) -> tuple[int, bool, int]:
             place = self.places[model.name]
@@ -14517,9 +14517,9 @@ def _plan_candidates(fleet: Fleet) -> dict[str, list[list[Model]]]:
 
 def pass_over(groups: list[list[Model]], lacks: Callable[[Model], str]
               ) -> tuple[list[list[Model]], tuple[Passed, ...]]:
-    """Return who of the candidates can do what is needed, and who is passed over for what.
+    """Return the candidates that can do what is needed, and the others with their reasons.
 
-    Where nobody can, all stay: to try is better than to refuse.
+    If none can, all stay: trying is better than refusing.
     """
     passed = []
     able = []
@@ -14541,16 +14541,16 @@ def plan_model_places(fleet: Fleet) -> dict[str, ModelPlace]:
         place = shared.setdefault(key, ModelPlace(model.node))
         place.slots = place.seats.slots = max(place.slots, model.max_parallel)
         if is_cloud(fleet, model) or fleet.nodes[model.node].provider == "vllm":
-            place.seats.extra = MEMORY_LIMIT  # it keeps as many as anybody needs
+            place.seats.extra = MEMORY_LIMIT  # it keeps as many as are ever needed
         places[model.name] = place
     return places
 
 
 # == gateway/client.py, from line 24 ==========================================
 #
-# The client of a request: what it shows of itself, and what it has been sent.
+# The client of a request: its login for a cloud, and the answer it has been sent.
 
-# Of an answer that goes on are sent although more is there: its client may read.
+# When this much of an answer is waiting it is sent, even if the node has more to say.
 OUT_BYTES = 16 * 1024
 
 
@@ -14561,18 +14561,18 @@ _NO_LOGIN = (
 
 
 def login_headers(node: Node, headers: Mapping[str, str], key: str) -> dict[str, str]:
-    """Return what a client shows of itself to a node, of any but Anthropic's nothing."""
+    """Return the client's headers that a node of Anthropic's gets; others get none."""
     if node.provider != "anthropic":
         return {}
     shown = {name: value for name, value in headers.items()
              if name.startswith("anthropic-") or name == "x-app"}
     if "user-agent" in headers:
-        shown["User-Agent"] = headers["user-agent"]  # instead of this program's
+        shown["User-Agent"] = headers["user-agent"]  # instead of this program's own
     if not node.auth:
         return shown
     logins = {name: headers[name] for name in ("authorization", "x-api-key")
               if headers.get(name)
-              and headers[name].rpartition(" ")[2].strip() != key}  # which stays here
+              and headers[name].rpartition(" ")[2].strip() != key}  # the gateway's stays here
     if not logins:
         raise HandedBack(Reply(401, {}, _NO_LOGIN), "no login came")
     return {**shown, **logins}
@@ -14591,22 +14591,22 @@ class Client:
         self._dialect, self._talk, self._id = dialect, talk, answer_id
         self._out = bytearray()  # what was written and not yet sent
         self._has_headers = False
-        self.has_content = False  # some of an answer, which cannot be taken back
-        self._number = 0  # of the event that was sent last
+        self.has_content = False  # the client has some of an answer, which cannot be taken back
+        self._number = 0  # of the latest event that was sent
         self.begin()
         self.is_stream = self._writer.is_stream
         self._ping_at = world.clock() + QUIET_SECONDS if self.is_stream else float("inf")
 
     def begin(self) -> None:
-        """Begin the answer; what another model has said and the client has not is dropped."""
+        """Begin the answer; drop what an earlier model said and was not sent."""
         self._out.clear()
         self._writer: Writer = self._dialect.writes(self._talk, self._id)
         if self._has_headers:
-            self._writer.begin()  # which the client has
+            self._writer.begin()  # the client has it already
             self._writer.number = self._number
 
     def write(self, deltas: list[Delta]) -> End | None:
-        """Write what was said; return the End, if any."""
+        """Write deltas; return the End if it is among them."""
         out, writer = self._out, self._writer
         for delta in deltas:
             if delta.end:
@@ -14618,7 +14618,7 @@ class Client:
         return None
 
     def end(self) -> None:
-        """Send what is left of the answer, or all of one that is no stream."""
+        """Send the rest of the answer, or all of it if it is not a stream."""
         if self.is_stream:
             self._send(last=True)
         else:
@@ -14626,7 +14626,7 @@ class Client:
 
     def refuse(self, refusal: Refusal) -> None:
         """Send a refusal in the client's own words."""
-        if self._has_headers:  # there is no HTTP status left to give
+        if self._has_headers:  # the HTTP status has been sent already
             self._send(self._writer.fail(refusal), last=True)
             return
 
@@ -14641,7 +14641,7 @@ class Client:
     def wait(self, exchange: Exchange | None, until: float) -> bool:
         """Tell whether a node says more in time; pings keep the client from giving up.
 
-        A client that leaves meanwhile ends the wait with ClientGone.
+        If the client leaves, ClientGone ends the wait.
         """
         if self._out:
             self._send()
@@ -14655,7 +14655,7 @@ class Client:
                 return False
 
     def _send(self, more: bytes = b"", *, last: bool = False) -> None:
-        """Send what was written; the first time with headers and what opens the stream."""
+        """Send what was written; the first time after the headers and the stream's opening."""
         chunk, head = bytes(self._out) + more, ""
         self.has_content = self.has_content or bool(self._out)
         self._out.clear()
@@ -14673,7 +14673,7 @@ class Client:
 
 
 def retry_header(refusal: Refusal) -> str:
-    """Return the header line that says when to come back, where that helps."""
+    """Return the header line that says when to try again, if that helps."""
     if not refusal.retry_seconds:
         return ""
     return f"Retry-After: {refusal.retry_seconds}\r\n"
@@ -14696,12 +14696,12 @@ def retry_header(refusal: Refusal) -> str:
 # back in the queue, and `_answer` asks studio. If the client already had a word from mini, the
 # answer would end there with an error.
 
-# A node that says nothing for so long is asked whether it still answers.
+# A node that has been silent for this long is asked whether it still answers.
 SILENCE_SECONDS = 10.0
 
-IMPATIENT_SECONDS = 60.0  # of a client that does not stream: no ping tells it that we live
+IMPATIENT_SECONDS = 60.0  # for a client that does not stream: pings cannot keep it waiting
 
-CLIENT_SECONDS = 0.2  # so often who waits for a slot looks whether its client is still there
+CLIENT_SECONDS = 0.2  # how often a waiting request checks whether its client is still there
 
 
 class Service:
@@ -14731,7 +14731,7 @@ class Service:
         except PromptTooLong as too_long:
             outcome = "prompt_too_long"
             self._client.refuse(too_long)
-        except Exception as error:  # of a bug, too, the client is told in its dialect
+        except Exception as error:  # even a bug is reported to the client, in its dialect
             refusal = server.refusal_of(error)
             outcome = "stopped" if server.stops else refusal.kind
             self._client.refuse(refusal)
@@ -14740,12 +14740,12 @@ class Service:
             server.file(self._receipt.close(outcome, ticket.waits_for))
 
     def _enter(self) -> Ticket:
-        """Let the request wait in the queue for whoever can do what it needs."""
+        """Put the request in the queue for the models that can do what it needs."""
         server, talk = self._server, self._talk
         candidates = self._scheduler.candidates[talk.alias]
         models = [model for group in candidates for model in group]
         shown = [model for model in models if server.can_show(model, talk)]
-        first = self._translate((shown or models)[0])  # refused before it waits
+        first = self._translate((shown or models)[0])  # may refuse it before it waits
         candidates, self._receipt.passed = pass_over(
             candidates, lambda model: server.lacks(model, talk, first.weight))
         self._receipt.step("wait")
@@ -14760,25 +14760,25 @@ class Service:
             try:
                 self._ask(ticket, self._translate(model))
                 return
-            except (NoImages, NoField) as refusal:  # the same model is asked again, without it
+            except (NoImages, NoField) as refusal:  # ask the same model again, without it
                 self._adapt(model, refusal)
-            except PromptTooLong as refusal:  # one that holds more is asked
+            except PromptTooLong as refusal:  # ask one that holds more
                 self._find_larger(ticket, model, refusal)
-            except Refusal as refusal:  # it is the client's, or another one is asked
+            except Refusal as refusal:  # hand it to the client, or ask another one
                 self._take_refusal(ticket, model, refusal)
-            except NodeFailure as failure:  # another one is asked
+            except NodeFailure as failure:  # ask another one
                 self._take_failure(ticket, model, failure)
             self._client.begin()
 
     def _translate(self, model: Model) -> Translation:
-        """Return the talk as this model is asked it; made once for each candidate."""
+        """Return the request to this model; made once for each candidate."""
         if model.name not in self._translations:
             self._translations[model.name] = self._server.translate(self._talk, model)
         return self._translations[model.name]
 
     def _adapt(self, model: Model, refusal: NoImages | NoField) -> None:
-        """Note what a model's node does not take; refuse where it was not in the request."""
-        # What was sent, not what is known: another request may have learned it since then.
+        """Note what a model's node does not take; refuse if the request did not have it."""
+        # Look at what was sent: another request may have taught the same since then.
         sent = self._translations.pop(model.name)
         known = self._server.learned[model.name]
         if isinstance(refusal, NoField):
@@ -14791,9 +14791,9 @@ class Service:
             raise refusal
 
     def _find_larger(self, ticket: Ticket, model: Model, refusal: PromptTooLong) -> None:
-        """Leave a model whose context is too small for those of a larger one, or refuse."""
-        self._receipt.said.append(f"{model.node}: {refusal.what}")  # numbers, in our words
-        # Not itself: its node may hold less than the file says.
+        """Leave a model whose context is too small for larger ones, or refuse."""
+        self._receipt.said.append(f"{model.node}: {refusal.what}")  # only numbers, in our words
+        # Without this one: its node may hold less than the file says.
         able = [[other for other in group
                  if other is not model and other.context > refusal.maximum]
                 for group in ticket.candidates]
@@ -14803,9 +14803,9 @@ class Service:
         self._scheduler.move_on(ticket, able)
 
     def _take_refusal(self, ticket: Ticket, model: Model, refusal: Refusal) -> None:
-        """Hand back a refusal that the client must fix; after others the node is skipped."""
+        """Hand back a refusal that the client must fix; after any other, skip the node."""
         self._note(model, refusal.reason or refusal.what, f"{refusal.http} {refusal.kind}")
-        # A cloud's is for the client where it is final, or nobody else is left.
+        # A cloud's refusal goes to the client if it is final, or no other model is left.
         is_last = sum(map(len, ticket.candidates)) == 1
         is_final = isinstance(refusal, HandedBack) and (refusal.is_final or is_last)
         if refusal.http == 400 or is_final:
@@ -14813,7 +14813,7 @@ class Service:
         self._go_on(ticket, model, refusal.kind, refusal)
 
     def _take_failure(self, ticket: Ticket, model: Model, failure: NodeFailure) -> None:
-        """Let a node rest that failed."""
+        """Let a failed node rest, and ask another one."""
         why = explain_failure(failure,
                               backend_of(self._server.fleet.nodes[model.node])).reason
         self._note(model, failure.detail or why, why)
@@ -14823,13 +14823,13 @@ class Service:
         self._go_on(ticket, model, why, problem)
 
     def _note(self, model: Model, words: str, kind: str) -> None:
-        """Keep why a node failed, of a cloud only the kind: it may hold a login or prompt."""
+        """Keep why a node failed; a cloud's words may hold a login or prompt, so only the kind."""
         if self._receipt.values["cloud"] and model.name in self._scheduler.clouds:
             words = kind
         self._receipt.said.append(f"{model.node}: {words}")
 
     def _go_on(self, ticket: Ticket, model: Model, why: str, refusal: Refusal) -> None:
-        """Leave a model that failed for the next; where none is left, refuse."""
+        """Leave a model that failed for the next one, or refuse if none is left."""
         is_missing = refusal.http == 404
         self._receipt.fail(model.node, why)
         seconds = self._scheduler.fail(ticket, why, is_missing=is_missing,
@@ -14844,7 +14844,7 @@ class Service:
         """Wait in the queue; return the model that may be asked."""
         began = self._world.clock()
         woken = threading.Event()
-        ticket.wake = woken.set  # and only then: whether it came before
+        ticket.wake = woken.set  # set first, then look: the slot may have come before
         while not (ticket.model or ticket.silent or self._server.stops
                    or woken.wait(CLIENT_SECONDS)):
             self._client.wait(None, 0)
@@ -14863,7 +14863,7 @@ class Service:
     def _ask(self, ticket: Ticket, translation: Translation) -> None:
         """Send the request to the model's node, and each line of its answer to the client."""
         node, model, values = translation.node, translation.model, self._receipt.values
-        has_images = bool(translation.talk.images())  # what a machine counts for one, it knows
+        has_images = bool(translation.talk.images())  # each server counts an image differently
         values.update(describe_place(model), context=model.context,
                       digest=self._server.learned[model.name].digest,
                       sent_tokens=0 if has_images else translation.estimate)
@@ -14874,7 +14874,7 @@ class Service:
         exchange, reader = translation.send(
             self._world, login_headers(node, self._headers, self._server.key),
             functools.partial(self._await_node, node))
-        # Whoever answers in the end: the prompt has been there.
+        # Even if another one answers in the end, this one has the prompt.
         values["cloud"] |= model.name in self._scheduler.clouds
         is_new, is_whole = True, False
         try:
@@ -14886,7 +14886,7 @@ class Service:
                     is_new = False
                     self._server.study_later(node.name)
                     if self._scheduler.succeed(ticket):
-                        # Now: the last word may be minutes away.
+                        # Say it now: the end of the answer may be minutes away.
                         self._server.tell_rest(node.name)
                 if end:
                     self._learn(ticket, translation, end)
@@ -14899,9 +14899,9 @@ class Service:
                 exchange.leave()
 
     def _await_node(self, node: Node, exchange: Exchange) -> None:
-        """Wait for more from a node; one that is silent is asked whether it answers at all.
+        """Wait for more from a node; if it is silent, ask whether it answers at all.
 
-        A slow model is waited for, a hung machine is not.
+        A slow model gets its time, a hung machine does not.
         """
         while self._receipt.values["first_byte_seconds"] is None:
             look_at = self._world.clock() + SILENCE_SECONDS
@@ -14909,7 +14909,7 @@ class Service:
                 break
             if self._client.wait(exchange, look_at):
                 return
-            # `refused` may be a program that stops once it has answered what it took.
+            # `refused` may be a program that is stopping and still finishes its answers.
             if self._server.look(node) in ("timeout", "unreachable"):
                 raise NodeFailure("timeout", "it accepted the connection but did not answer")
         self._client.wait(exchange, exchange.deadline)
@@ -14917,12 +14917,12 @@ class Service:
     def _learn(self, ticket: Ticket, translation: Translation, end: End) -> None:
         """Learn what stayed warm, and how many bytes a token has.
 
-        Who counts only uncached tokens teaches nothing of that.
+        A server that counts only uncached tokens teaches neither.
         """
         values, tokens = self._receipt.values, end.input_tokens
         values.update(input_tokens=tokens, output_tokens=end.output_tokens,
                       broken_calls=end.broken_calls)
-        if values["first_byte_seconds"] is None:  # it said nothing
+        if values["first_byte_seconds"] is None:  # the answer was empty
             self._receipt.mark("first_byte_seconds")
         if not tokens or end.stop:
             return
@@ -14939,23 +14939,23 @@ class Service:
 #
 # The fleet behind one address.
 
-# One thread a client connection. Who waits for a node waits for its client's end of the
-# connection, too: a client that leaves takes its request off the node at once.
+# Each client connection has a thread. While it waits for a node it also watches its client:
+# when the client leaves, the node is left at once.
 
-LOOK_SECONDS = 0.5  # so often the queue and the rests are looked at although nothing happens
+LOOK_SECONDS = 0.5  # how often the queue and the rests are checked when nothing happens
 
 BODY_SECONDS = 120.0
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
-BODIES_LIMIT_BYTES = 512 * 1024 * 1024  # of all requests that are held at once
+BODIES_LIMIT_BYTES = 512 * 1024 * 1024  # of all open requests together
 
-OPEN_PAGES = ("/", "/health/liveliness")  # they say who answers, to anybody
+OPEN_PAGES = ("/", "/health/liveliness")  # anybody may read them; they say which program answers
 EVENTS_PATH = "/events"
 
 PROOF_PATH = "/prove/"  # a nonce follows: 32 bytes in hexadecimal
 
 
 class Server(Reception):
-    """The gateway: the closed door, routes."""
+    """The gateway: checks keys, finds the right answer for each path, knows its models."""
 
     def __init__(self, fleet: Fleet, key: str, world: World, *, receipts: str = "") -> None:
         name, _ = world.own_names()
@@ -14963,20 +14963,20 @@ class Server(Reception):
                          (show_host(fleet.gateway.host), "localhost", "127.0.0.1", "[::1]",
                           name, f"{name}.local"))
         self.fleet, self.key = fleet, key
-        self._told_of_key = False  # that somebody has another one
+        self._told_of_key = False  # a client with another key was reported
         self.scheduler = Scheduler(fleet, world.clock)
         self.ledger = Ledger(fleet.nodes)
         if receipts:
             self.listen(keep_receipts(world, receipts, self.said.put))
 
         self.learned = {name: Learned() for name in fleet.models}
-        self._unstudied: set[str] = set()  # nodes that did not answer when they were studied
-        self._held: dict[Visitor, int] = {}  # bytes of bodies; each thread changes its own
-        # In Anthropic's words and in OpenAI's at once; nobody knows when a model was made.
+        self._unstudied: set[str] = set()  # nodes that did not say what their models can do
+        self._held: dict[Visitor, int] = {}  # bytes of bodies; each thread changes its own entry
+        # Anthropic's and OpenAI's fields together; the date of a model is not known.
         models = [{"type": "model", "id": alias, "display_name": alias,
                    "created_at": "1970-01-01T00:00:00Z", "object": "model", "created": 0,
                    "owned_by": "subagent-fleet"} for alias in self.scheduler.candidates]
-        self._pages: dict[str, object] = {  # that never change, by path
+        self._pages: dict[str, object] = {  # pages that never change, by path
             "/": {"name": "subagent-fleet", "version": VERSION},
             "/health/liveliness": "I'm alive!",
             "/v1/models": {"object": "list", "data": models, "has_more": False,
@@ -14984,8 +14984,8 @@ class Server(Reception):
             **{f"/v1/models/{model['id']}": model for model in models}}
 
     def run(self, listener: Listener | None) -> None:
-        """Serve until `stop`, then let open answers end; None waits for the port."""
-        # It is another `up`'s, which may end before this.
+        """Serve until `stop`, then let open answers end; without a listener, wait for the port."""
+        # Another `up` has the port, and may end first.
         while not listener and not self.stops:
             self.world.sleep(TICK_SECONDS)
             with contextlib.suppress(FleetError):
@@ -15004,14 +15004,14 @@ class Server(Reception):
         self.said.end(GRACE_SECONDS / 2)
 
     def file(self, receipt: Receipt) -> None:
-        """Keep what a request came to."""
+        """File the receipt of a request."""
         self.ledger.add(receipt)
         self.log.put(plan_row(receipt))
         self.hand_on(receipt)
 
     def tell_rest(self, node: str, route: str = "", seconds: float = 0.0,
                   why: str = "") -> None:
-        """Tell how long a node, or one model there, is left alone; 0: it answers again."""
+        """Log how long a node, or one model there, is skipped; 0: it answers again."""
         self.log.put({"kind": "rest", "id": f"rest {node} {route}", "node": node,
                       "route": route, "time": round(self.world.now(), 3), "seconds": seconds,
                       "why": why})
@@ -15028,7 +15028,7 @@ class Server(Reception):
             self.scheduler.is_due.clear()
 
     def look(self, node: Node) -> str:
-        """Return why a node does not answer; "": it does, if not with a server's error."""
+        """Return why a node does not answer, or "" if it does without a server error."""
         backend = backend_of(node)
         ask = replace(backend.identify(), extract=lambda reply: reply.status)
         until = self.world.clock() + PROBE_TIMEOUT_SECONDS
@@ -15039,7 +15039,7 @@ class Server(Reception):
         return f"http {status}" if status >= 500 else ""
 
     def _end_rest(self, name: str) -> None:
-        """Ask a node that has rested whether it answers."""
+        """Ask a node that has rested whether it answers, and end its rest or begin another."""
         try:
             why = self.look(self.fleet.nodes[name])
         except Exception as error:
@@ -15083,7 +15083,7 @@ class Server(Reception):
             visitor.reply(200, render_json(page))
 
     def _respond_to_talk(self, visitor: Visitor, path: str, dialect: Dialect) -> None:
-        """Answer a request for an answer, or for how many tokens it would take."""
+        """Answer a request to a model, or count its tokens."""
         def hold(more: int) -> None:
             self._held[visitor] = self._held.get(visitor, 0) + more
             if sum(self._held.copy().values()) > BODIES_LIMIT_BYTES:
@@ -15107,11 +15107,11 @@ class Server(Reception):
             self._held.pop(visitor, None)
 
     def can_show(self, model: Model, talk: Talk) -> bool:
-        """Tell whether a model can be shown all that a request holds, were it by URL."""
+        """Tell whether a model can be shown all of a request, including images by URL."""
         return not talk.unshown or backend_of(self.fleet.nodes[model.node]).takes_messages
 
     def lacks(self, model: Model, talk: Talk, weight: int) -> str:
-        """Return what a request needs that a model cannot do, as far as is known."""
+        """Return what a request needs and a model lacks, as far as is known."""
         known = self.learned[model.name]
         abilities = known.abilities
         sees = known.takes_images and (abilities is None or "vision" in abilities)
@@ -15126,18 +15126,21 @@ class Server(Reception):
         return ""
 
     def study(self, *names: str) -> None:
-        """Learn meanwhile what the models of these nodes can do, or of all if none is named."""
+        """Learn in the background what the models of these nodes, or of all, can do."""
         with contextlib.suppress(RuntimeError):  # the system gives no more threads now
             threading.Thread(target=self.learn_abilities, args=names, daemon=True).start()
 
     def study_later(self, name: str) -> None:
-        """Learn it from a node that did not answer before, and does now."""
+        """Learn it from a node that answers now and did not before."""
         if name in self._unstudied:
             self._unstudied.discard(name)
             self.study(name)
 
     def learn_abilities(self, *names: str) -> None:
-        """Ask nodes what their models can do, and how much stays warm; who does not say is able."""
+        """Ask nodes what their models can do, and how much stays warm.
+
+        A model whose node does not say is taken to be able.
+        """
         nodes = {name: self.fleet.nodes[name] for name in names or self.fleet.nodes}
         states = probe_nodes(self.world, nodes, PROBE_TIMEOUT_SECONDS, self.fleet.models)
         self._unstudied.update(name for name in nodes if not states[name].online)
@@ -15156,11 +15159,11 @@ class Server(Reception):
                                          is_sure=told is not None)
 
     def translate(self, talk: Talk, model: Model) -> Translation:
-        """Return a talk as a model is asked it, as far as is known what the model takes."""
+        """Return a talk as the request to a model, without what the model is known not to take."""
         return translate(self.fleet.nodes[model.node], talk, model, self.learned[model.name])
 
     def _check_door(self, visitor: Visitor, headers: dict[str, str], path: str) -> None:
-        """Refuse who has no key, and who is not meant; both take the same time."""
+        """Refuse a wrong key and a wrong host name, in the same time as a right one."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         keys = [headers.get("x-api-key", ""), headers.get(FLEET_KEY_HEADER, "")]
         if scheme.lower() == "bearer":
@@ -15179,7 +15182,7 @@ class Server(Reception):
                           "`Authorization: Bearer KEY` or `x-api-key: KEY`")
 
     def show(self) -> dict[str, Any]:
-        """Return nodes, slots, the queue and totals as plain values."""
+        """Return nodes, slots, the queue and totals, for `/fleet`."""
         places, waiting = self.scheduler.show()
         models = [{"route": model.name, "node": model.node, "model": model.ollama_model,
                    "alias": model.alias, "context": model.context,

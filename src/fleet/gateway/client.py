@@ -1,4 +1,4 @@
-"""The client of a request: what it shows of itself, and what it has been sent."""
+"""The client of a request: its login for a cloud, and the answer it has been sent."""
 from __future__ import annotations
 
 import re
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# Of an answer that goes on are sent although more is there: its client may read.
+# When this much of an answer is waiting it is sent, even if the node has more to say.
 OUT_BYTES = 16 * 1024
 
 
@@ -32,18 +32,18 @@ _NO_LOGIN = (
 
 
 def login_headers(node: Node, headers: Mapping[str, str], key: str) -> dict[str, str]:
-    """Return what a client shows of itself to a node, of any but Anthropic's nothing."""
+    """Return the client's headers that a node of Anthropic's gets; others get none."""
     if node.provider != "anthropic":
         return {}
     shown = {name: value for name, value in headers.items()
              if name.startswith("anthropic-") or name == "x-app"}
     if "user-agent" in headers:
-        shown["User-Agent"] = headers["user-agent"]  # instead of this program's
+        shown["User-Agent"] = headers["user-agent"]  # instead of this program's own
     if not node.auth:
         return shown
     logins = {name: headers[name] for name in ("authorization", "x-api-key")
               if headers.get(name)
-              and headers[name].rpartition(" ")[2].strip() != key}  # which stays here
+              and headers[name].rpartition(" ")[2].strip() != key}  # the gateway's stays here
     if not logins:
         raise HandedBack(Reply(401, {}, _NO_LOGIN), "no login came")
     return {**shown, **logins}
@@ -62,22 +62,22 @@ class Client:
         self._dialect, self._talk, self._id = dialect, talk, answer_id
         self._out = bytearray()  # what was written and not yet sent
         self._has_headers = False
-        self.has_content = False  # some of an answer, which cannot be taken back
-        self._number = 0  # of the event that was sent last
+        self.has_content = False  # the client has some of an answer, which cannot be taken back
+        self._number = 0  # of the latest event that was sent
         self.begin()
         self.is_stream = self._writer.is_stream
         self._ping_at = world.clock() + QUIET_SECONDS if self.is_stream else float("inf")
 
     def begin(self) -> None:
-        """Begin the answer; what another model has said and the client has not is dropped."""
+        """Begin the answer; drop what an earlier model said and was not sent."""
         self._out.clear()
         self._writer: Writer = self._dialect.writes(self._talk, self._id)
         if self._has_headers:
-            self._writer.begin()  # which the client has
+            self._writer.begin()  # the client has it already
             self._writer.number = self._number
 
     def write(self, deltas: list[Delta]) -> End | None:
-        """Write what was said; return the End, if any."""
+        """Write deltas; return the End if it is among them."""
         out, writer = self._out, self._writer
         for delta in deltas:
             if delta.end:
@@ -89,7 +89,7 @@ class Client:
         return None
 
     def end(self) -> None:
-        """Send what is left of the answer, or all of one that is no stream."""
+        """Send the rest of the answer, or all of it if it is not a stream."""
         if self.is_stream:
             self._send(last=True)
         else:
@@ -97,7 +97,7 @@ class Client:
 
     def refuse(self, refusal: Refusal) -> None:
         """Send a refusal in the client's own words."""
-        if self._has_headers:  # there is no HTTP status left to give
+        if self._has_headers:  # the HTTP status has been sent already
             self._send(self._writer.fail(refusal), last=True)
             return
 
@@ -112,7 +112,7 @@ class Client:
     def wait(self, exchange: Exchange | None, until: float) -> bool:
         """Tell whether a node says more in time; pings keep the client from giving up.
 
-        A client that leaves meanwhile ends the wait with ClientGone.
+        If the client leaves, ClientGone ends the wait.
         """
         if self._out:
             self._send()
@@ -126,7 +126,7 @@ class Client:
                 return False
 
     def _send(self, more: bytes = b"", *, last: bool = False) -> None:
-        """Send what was written; the first time with headers and what opens the stream."""
+        """Send what was written; the first time after the headers and the stream's opening."""
         chunk, head = bytes(self._out) + more, ""
         self.has_content = self.has_content or bool(self._out)
         self._out.clear()
@@ -144,7 +144,7 @@ class Client:
 
 
 def retry_header(refusal: Refusal) -> str:
-    """Return the header line that says when to come back, where that helps."""
+    """Return the header line that says when to try again, if that helps."""
     if not refusal.retry_seconds:
         return ""
     return f"Retry-After: {refusal.retry_seconds}\r\n"

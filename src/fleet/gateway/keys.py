@@ -8,10 +8,10 @@ from fleet.config.address import plain_address, show_host
 
 
 def prove_key(key: str, nonce: str, address: str, port: int) -> str:
-    """Return what only who knows the key can say to a nonce, in hexadecimal.
+    """Return the proof that its maker knows the key: an HMAC over a nonce, in hexadecimal.
 
-    It names where the gateway was reached. Who holds another port and hands the nonce on to a
-    gateway that knows the key gets a proof for that one's port, which is none for its own.
+    The address where the gateway was reached is part of it. So a program on another port
+    cannot pass the nonce on to a real gateway: that proof would name the real one's port.
     """
     place = f"{show_host(plain_address(address))}:{port}"
     message = f"subagent-fleet{nonce}{place}".encode("ascii")
@@ -19,5 +19,5 @@ def prove_key(key: str, nonce: str, address: str, port: int) -> str:
 
 
 def proves_key(proof: object, wanted: str) -> bool:
-    """Tell whether a proof is the wanted one, in a time that tells nothing."""
+    """Tell whether a proof is the wanted one, in constant time."""
     return hmac.compare_digest(str(proof).encode("utf-8"), wanted.encode("utf-8"))

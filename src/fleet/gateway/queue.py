@@ -1,4 +1,4 @@
-"""Who may ask which machine, and when."""
+"""Which request may ask which machine, and when."""
 from __future__ import annotations
 
 import threading
@@ -22,45 +22,44 @@ if TYPE_CHECKING:
 
 REST_SECONDS, REST_LIMIT_SECONDS = 2.0, 60.0
 
-PATIENCE_SECONDS = 250.0  # who has waited longer takes a seat that has lasted
-READINGS = 8  # or so many times what its own prompt takes to read
-# But not sooner: five turns of an agent take longer than eight readings where reading is fast.
+PATIENCE_SECONDS = 250.0  # after such a wait a request takes a seat that has lasted
+READINGS = 8  # or after this many times what its own prompt takes to read
+# But not sooner than this: where reading is fast, eight readings take less than five turns.
 LEAST_PATIENCE_SECONDS = 30.0
-LEAVING = 0.8  # "clearly sooner": in so much of the time
+LEAVING = 0.8  # "clearly sooner" means within this share of the time
 
 
 class Rest:
-    """How long a node, or one model that it lacks, is left alone after a failure.
+    """How long a node, or one model that it lacks, is skipped after a failure.
 
-    That of a node ends when the gateway has asked it and it answers: a request that had
-    to find out would keep all others waiting for its first token. That of a model ends
-    by the clock.
+    A node's rest ends when the gateway asks the node and it answers. If a request had to
+    find out, all others would wait for its first token. A model's rest ends by the clock.
     """
 
     def __init__(self) -> None:
         self.until = 0.0  # 0: it does not rest
-        self.seconds = 0.0  # of this rest, or of the last one until a request was answered
+        self.seconds = 0.0  # of this rest; kept for the next one until a request is answered
         self.why = ""
-        self.is_asked = False  # the question is on its way
+        self.is_asked = False  # the gateway is asking the node now
 
     def begin(self, now: float, why: str) -> None:
-        """Rest, twice as long as the last time."""
+        """Begin a rest, twice as long as the last one."""
         self.seconds = min(max(2 * self.seconds, REST_SECONDS), REST_LIMIT_SECONDS)
         self.until = now + self.seconds
         self.why = why
 
     def end(self) -> None:
-        """Answer requests again, and begin with a short one the next time."""
+        """End the rest; the next one will be short again."""
         self.until = self.seconds = 0.0
 
 
 class ModelPlace:
-    """What a model has on its node: slots, and a rest of its own while the node lacks it."""
+    """A model on its node: its slots, its seats, and its own rest while the node lacks it."""
 
     def __init__(self, node: str) -> None:
         self.node = node
         self.slots, self.running = 1, 0
-        self.last_number = 0  # of the request that came last
+        self.last_number = 0  # of the latest request that got a slot
         self.missing = Rest()
         self.seats = Seats()
 
@@ -69,14 +68,14 @@ class ModelPlace:
 
 
 class Scheduler:
-    """Slots, the queue, rests. Pure but for a lock and a clock; any thread may call."""
+    """Slots, the queue and rests. Pure except for a lock and a clock; any thread may call."""
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._lock, self._clock = threading.RLock(), clock
         self.clouds = {model.name for model in fleet.models.values() if is_cloud(fleet, model)}
         self.candidates = _plan_candidates(fleet)
         self.places = plan_model_places(fleet)
-        self.is_due = threading.Event()  # a node is to be asked before its rest is over
+        self.is_due = threading.Event()  # a node should be asked before its rest is over
         self._rests = {name: Rest() for name in fleet.nodes}
         self._busy = dict.fromkeys(fleet.nodes, 0)  # slots in use, by node
         self._queue: dict[int, Ticket] = {}
@@ -89,7 +88,7 @@ class Scheduler:
               patience: float = PATIENCE_SECONDS) -> Ticket:
         """Return a ticket in the queue of an alias; it may hold a slot at once.
 
-        Only these `candidates` will be asked, where not all can do what is needed.
+        With `candidates`, only these models are asked; the others lack something it needs.
         """
         with self._lock:
             self._number += 1
@@ -130,20 +129,20 @@ class Scheduler:
             ticket.model = ticket.memory = ticket.known = None
 
     def leave(self, ticket: Ticket) -> None:
-        """Give up the wait or the slot; nothing is said about the node."""
+        """Give up the wait or the slot. This says nothing about the node."""
         with self._lock:
             self._take_off(ticket)
             self._give_out()
 
     def move_on(self, ticket: Ticket, candidates: list[list[Model]]) -> None:
-        """Leave a model that cannot do what is needed for these; it goes on with others."""
+        """Leave a model that cannot do what the request needs, and wait for these."""
         with self._lock:
             self._take_off(ticket)
             self._queue_up(ticket, candidates)
             self._give_out()
 
     def claim(self, model: Model, tokens: float, *, is_sure: bool) -> None:
-        """Take how many tokens a place should keep besides its slots, as told or assumed."""
+        """Note how many tokens a place should keep besides its slots, as told or assumed."""
         with self._lock:
             seats = self.places[model.name].seats
             seats.claim = tokens
@@ -152,7 +151,7 @@ class Scheduler:
             self._give_out()
 
     def succeed(self, ticket: Ticket) -> bool:
-        """Note that the node answered: it rests no more. Tell whether it had rested."""
+        """Note that the node answered, which ends its rest. Tell whether it was resting."""
         assert ticket.model
         with self._lock:
             place = self.places[ticket.model.name]
@@ -175,7 +174,7 @@ class Scheduler:
             own = ticket.known.own_tokens()
             seats = self.places[ticket.model.name].seats
             warm = seats.learn(ticket, end, seconds, self._clock())
-            # The prompt's tokens were guessed; no more can be read than the machine counts.
+            # The prompt's tokens are an estimate; the machine's own count is the limit.
             again = min(max(own, ticket.own_elsewhere), end.input_tokens) - warm
             if again < LESSON_TOKENS:
                 return warm, 0, ""
@@ -185,16 +184,16 @@ class Scheduler:
 
     def fail(self, ticket: Ticket, why: str, *, is_missing: bool = False,
              is_over: bool = False) -> float:
-        """Let the node, or only the model that it lacks, rest; queue for another.
+        """Let the node rest, or only the model if the node lacks it; queue for another.
 
-        Nobody else is asked where the request `is_over`. Return for how many seconds.
+        Return the seconds of the rest. A request that `is_over` is not queued again.
         """
         assert ticket.model
         with self._lock:
             now = self._clock()
             place = self.places[ticket.model.name]
             rest = place.missing if is_missing else self._rests[place.node]
-            # Who fails while it rests had been asked before: that is no second failure.
+            # A request sent before the rest began is not a second failure.
             if rest.until <= (now if is_missing else 0):
                 rest.begin(now, why)
 
@@ -211,9 +210,9 @@ class Scheduler:
         return rest.seconds
 
     def look(self) -> list[str]:
-        """Give out what became free by itself; return the nodes to ask whether they answer.
+        """Give out the slots that have become free; return the nodes that should be asked.
 
-        Each is told once; `end_rest` has to follow.
+        A node is returned once. The caller asks it and then calls `end_rest`.
         """
         with self._lock:
             self._give_out()
@@ -225,9 +224,9 @@ class Scheduler:
             return due
 
     def end_rest(self, name: str, why: str) -> float:
-        """Take what a node was found to be: it answers, or it does not, and `why`.
+        """End a node's rest, or begin another if it still does not answer, and `why`.
 
-        Return for how many seconds it rests on.
+        Return the seconds of the new rest.
         """
         with self._lock:
             rest = self._rests[name]
@@ -235,19 +234,19 @@ class Scheduler:
             if rest.until and why:
                 rest.begin(self._clock(), why)
             else:
-                rest.until = 0.0  # that it answers requests is not known yet
+                rest.until = 0.0  # it may still fail requests, so `seconds` is kept
             self._give_out()
             return rest.seconds if rest.until else 0.0
 
     def show(self) -> tuple[dict[str, dict[str, Any]], int]:
-        """Return what is true of each model's place, and how many wait."""
+        """Return the state of each model's place, and how many requests wait."""
         with self._lock:
             now = self._clock()
             places = {}
             for name, place in self.places.items():
                 rest = self._rests[place.node]
                 rests = round(max(rest.until, place.missing.until) - now, 1)
-                rests = max(rests, 0.1 if rest.until else 0.0)  # until it is known to answer
+                rests = max(rests, 0.1 if rest.until else 0.0)  # until the node is known to answer
                 places[name] = {"running": place.running, "slots": place.slots,
                                 "rests_seconds": rests, "warm": place.seats.show(now)}
             return places, len(self._queue)
@@ -263,27 +262,27 @@ class Scheduler:
             return sessions
 
     def rest_seconds(self, alias: str) -> int:
-        """Return after how many whole seconds the first candidate has rested enough."""
+        """Return the whole seconds until the first rest of an alias's models is over."""
         with self._lock:
             ends = [max(self._rests[model.node].until, self.places[model.name].missing.until)
                     for group in self.candidates[alias] for model in group]
             return max(int(min(ends) - self._clock()) + 1, 1)
 
     def _give_out(self) -> None:
-        """Give what is free to who waits, in order.
+        """Give free slots to the requests that wait, in order.
 
-        After each grant all are asked again: who has its seat and runs now is in nobody's
-        way any more.
+        After each grant all are tried again: a request that now runs in its own seat no
+        longer blocks the others.
         """
-        # One for all: a rest that ends meanwhile is not for who came last.
+        # All see one time: a rest that ends meanwhile would otherwise serve the last first.
         now = self._clock()
         while self._queue and self._give_once(now):
             pass
 
     def _give_once(self, now: float) -> bool:
-        """Give the first who may have it what is free; tell whether anybody got something."""
+        """Give a free slot to the first request that may have one; tell whether one did."""
         line = sorted(self._queue.values(), key=lambda ticket: ticket.number)
-        # Whoever has waited long takes a seat that has lasted; who came before goes first.
+        # A request that has waited long takes a seat that has lasted, after all before it.
         late = max((ticket.number for ticket in line
                     if now - ticket.came >= self._patience(ticket)), default=0)
         for ticket in line:
@@ -297,18 +296,18 @@ class Scheduler:
         return False
 
     def _patience(self, ticket: Ticket) -> float:
-        """Return how many seconds a request waits for others to stay warm."""
+        """Return how many seconds a request waits so that others stay warm."""
         reading = [place.seats.read_seconds(ticket.prompt.tokens)
                    for place in self._places_of(ticket)]
         own = min((READINGS * each for each in reading if each), default=ticket.patience)
         return min(ticket.patience, max(own, LEAST_PATIENCE_SECONDS))
 
     def _await_rests(self, ticket: Ticket, now: float) -> None:
-        """Have resting nodes asked that could answer a request; let it go when none does."""
+        """Have the resting nodes asked that a request waits for; end its wait if none answers."""
         rests = {model.node: self._rests[model.node]
                  for group in ticket.candidates for model in group}
         if not all(rest.until for rest in rests.values()):
-            return  # somebody is only busy
+            return  # one of them is only busy
 
         for name in rests.keys() - ticket.asked:
             ticket.asked.add(name)
@@ -336,8 +335,8 @@ class Scheduler:
         ticket.wake()
 
     def _choose(self, ticket: Ticket, now: float, *, is_late: bool) -> Model | None:
-        """Return a model to ask, None to wait; a late ticket may take a seat that lasted."""
-        missing = []  # of nodes that are awake
+        """Return a model to ask, or None to wait; a late ticket may take a seat that lasted."""
+        missing = []  # models that were missing on nodes that answer
         for group in ticket.candidates:
             there = [model for model in group if not self._rests[model.node].until]
             awake = [model for model in there if self.places[model.name].missing.until <= now]
@@ -346,7 +345,7 @@ class Scheduler:
                 return self._pick(free, ticket)
             missing += there
 
-        # Nobody else has it: to ask for a model that was missing costs little.
+        # No other model is left, and asking for one that was missing costs little.
         free = [model for model in missing if self.places[model.name].is_free()]
         return min(free, default=None,
                    key=lambda model: self.places[model.name].missing.until)
@@ -366,9 +365,9 @@ class Scheduler:
         return False
 
     def _pick(self, free: list[Model], ticket: Ticket) -> Model | None:
-        """Return who answers: the least busy, or one that ends clearly sooner.
+        """Return the model to ask: the least busy, or one that ends clearly sooner.
 
-        How soon is known once it is known how fast they read and write.
+        The times are known once the machines' reading and writing speeds are.
         """
         def rank(model: Model) -> tuple[int, bool, int]:
             place = self.places[model.name]
@@ -396,9 +395,9 @@ def _plan_candidates(fleet: Fleet) -> dict[str, list[list[Model]]]:
 
 def pass_over(groups: list[list[Model]], lacks: Callable[[Model], str]
               ) -> tuple[list[list[Model]], tuple[Passed, ...]]:
-    """Return who of the candidates can do what is needed, and who is passed over for what.
+    """Return the candidates that can do what is needed, and the others with their reasons.
 
-    Where nobody can, all stay: to try is better than to refuse.
+    If none can, all stay: trying is better than refusing.
     """
     passed = []
     able = []
@@ -420,6 +419,6 @@ def plan_model_places(fleet: Fleet) -> dict[str, ModelPlace]:
         place = shared.setdefault(key, ModelPlace(model.node))
         place.slots = place.seats.slots = max(place.slots, model.max_parallel)
         if is_cloud(fleet, model) or fleet.nodes[model.node].provider == "vllm":
-            place.seats.extra = MEMORY_LIMIT  # it keeps as many as anybody needs
+            place.seats.extra = MEMORY_LIMIT  # it keeps as many as are ever needed
         places[model.name] = place
     return places

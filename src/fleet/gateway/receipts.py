@@ -32,14 +32,14 @@ class Stage(Record):
 
     at: float  # seconds since 1970
     what: str  # wait, read or write
-    node: str = ""  # that does it, or that failed
+    node: str = ""  # the node at work, or the one that failed
     route: str = ""  # the key of `models:`
     model: str = ""  # as its machine calls it
-    why: str = ""  # the node failed
+    why: str = ""  # why the node failed
 
 
 class Passed(Record):
-    """A candidate that was not asked: the request needs what it cannot do."""
+    """A candidate that was not asked, because it cannot do what the request needs."""
 
     route: str
     why: str  # images, context, tools or format
@@ -49,7 +49,7 @@ TOTALS = ("requests", "input_tokens", "output_tokens", "waited_seconds", "failur
 
 
 class Receipt(Record):
-    """What one request came to: nothing of the prompt or the answer."""
+    """The record of one request, with nothing of its prompt or answer."""
 
     time: float
     id: str
@@ -69,21 +69,21 @@ class Receipt(Record):
     sent_tokens: int = 0  # the estimate of the prompt; 0: not known
     cloud: bool = False  # it left the house
     passed_over: tuple[Passed, ...] = ()
-    # Who failed and in which words, as far as those are no prompt's or answer's.
+    # Each node that failed, and its words; never those of a prompt or an answer.
     said: str = ""
-    cached_tokens: int = 0  # of the input tokens: that the machine still had
-    read_again_tokens: int = 0  # and that a machine had read before, but not this one or no more
+    cached_tokens: int = 0  # of the input tokens: what the machine still had in its cache
+    read_again_tokens: int = 0  # and what had been read before, and was read again
     read_again_why: str = ""  # pushed out, or from where it moved
     waited_for: str = ""  # the agent or session whose prompt was kept warm meanwhile
     broken_calls: int = 0  # of the answer: dropped, because their arguments were not JSON
     asked_seconds: float = 0.0  # until the machine that answered was asked; 0: not known
-    model: str = ""  # that answered, as its machine calls it; "": an older receipt
+    model: str = ""  # the one that answered, as its machine calls it; "": an older receipt
     digest: str = ""  # of that model, where the machine says it
     steps: tuple[Stage, ...] = ()  # (): an older receipt
 
     @property
     def queue_seconds(self) -> float:
-        """How long it took until the machine that answered was asked, as far as is known."""
+        """How long it took until the machine that answered was asked, if known."""
         return self.asked_seconds or self.waited_seconds or 0.0
 
     @property
@@ -93,26 +93,26 @@ class Receipt(Record):
 
 
 class Rejection(Record):
-    """A request that was refused before it was anybody's."""
+    """A request that was refused before its session was known."""
 
     http: int
     what: str
 
 
-ASIDE_SECONDS = 0.05  # for what comes at once
+ASIDE_SECONDS = 0.05  # what comes within this time is done together
 ASIDE_LIMIT = 20_000  # receipts that wait for a disk, lines that wait for a reader
 
 RECEIPTS_SHOWN = 200
 
 PROGRESS_SECONDS = 1.0
-SAID_LIMIT = 400  # characters of the words of who failed
+SAID_LIMIT = 400  # characters of what failed nodes said
 
 
-# -- what is told --
+# -- rows --
 
 
 def plan_row(receipt: Receipt) -> dict[str, Any]:
-    """Return the row of a request that is over."""
+    """Return the log's row of a finished request."""
     if not receipt.steps:
         began = receipt.time - receipt.total_seconds
         asked = began + receipt.queue_seconds
@@ -125,12 +125,12 @@ def plan_row(receipt: Receipt) -> dict[str, Any]:
 
 
 def describe_place(model: Model) -> dict[str, str]:
-    """Return where a request goes, as its receipt keeps it when fleet.yaml has changed."""
+    """Return where a request goes, as its receipt keeps it even if fleet.yaml changes."""
     return {"route": model.name, "node": model.node, "model": model.ollama_model}
 
 
 class OpenReceipt:
-    """The receipt of a request that is under way: what is known so far, and told."""
+    """The receipt of a request that is still running; each step is put into the log."""
 
     def __init__(self, log: Log, world: World, names: Mapping[str, Any]) -> None:
         self._log, self._world, self._began = log, world, world.clock()
@@ -139,24 +139,24 @@ class OpenReceipt:
         self._steps: list[Stage] = []
         self.failures: list[FailedTry] = []
         self.passed: tuple[Passed, ...] = ()  # candidates that cannot do what is needed
-        self.said: list[str] = []  # by those who failed
-        self.tokens = 0  # of the answer so far, about
-        # What else its Receipt holds; seconds are from the beginning.
+        self.said: list[str] = []  # what failed nodes said
+        self.tokens = 0  # of the answer so far, estimated
+        # The other fields of its Receipt; seconds count from the beginning.
         self.values: dict[str, Any] = {
             "route": None, "node": None, "context": None, "waited_seconds": None,
             "first_byte_seconds": None, "input_tokens": 0, "output_tokens": 0, "cloud": False}
 
     def mark(self, name: str) -> None:
-        """Note when something happened."""
+        """Note the time of an event under its name."""
         self.values[name] = round(self._world.clock() - self._began, 3)
 
     def step(self, what: str, **more: str) -> None:
-        """Tell how far the request is."""
+        """Begin a step, and put it into the log."""
         self._steps.append(Stage(round(self._world.now(), 3), what, **more))
         self._tell()
 
     def read(self, model: Model, waited: float) -> None:
-        """Tell that a model reads the prompt, for whose slot the request waited so long."""
+        """Note that a model reads the prompt, and how long the request waited for its slot."""
         self.mark("asked_seconds")
         waited += self.values["waited_seconds"] or 0.0
         self.values.update(waited_seconds=round(waited, 3), first_byte_seconds=None)
@@ -164,13 +164,13 @@ class OpenReceipt:
         self.step("read", **describe_place(model))
 
     def fail(self, node: str, why: str) -> None:
-        """Tell that a node failed: the request waits for another one."""
+        """Note that a node failed, and that the request waits for another."""
         self.failures.append(FailedTry(node, why))
         self.values["first_byte_seconds"] = None  # the node that answers will set it
         self.step("wait", node=node, why=why)
 
     def write(self, tokens: int) -> None:
-        """Tell that the answer is written, and once a second how far."""
+        """Note more tokens of the answer; the log gets them once a second."""
         now = self._world.clock()
         if self.values["first_byte_seconds"] is None:
             self.mark("first_byte_seconds")
@@ -187,7 +187,7 @@ class OpenReceipt:
                        "output_tokens": self.tokens, **more})
 
     def close(self, outcome: str, waited_for: str) -> Receipt:
-        """Return what the request came to."""
+        """Return the finished receipt."""
         self.mark("total_seconds")
         return Receipt(
             time=round(self._world.now(), 3), failures=tuple(self.failures),
@@ -197,34 +197,34 @@ class OpenReceipt:
 
 
 class LogRow:
-    """A row as it was put; those who follow share how it is told."""
+    """A row of the log; it is rendered once for all followers."""
 
     def __init__(self, version: int, row: dict[str, Any]) -> None:
         self.version, self.row = version, row
         self._frame = b""
 
     def frame(self) -> bytes:
-        """Return it as `/events` tells it."""
+        """Return the row as an event of `/events`."""
         self._frame = self._frame or b"data: %b\n\n" % render_json(self.row)
         return self._frame
 
 
 class Log:
-    """What is so now: a row for each request and each rest, put again whole when it changes.
+    """The current state: a row for each request and each rest, replaced when it changes.
 
-    Who follows asks for what came since a version, however late it comes or comes back:
-    nothing is queued for anybody, and nobody has to be told what he missed.
+    A follower asks for the rows since the version that it has seen, whether it is new, late
+    or back again. So nothing is queued for any follower, and none can miss a row.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._rows: dict[str, LogRow] = {}  # what changed last is last
+        self._rows: dict[str, LogRow] = {}  # the latest change is last
         self._ended: dict[str, None] = {}  # requests, the oldest first
         self.version = 0
-        self.epoch = 0  # who follows from another one on begins anew
+        self.epoch = 0  # when it changes, followers start again
 
     def put(self, row: Mapping[str, Any]) -> None:
-        """Take a row as it is now."""
+        """Add a row, or replace it."""
         name = row["id"]
         with self._lock:
             self.version += 1
@@ -237,7 +237,7 @@ class Log:
                     del self._ended[oldest], self._rows[oldest]
 
     def since(self, version: int) -> tuple[int, list[LogRow]]:
-        """Return the version that is now, and the rows that changed after another one."""
+        """Return the current version, and the rows that changed after the given one."""
         if version == self.version:  # most of the time
             return version, []
         with self._lock:
@@ -249,7 +249,7 @@ class Log:
             return self.version, changed[::-1]
 
     def start_over(self) -> None:
-        """Forget what was under way: who told it has gone."""
+        """Forget unfinished requests: the gateway that reported them is gone."""
         with self._lock:
             self.epoch += 1
             self._rows = {name: row for name, row in self._rows.items()
@@ -257,7 +257,7 @@ class Log:
 
 
 class Ledger:
-    """Adds up what each node has served."""
+    """The sums of what each node has served."""
 
     def __init__(self, nodes: Iterable[str]) -> None:
         self._lock = threading.Lock()
@@ -281,9 +281,9 @@ class Ledger:
 
 
 class Aside:
-    """Does in its own thread what may wait for a disk or a reader; `put` never waits.
+    """A background worker for what may wait for a disk or a reader; `put` never waits.
 
-    What comes at once is done at once. Of more than so many things the latest are dropped.
+    Things that come together are done together. If too many are queued, new ones are dropped.
     """
 
     def __init__(self, work: Callable[[list[Any]], None]) -> None:
@@ -300,7 +300,7 @@ class Aside:
         self._queue.put(thing)
         if self._thread:
             return
-        # No more threads now: the next one.
+        # If the system has no more threads, the next call tries again.
         with self._lock, contextlib.suppress(RuntimeError):
             if not self._thread:
                 thread = threading.Thread(target=self._run, daemon=True)
@@ -320,7 +320,7 @@ class Aside:
             self._work([thing for thing in things if thing is not None])
 
     def end(self, seconds: float) -> None:
-        """Let it do what was put in, as far as that takes no longer."""
+        """Let it finish what was put in, for this many seconds at most."""
         self._queue.put(None)
         if self._thread:
             self._thread.join(seconds)
@@ -328,7 +328,7 @@ class Aside:
 
 def keep_receipts(world: World, path: str, tell: Callable[[str], None]
                   ) -> Callable[[list[Receipt | Rejection]], None]:
-    """Return what keeps receipts as lines of JSON; while it cannot, it says so once."""
+    """Return a function that appends receipts to a file; if that fails, it warns once."""
     is_broken = False
 
     def take(things: list[Receipt | Rejection]) -> None:

@@ -1,4 +1,4 @@
-"""Any server of ours: its connections, its followers, its end."""
+"""What every server of this program does: connections, followers, stopping."""
 from __future__ import annotations
 
 import abc
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-QUIET_SECONDS = 10.0  # a stream that waited so long gets its headers, then a ping as often
+QUIET_SECONDS = 10.0  # after this a stream gets its headers, and then a ping each time
 
 REQUEST_SECONDS = 10.0  # for the headers; also how long an idle connection is kept
 
@@ -37,17 +37,17 @@ EVENTS_HEAD = "Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: 
 
 
 class Reception(abc.ABC):
-    """Takes connections and their requests, follows who listens to a hub, ends them all."""
+    """Accepts connections, serves their requests and followers, and ends them all."""
 
     def __init__(self, world: World, names: Iterable[str]) -> None:
         self.world, self.log = world, Log()
         self.stops: list[str] = []
         self._listener: Listener | None = None
-        # By what they do: silent, asking, following or idle; the oldest first. Each is
-        # entered by who accepts, changed and removed by its own thread, and by nobody else.
+        # The state of each: silent, asking, following or idle; the oldest first. The accepting
+        # thread adds a visitor; only the visitor's own thread changes and removes it.
         self._visitors: dict[Visitor, str] = {}
-        self._is_over = False  # who follows has been told the last
-        # A terminal that nobody reads holds up who writes to it.
+        self._is_over = False  # followers get their last rows now
+        # Writing to a terminal that is not being read can block.
         self.said = Aside(lambda texts: world.err("".join(texts)))
         self._listeners: list[Aside] = []  # of receipts and rejections
         self._names = {name.lower() for name in names}
@@ -55,36 +55,37 @@ class Reception(abc.ABC):
     @abc.abstractmethod
     def _respond(self, visitor: Visitor, method: str, target: str,
                  headers: dict[str, str]) -> None:
-        """Answer one request, or raise what it is refused with.
+        """Answer one request, or raise a Refusal.
 
-        It is `asking` once it has passed the door: until then it gives way to others.
+        Set the visitor's state to `asking` once its key was checked. Until then it may be cut
+        off in favor of others.
         """
 
     @abc.abstractmethod
     def _refuse(self, visitor: Visitor, refusal: Refusal, path: str) -> None:
-        """Send a refusal in the words of who asked."""
+        """Send a refusal in the client's dialect."""
 
     @abc.abstractmethod
     def _hello(self) -> dict[str, Any]:
-        """Return what is said first to who follows."""
+        """Return the first words to a new follower."""
 
     def listen(self, take: Callable[[list[Any]], None]) -> None:
-        """Hand each Receipt and Rejection to who may take long over it."""
+        """Hand each Receipt and Rejection to a function that may be slow."""
         self._listeners.append(Aside(take))
 
     def hand_on(self, thing: Receipt | Rejection) -> None:
-        """Let all who listen have something, without waiting for any."""
+        """Give something to all listeners, without waiting for them."""
         for listener in self._listeners:
             listener.put(thing)
 
     def stop(self, name: str) -> None:
-        """Take nothing new; a second time, end at once. Safe in a signal handler."""
+        """Take no new requests; the second call ends at once. Safe in a signal handler."""
         self.stops.append(name)
         if self._listener:
             self._listener.ring()
 
     def serve(self, listener: Listener) -> None:
-        """Serve until `stop`, then let what is being answered end."""
+        """Accept connections until `stop`."""
         self._listener = listener
         while not self.stops:
             self._accept(listener)
@@ -100,7 +101,7 @@ class Reception(abc.ABC):
             spare = next((other for wanted in ("silent", "idle") for other, state
                           in visitors.items() if state == wanted), None)
             if spare:
-                spare.cut()  # as often as it takes: its thread takes it off
+                spare.cut()  # again and again, until its thread has removed it
             self.world.sleep(0.005)
         self._visitors[visitor] = "silent"
         try:
@@ -111,7 +112,7 @@ class Reception(abc.ABC):
             self.world.sleep(TICK_SECONDS)
 
     def _end_visits(self) -> None:
-        """Let what is being answered end."""
+        """Let open answers end, then cut the rest."""
         until = self.world.clock() + GRACE_SECONDS
         while self._visitors and self.world.clock() < until + 0.5:
             if len(self.stops) > 1:
@@ -141,7 +142,7 @@ class Reception(abc.ABC):
             refusal = self.refusal_of(error)
             self.hand_on(Rejection(refusal.http, refusal.what))
             visitor.stays = False
-            if not visitor.is_streaming:  # else there is no place for a refusal in it
+            if not visitor.is_streaming:  # a refusal cannot be put into a stream
                 with contextlib.suppress(ClientGone):
                     self._refuse(visitor, refusal, target.partition("?")[0])
         finally:
@@ -149,19 +150,19 @@ class Reception(abc.ABC):
             del self._visitors[visitor]
 
     def refusal_of(self, error: Exception) -> Refusal:
-        """Return what a client is told of an error; a bug is reported here, too."""
+        """Return the refusal for an error; a bug is also reported on the terminal."""
         if isinstance(error, Refusal):
             return error
         if isinstance(error, BadRequest):
             return Refusal(error.status, error.what)
-        # A bug; its message may quote a prompt, its place does not.
+        # A bug. Its message may quote a prompt, so only its place is shown.
         place = traceback.extract_tb(error.__traceback__)[-1]
         self.said.put(f"error: {type(error).__name__} in {place.name}, line {place.lineno}"
                       f"; this is a bug, please report it at {HOME_URL}/issues\n")
         return Refusal(500, "a bug in subagent-fleet")
 
     def _follow(self, visitor: Visitor) -> None:
-        """Tell a client what is so and what changes, until it leaves or the gateway stops."""
+        """Send a client the state and its changes, until it leaves or the gateway stops."""
         self._visitors[visitor] = "following"
         visitor.stays = False
         epoch, version = self.log.epoch, 0
@@ -183,7 +184,7 @@ class Reception(abc.ABC):
         visitor.stream(b"", last=True)
 
     def _check_host(self, visitor: Visitor, headers: Mapping[str, str]) -> None:
-        """Refuse who a web page may have sent.
+        """Refuse a request that may come from a web page.
 
         A page can make a name of its own point here, so only names of this machine count.
         """

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 MEMORY_LIMIT = 64  # conversations that are remembered of a place
-LESSON_TOKENS = 500  # fewer do not tell how fast a machine reads
-LOAD_SECONDS = 1.0  # a model that took so long to load had been unloaded, and has forgotten all
+LESSON_TOKENS = 500  # fewer say little about how fast a machine reads
+LOAD_SECONDS = 1.0  # a model that took this long to load had been unloaded, and has forgotten all
 HOLD_SECONDS = 15.0  # a seat is kept at most while a tool runs
 
-SLICE = 1.2  # a seat lasts so many times what its prompt takes to read
-PROOFS = 6  # warm follow-ups for each seat, until one more is tried; twice as many a loss
+SLICE = 1.2  # a seat lasts this many times as long as its prompt takes to read
+PROOFS = 6  # warm follow-ups for each seat before one more is tried; doubled by each loss
 TURNS_AHEAD = 4  # turns that the estimate looks ahead
 
 
@@ -76,20 +76,20 @@ class Beginnings(Record):
     """
 
     links: tuple[int, ...] = ()
-    sizes: tuple[int, ...] = ()  # in characters, up to there
-    tokens: int = 0  # of all, about
+    sizes: tuple[int, ...] = ()  # in characters, up to each link
+    tokens: int = 0  # of the whole prompt, estimated
     has_images: bool = False
 
     def tokens_at(self, index: int) -> int:
-        """Return about how many tokens a beginning has."""
+        """Return the estimated tokens of a beginning."""
         return self.tokens * self.sizes[index] // self.sizes[-1]
 
 
-UNKNOWN_PROMPT = Beginnings()  # it is served as it comes
+UNKNOWN_PROMPT = Beginnings()  # served first come, first served
 
 
 def link_turns(talk: Talk, tokens: int) -> Beginnings:
-    """Return the beginnings of a talk that has about so many tokens."""
+    """Return the beginnings of a talk with this many tokens, about."""
     if not talk.turns:
         return UNKNOWN_PROMPT
     texts = (*talk.system,
@@ -112,39 +112,39 @@ class Memory:
         self.conversation = conversation
         self.links: tuple[int, ...] = ()  # of the last prompt that was answered
         self.tokens, self.running = 0, 0
-        self.waiter: Ticket | None = None  # that came while it had its seat
-        self.since = self.used = now  # it has its seat; when it was read last
-        self.until = 0.0  # so long the seat is kept for what comes of it
+        self.waiter: Ticket | None = None  # the follow-up that came while it had its seat
+        self.since = self.used = now  # when it got its seat; when it was read last
+        self.until = 0.0  # when its seat is no longer kept for a follow-up
 
     def has_seat(self, now: float) -> bool:
         return bool(self.running or self.waiter or now < self.until)
 
     def give_up(self) -> None:
-        """Leave the seat to somebody else."""
+        """Leave the seat to another conversation."""
         self.waiter, self.until = None, 0.0
 
 
 class Known:
-    """What a place knows of a prompt, as long as its memories are of this version."""
+    """What a place knows of a prompt; true while its memories have this version."""
 
     def __init__(self, version: int) -> None:
         self.version = version
-        self.own: Memory | None = None  # the conversation that it goes on with
-        self.tokens = 0  # of its longest beginning that was read here, were it by another
+        self.own: Memory | None = None  # the conversation that the prompt continues
+        self.tokens = 0  # of its longest beginning read here, even by another conversation
         self.read_at = 0.0  # when that was
 
     def own_tokens(self) -> int:
-        """Return how many of its tokens its own conversation has had read here."""
+        """Return how many of its tokens were read here for its own conversation."""
         return self.tokens if self.own else 0
 
 
 def average(known: float, new: float) -> float:
-    """Return a measure that follows new ones slowly; 0: there was none."""
+    """Return a measure moved a little toward a new one; 0 means none is known."""
     return 0.7 * known + 0.3 * new if known else new
 
 
 class Seats:
-    """What a place is believed to keep warm, and who may have it read something now.
+    """What a place is believed to keep warm, and which requests it may read now.
 
     It is pure: who calls says what time it is.
     """
@@ -152,21 +152,21 @@ class Seats:
     def __init__(self) -> None:
         self.slots = 1
         self.memories: dict[Memory, None] = {}  # used longest ago first
-        self._by_link: dict[int, Memory] = {}  # the conversation that had it last
+        self._by_link: dict[int, Memory] = {}  # the latest conversation with that link
         self._version = 0  # of these two
         # Tokens a second, and of an answer; 0: not known yet.
         self.read_rate = self.write_rate = self.answer_tokens = 0.0
 
-        self.room: float | None = None  # tokens that its cache holds, where that is told
-        self.claim = 0.0  # tokens that it should hold; believed once it kept one more
-        self.extra: int | None = None  # conversations besides the slots, once that is learned
+        self.room: float | None = None  # tokens that its cache holds, if its server says
+        self.claim = 0.0  # tokens that it should hold; believed once one more was kept
+        self.extra: int | None = None  # conversations besides the slots, once learned
         # Warm follow-ups of a full place since it learned the last time, and losses so far.
         self.proofs = self.losses = 0
-        # When something else than a full cache may have pushed out what was read before.
+        # The last time that something other than a full cache may have pushed prompts out.
         self.unclear_at = 0.0
 
     def look_up(self, ticket: Ticket) -> Known:
-        """Return what is known of a request's prompt: asked once, and again after a change."""
+        """Return what is known of a request's prompt; looked up again only after a change."""
         known = ticket.known_at.get(self)
         if not known or known.version != self._version:
             known = ticket.known_at[self] = self._look_up(ticket)
@@ -192,22 +192,22 @@ class Seats:
         return known
 
     def read_seconds(self, tokens: int) -> float:
-        """Return how long so many tokens take to read, 0 where that is not known."""
+        """Return how long these tokens take to read, or 0 if not known."""
         return tokens / self.read_rate if self.read_rate else 0.0
 
     def estimate(self, ticket: Ticket) -> float:
-        """Return how long a request and the turns after it take here; 0 if not known."""
+        """Return how long a request and the turns after it take here, or 0 if not known."""
         if not self.read_rate or not self.write_rate:
             return 0.0
         fresh = ticket.prompt.tokens - self.look_up(ticket).tokens
         return self.read_seconds(fresh) + TURNS_AHEAD * self.answer_tokens / self.write_rate
 
     def taken(self, now: float) -> list[Memory]:
-        """Return who has a seat."""
+        """Return the conversations that have a seat."""
         return [memory for memory in self.memories if memory.has_seat(now)]
 
     def keeps(self, tokens: float) -> float:
-        """Return how many conversations of so many tokens stay warm together."""
+        """Return how many conversations of this many tokens stay warm together."""
         if self.extra is not None:
             return self.slots + self.extra
         if self.room is None:
@@ -215,7 +215,7 @@ class Seats:
         return self.slots + self.room // max(tokens, 1)
 
     def admits(self, ticket: Ticket, now: float) -> bool:
-        """Tell whether a request may be read without pushing out who has a seat."""
+        """Tell whether a request may be read without pushing out a conversation with a seat."""
         taken = self.taken(now)
         if self._leaves_warm(ticket, taken):
             return True
@@ -226,17 +226,17 @@ class Seats:
             and not memory.running and not memory.waiter for memory in taken))
 
     def _leaves_warm(self, ticket: Ticket, taken: list[Memory]) -> bool:
-        """Tell whether all who have a seat stay warm when a request is read."""
+        """Tell whether all conversations with a seat stay warm when a request is read."""
         if self.look_up(ticket).own in taken:
             return True
-        # Who runs is in its slot: nobody can push it out.
+        # A conversation that runs is in its slot, and nothing can push it out.
         if all(memory.running for memory in taken):
             return True
         tokens = ticket.prompt.tokens + sum(memory.tokens for memory in taken)
         return len(taken) < self.keeps(tokens / (1 + len(taken)))
 
     def lasted(self, now: float) -> list[Memory]:
-        """Return who has had a seat long enough to give it to who is late."""
+        """Return the conversations that have had a seat long enough to give it up."""
         return [memory for memory in self.taken(now) if not memory.running
                 and now - memory.since >= SLICE * self.read_seconds(memory.tokens)]
 
@@ -275,7 +275,7 @@ class Seats:
         assert memory
         memory.running -= 1
         if not ticket.is_answered:
-            self.unclear_at = now  # how much of it was read, nobody knows
+            self.unclear_at = now  # it is not known how much of it was read
             if not memory.links and not memory.running:
                 self.memories.pop(memory, None)
 
@@ -302,11 +302,11 @@ class Seats:
             self.unclear_at = now
         is_warm = cached > known.tokens / 2
         if not cached and self.read_rate and known.tokens > total / 2:
-            is_warm = seconds < self.read_seconds(total) / 2  # a server that tells no count
+            is_warm = seconds < self.read_seconds(total) / 2  # a server that reports no count
         memory.tokens, memory.used = total + end.output_tokens, now
         self._use(memory)
         self.remember(ticket)
-        is_plain = not ticket.prompt.has_images  # an image takes longer than its tokens tell
+        is_plain = not ticket.prompt.has_images  # an image takes longer than its tokens suggest
         fresh = total - cached if is_plain and (cached or not is_warm) else 0
         self._learn_speeds(end, fresh, seconds, now - ticket.began - seconds)
         if end.reason == "tool_use":
@@ -319,7 +319,7 @@ class Seats:
         return cached or (known.tokens if is_warm else 0)
 
     def _learn_speeds(self, end: End, fresh: int, seconds: float, writing: float) -> None:
-        """Learn how fast so many fresh tokens were read and an answer was written."""
+        """Learn how fast these fresh tokens were read and an answer was written."""
         if fresh >= LESSON_TOKENS and seconds > 0:
             self.read_rate = average(self.read_rate, fresh / seconds)
         writing = end.answer_seconds or writing
@@ -347,7 +347,7 @@ class Seats:
             memory.give_up()
 
     def forget(self) -> None:
-        """Forget what was read: its server may have started anew."""
+        """Forget what was read: its server may have restarted."""
         self.memories = {memory: None for memory in self.memories if memory.running}
         self._by_link.clear()
         self._version += 1
@@ -361,7 +361,7 @@ class Seats:
 
 
 class Ticket:
-    """A request in the queue; once it holds a slot it has a `model`."""
+    """A request in the queue. Once it holds a slot, it has a `model`."""
 
     def __init__(self, number: int, alias: str, conversation: Conversation,
                  prompt: Beginnings, came: float, patience: float) -> None:
@@ -369,15 +369,15 @@ class Ticket:
         # Who can still be asked: the alias, its fallbacks.
         self.candidates: list[list[Model]] = []
         self.model: Model | None = None
-        # Nodes that were asked on its behalf whether they answer.
+        # The nodes that were probed for it.
         self.asked: set[str] = set()
-        self.silent: dict[str, str] = {}  # none of them does: {node: why}
+        self.silent: dict[str, str] = {}  # set when none of them answers: {node: why}
         self.wake: Callable[[], None] = lambda: None
 
         self.prompt, self.came, self.patience = prompt, came, patience
         self.known_at: dict[Seats, Known] = {}  # of its prompt, by place
         self.kept: list[Memory] = []  # the seats that are kept for it while it waits
-        self.waits_for = ""  # who had the seat that it waited for
+        self.waits_for = ""  # the agent or session whose seat it waited for
         # Of the place that reads it: its conversation, since when, whether it has answered,
         # what was known of the prompt, and how many conversations were read there since its
         # own was, with itself; 0: it is new.
@@ -386,4 +386,4 @@ class Ticket:
         self.is_answered = False
         self.known: Known | None = None
         self.depth = 0
-        self.own_elsewhere, self.elsewhere = 0, ""  # tokens of its own, and where most were
+        self.own_elsewhere, self.elsewhere = 0, ""  # read before on another node: tokens, node

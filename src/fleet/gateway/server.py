@@ -43,23 +43,23 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# One thread a client connection. Who waits for a node waits for its client's end of the
-# connection, too: a client that leaves takes its request off the node at once.
+# Each client connection has a thread. While it waits for a node it also watches its client:
+# when the client leaves, the node is left at once.
 
-LOOK_SECONDS = 0.5  # so often the queue and the rests are looked at although nothing happens
+LOOK_SECONDS = 0.5  # how often the queue and the rests are checked when nothing happens
 
 BODY_SECONDS = 120.0
 BODY_LIMIT_BYTES = 64 * 1024 * 1024
-BODIES_LIMIT_BYTES = 512 * 1024 * 1024  # of all requests that are held at once
+BODIES_LIMIT_BYTES = 512 * 1024 * 1024  # of all open requests together
 
-OPEN_PAGES = ("/", "/health/liveliness")  # they say who answers, to anybody
+OPEN_PAGES = ("/", "/health/liveliness")  # anybody may read them; they say which program answers
 EVENTS_PATH = "/events"
 
 PROOF_PATH = "/prove/"  # a nonce follows: 32 bytes in hexadecimal
 
 
 class Server(Reception):
-    """The gateway: the closed door, routes."""
+    """The gateway: checks keys, finds the right answer for each path, knows its models."""
 
     def __init__(self, fleet: Fleet, key: str, world: World, *, receipts: str = "") -> None:
         name, _ = world.own_names()
@@ -67,20 +67,20 @@ class Server(Reception):
                          (show_host(fleet.gateway.host), "localhost", "127.0.0.1", "[::1]",
                           name, f"{name}.local"))
         self.fleet, self.key = fleet, key
-        self._told_of_key = False  # that somebody has another one
+        self._told_of_key = False  # a client with another key was reported
         self.scheduler = Scheduler(fleet, world.clock)
         self.ledger = Ledger(fleet.nodes)
         if receipts:
             self.listen(keep_receipts(world, receipts, self.said.put))
 
         self.learned = {name: Learned() for name in fleet.models}
-        self._unstudied: set[str] = set()  # nodes that did not answer when they were studied
-        self._held: dict[Visitor, int] = {}  # bytes of bodies; each thread changes its own
-        # In Anthropic's words and in OpenAI's at once; nobody knows when a model was made.
+        self._unstudied: set[str] = set()  # nodes that did not say what their models can do
+        self._held: dict[Visitor, int] = {}  # bytes of bodies; each thread changes its own entry
+        # Anthropic's and OpenAI's fields together; the date of a model is not known.
         models = [{"type": "model", "id": alias, "display_name": alias,
                    "created_at": "1970-01-01T00:00:00Z", "object": "model", "created": 0,
                    "owned_by": "subagent-fleet"} for alias in self.scheduler.candidates]
-        self._pages: dict[str, object] = {  # that never change, by path
+        self._pages: dict[str, object] = {  # pages that never change, by path
             "/": {"name": "subagent-fleet", "version": VERSION},
             "/health/liveliness": "I'm alive!",
             "/v1/models": {"object": "list", "data": models, "has_more": False,
@@ -88,8 +88,8 @@ class Server(Reception):
             **{f"/v1/models/{model['id']}": model for model in models}}
 
     def run(self, listener: Listener | None) -> None:
-        """Serve until `stop`, then let open answers end; None waits for the port."""
-        # It is another `up`'s, which may end before this.
+        """Serve until `stop`, then let open answers end; without a listener, wait for the port."""
+        # Another `up` has the port, and may end first.
         while not listener and not self.stops:
             self.world.sleep(TICK_SECONDS)
             with contextlib.suppress(FleetError):
@@ -108,14 +108,14 @@ class Server(Reception):
         self.said.end(GRACE_SECONDS / 2)
 
     def file(self, receipt: Receipt) -> None:
-        """Keep what a request came to."""
+        """File the receipt of a request."""
         self.ledger.add(receipt)
         self.log.put(plan_row(receipt))
         self.hand_on(receipt)
 
     def tell_rest(self, node: str, route: str = "", seconds: float = 0.0,
                   why: str = "") -> None:
-        """Tell how long a node, or one model there, is left alone; 0: it answers again."""
+        """Log how long a node, or one model there, is skipped; 0: it answers again."""
         self.log.put({"kind": "rest", "id": f"rest {node} {route}", "node": node,
                       "route": route, "time": round(self.world.now(), 3), "seconds": seconds,
                       "why": why})
@@ -132,7 +132,7 @@ class Server(Reception):
             self.scheduler.is_due.clear()
 
     def look(self, node: Node) -> str:
-        """Return why a node does not answer; "": it does, if not with a server's error."""
+        """Return why a node does not answer, or "" if it does without a server error."""
         backend = backend_of(node)
         ask = replace(backend.identify(), extract=lambda reply: reply.status)
         until = self.world.clock() + PROBE_TIMEOUT_SECONDS
@@ -143,7 +143,7 @@ class Server(Reception):
         return f"http {status}" if status >= 500 else ""
 
     def _end_rest(self, name: str) -> None:
-        """Ask a node that has rested whether it answers."""
+        """Ask a node that has rested whether it answers, and end its rest or begin another."""
         try:
             why = self.look(self.fleet.nodes[name])
         except Exception as error:
@@ -187,7 +187,7 @@ class Server(Reception):
             visitor.reply(200, render_json(page))
 
     def _respond_to_talk(self, visitor: Visitor, path: str, dialect: Dialect) -> None:
-        """Answer a request for an answer, or for how many tokens it would take."""
+        """Answer a request to a model, or count its tokens."""
         def hold(more: int) -> None:
             self._held[visitor] = self._held.get(visitor, 0) + more
             if sum(self._held.copy().values()) > BODIES_LIMIT_BYTES:
@@ -211,11 +211,11 @@ class Server(Reception):
             self._held.pop(visitor, None)
 
     def can_show(self, model: Model, talk: Talk) -> bool:
-        """Tell whether a model can be shown all that a request holds, were it by URL."""
+        """Tell whether a model can be shown all of a request, including images by URL."""
         return not talk.unshown or backend_of(self.fleet.nodes[model.node]).takes_messages
 
     def lacks(self, model: Model, talk: Talk, weight: int) -> str:
-        """Return what a request needs that a model cannot do, as far as is known."""
+        """Return what a request needs and a model lacks, as far as is known."""
         known = self.learned[model.name]
         abilities = known.abilities
         sees = known.takes_images and (abilities is None or "vision" in abilities)
@@ -230,18 +230,21 @@ class Server(Reception):
         return ""
 
     def study(self, *names: str) -> None:
-        """Learn meanwhile what the models of these nodes can do, or of all if none is named."""
+        """Learn in the background what the models of these nodes, or of all, can do."""
         with contextlib.suppress(RuntimeError):  # the system gives no more threads now
             threading.Thread(target=self.learn_abilities, args=names, daemon=True).start()
 
     def study_later(self, name: str) -> None:
-        """Learn it from a node that did not answer before, and does now."""
+        """Learn it from a node that answers now and did not before."""
         if name in self._unstudied:
             self._unstudied.discard(name)
             self.study(name)
 
     def learn_abilities(self, *names: str) -> None:
-        """Ask nodes what their models can do, and how much stays warm; who does not say is able."""
+        """Ask nodes what their models can do, and how much stays warm.
+
+        A model whose node does not say is taken to be able.
+        """
         nodes = {name: self.fleet.nodes[name] for name in names or self.fleet.nodes}
         states = probe_nodes(self.world, nodes, PROBE_TIMEOUT_SECONDS, self.fleet.models)
         self._unstudied.update(name for name in nodes if not states[name].online)
@@ -260,11 +263,11 @@ class Server(Reception):
                                          is_sure=told is not None)
 
     def translate(self, talk: Talk, model: Model) -> Translation:
-        """Return a talk as a model is asked it, as far as is known what the model takes."""
+        """Return a talk as the request to a model, without what the model is known not to take."""
         return translate(self.fleet.nodes[model.node], talk, model, self.learned[model.name])
 
     def _check_door(self, visitor: Visitor, headers: dict[str, str], path: str) -> None:
-        """Refuse who has no key, and who is not meant; both take the same time."""
+        """Refuse a wrong key and a wrong host name, in the same time as a right one."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         keys = [headers.get("x-api-key", ""), headers.get(FLEET_KEY_HEADER, "")]
         if scheme.lower() == "bearer":
@@ -283,7 +286,7 @@ class Server(Reception):
                           "`Authorization: Bearer KEY` or `x-api-key: KEY`")
 
     def show(self) -> dict[str, Any]:
-        """Return nodes, slots, the queue and totals as plain values."""
+        """Return nodes, slots, the queue and totals, for `/fleet`."""
         places, waiting = self.scheduler.show()
         models = [{"route": model.name, "node": model.node, "model": model.ollama_model,
                    "alias": model.alias, "context": model.context,

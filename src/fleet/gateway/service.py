@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 # back in the queue, and `_answer` asks studio. If the client already had a word from mini, the
 # answer would end there with an error.
 
-# A node that says nothing for so long is asked whether it still answers.
+# A node that has been silent for this long is asked whether it still answers.
 SILENCE_SECONDS = 10.0
 
-IMPATIENT_SECONDS = 60.0  # of a client that does not stream: no ping tells it that we live
+IMPATIENT_SECONDS = 60.0  # for a client that does not stream: pings cannot keep it waiting
 
-CLIENT_SECONDS = 0.2  # so often who waits for a slot looks whether its client is still there
+CLIENT_SECONDS = 0.2  # how often a waiting request checks whether its client is still there
 
 
 class Service:
@@ -76,7 +76,7 @@ class Service:
         except PromptTooLong as too_long:
             outcome = "prompt_too_long"
             self._client.refuse(too_long)
-        except Exception as error:  # of a bug, too, the client is told in its dialect
+        except Exception as error:  # even a bug is reported to the client, in its dialect
             refusal = server.refusal_of(error)
             outcome = "stopped" if server.stops else refusal.kind
             self._client.refuse(refusal)
@@ -85,12 +85,12 @@ class Service:
             server.file(self._receipt.close(outcome, ticket.waits_for))
 
     def _enter(self) -> Ticket:
-        """Let the request wait in the queue for whoever can do what it needs."""
+        """Put the request in the queue for the models that can do what it needs."""
         server, talk = self._server, self._talk
         candidates = self._scheduler.candidates[talk.alias]
         models = [model for group in candidates for model in group]
         shown = [model for model in models if server.can_show(model, talk)]
-        first = self._translate((shown or models)[0])  # refused before it waits
+        first = self._translate((shown or models)[0])  # may refuse it before it waits
         candidates, self._receipt.passed = pass_over(
             candidates, lambda model: server.lacks(model, talk, first.weight))
         self._receipt.step("wait")
@@ -105,25 +105,25 @@ class Service:
             try:
                 self._ask(ticket, self._translate(model))
                 return
-            except (NoImages, NoField) as refusal:  # the same model is asked again, without it
+            except (NoImages, NoField) as refusal:  # ask the same model again, without it
                 self._adapt(model, refusal)
-            except PromptTooLong as refusal:  # one that holds more is asked
+            except PromptTooLong as refusal:  # ask one that holds more
                 self._find_larger(ticket, model, refusal)
-            except Refusal as refusal:  # it is the client's, or another one is asked
+            except Refusal as refusal:  # hand it to the client, or ask another one
                 self._take_refusal(ticket, model, refusal)
-            except NodeFailure as failure:  # another one is asked
+            except NodeFailure as failure:  # ask another one
                 self._take_failure(ticket, model, failure)
             self._client.begin()
 
     def _translate(self, model: Model) -> Translation:
-        """Return the talk as this model is asked it; made once for each candidate."""
+        """Return the request to this model; made once for each candidate."""
         if model.name not in self._translations:
             self._translations[model.name] = self._server.translate(self._talk, model)
         return self._translations[model.name]
 
     def _adapt(self, model: Model, refusal: NoImages | NoField) -> None:
-        """Note what a model's node does not take; refuse where it was not in the request."""
-        # What was sent, not what is known: another request may have learned it since then.
+        """Note what a model's node does not take; refuse if the request did not have it."""
+        # Look at what was sent: another request may have taught the same since then.
         sent = self._translations.pop(model.name)
         known = self._server.learned[model.name]
         if isinstance(refusal, NoField):
@@ -136,9 +136,9 @@ class Service:
             raise refusal
 
     def _find_larger(self, ticket: Ticket, model: Model, refusal: PromptTooLong) -> None:
-        """Leave a model whose context is too small for those of a larger one, or refuse."""
-        self._receipt.said.append(f"{model.node}: {refusal.what}")  # numbers, in our words
-        # Not itself: its node may hold less than the file says.
+        """Leave a model whose context is too small for larger ones, or refuse."""
+        self._receipt.said.append(f"{model.node}: {refusal.what}")  # only numbers, in our words
+        # Without this one: its node may hold less than the file says.
         able = [[other for other in group
                  if other is not model and other.context > refusal.maximum]
                 for group in ticket.candidates]
@@ -148,9 +148,9 @@ class Service:
         self._scheduler.move_on(ticket, able)
 
     def _take_refusal(self, ticket: Ticket, model: Model, refusal: Refusal) -> None:
-        """Hand back a refusal that the client must fix; after others the node is skipped."""
+        """Hand back a refusal that the client must fix; after any other, skip the node."""
         self._note(model, refusal.reason or refusal.what, f"{refusal.http} {refusal.kind}")
-        # A cloud's is for the client where it is final, or nobody else is left.
+        # A cloud's refusal goes to the client if it is final, or no other model is left.
         is_last = sum(map(len, ticket.candidates)) == 1
         is_final = isinstance(refusal, HandedBack) and (refusal.is_final or is_last)
         if refusal.http == 400 or is_final:
@@ -158,7 +158,7 @@ class Service:
         self._go_on(ticket, model, refusal.kind, refusal)
 
     def _take_failure(self, ticket: Ticket, model: Model, failure: NodeFailure) -> None:
-        """Let a node rest that failed."""
+        """Let a failed node rest, and ask another one."""
         why = explain_failure(failure,
                               backend_of(self._server.fleet.nodes[model.node])).reason
         self._note(model, failure.detail or why, why)
@@ -168,13 +168,13 @@ class Service:
         self._go_on(ticket, model, why, problem)
 
     def _note(self, model: Model, words: str, kind: str) -> None:
-        """Keep why a node failed, of a cloud only the kind: it may hold a login or prompt."""
+        """Keep why a node failed; a cloud's words may hold a login or prompt, so only the kind."""
         if self._receipt.values["cloud"] and model.name in self._scheduler.clouds:
             words = kind
         self._receipt.said.append(f"{model.node}: {words}")
 
     def _go_on(self, ticket: Ticket, model: Model, why: str, refusal: Refusal) -> None:
-        """Leave a model that failed for the next; where none is left, refuse."""
+        """Leave a model that failed for the next one, or refuse if none is left."""
         is_missing = refusal.http == 404
         self._receipt.fail(model.node, why)
         seconds = self._scheduler.fail(ticket, why, is_missing=is_missing,
@@ -189,7 +189,7 @@ class Service:
         """Wait in the queue; return the model that may be asked."""
         began = self._world.clock()
         woken = threading.Event()
-        ticket.wake = woken.set  # and only then: whether it came before
+        ticket.wake = woken.set  # set first, then look: the slot may have come before
         while not (ticket.model or ticket.silent or self._server.stops
                    or woken.wait(CLIENT_SECONDS)):
             self._client.wait(None, 0)
@@ -208,7 +208,7 @@ class Service:
     def _ask(self, ticket: Ticket, translation: Translation) -> None:
         """Send the request to the model's node, and each line of its answer to the client."""
         node, model, values = translation.node, translation.model, self._receipt.values
-        has_images = bool(translation.talk.images())  # what a machine counts for one, it knows
+        has_images = bool(translation.talk.images())  # each server counts an image differently
         values.update(describe_place(model), context=model.context,
                       digest=self._server.learned[model.name].digest,
                       sent_tokens=0 if has_images else translation.estimate)
@@ -219,7 +219,7 @@ class Service:
         exchange, reader = translation.send(
             self._world, login_headers(node, self._headers, self._server.key),
             functools.partial(self._await_node, node))
-        # Whoever answers in the end: the prompt has been there.
+        # Even if another one answers in the end, this one has the prompt.
         values["cloud"] |= model.name in self._scheduler.clouds
         is_new, is_whole = True, False
         try:
@@ -231,7 +231,7 @@ class Service:
                     is_new = False
                     self._server.study_later(node.name)
                     if self._scheduler.succeed(ticket):
-                        # Now: the last word may be minutes away.
+                        # Say it now: the end of the answer may be minutes away.
                         self._server.tell_rest(node.name)
                 if end:
                     self._learn(ticket, translation, end)
@@ -244,9 +244,9 @@ class Service:
                 exchange.leave()
 
     def _await_node(self, node: Node, exchange: Exchange) -> None:
-        """Wait for more from a node; one that is silent is asked whether it answers at all.
+        """Wait for more from a node; if it is silent, ask whether it answers at all.
 
-        A slow model is waited for, a hung machine is not.
+        A slow model gets its time, a hung machine does not.
         """
         while self._receipt.values["first_byte_seconds"] is None:
             look_at = self._world.clock() + SILENCE_SECONDS
@@ -254,7 +254,7 @@ class Service:
                 break
             if self._client.wait(exchange, look_at):
                 return
-            # `refused` may be a program that stops once it has answered what it took.
+            # `refused` may be a program that is stopping and still finishes its answers.
             if self._server.look(node) in ("timeout", "unreachable"):
                 raise NodeFailure("timeout", "it accepted the connection but did not answer")
         self._client.wait(exchange, exchange.deadline)
@@ -262,12 +262,12 @@ class Service:
     def _learn(self, ticket: Ticket, translation: Translation, end: End) -> None:
         """Learn what stayed warm, and how many bytes a token has.
 
-        Who counts only uncached tokens teaches nothing of that.
+        A server that counts only uncached tokens teaches neither.
         """
         values, tokens = self._receipt.values, end.input_tokens
         values.update(input_tokens=tokens, output_tokens=end.output_tokens,
                       broken_calls=end.broken_calls)
-        if values["first_byte_seconds"] is None:  # it said nothing
+        if values["first_byte_seconds"] is None:  # the answer was empty
             self._receipt.mark("first_byte_seconds")
         if not tokens or end.stop:
             return

@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# What a node may send for an answer: far above what JSON takes around a token, so that only
-# who never ends is cut off.
+# How much a node may send for an answer: far more than JSON takes around a token, so that only
+# an answer that never ends is cut off.
 ANSWER_BYTES = 1_000_000
 ANSWER_BYTES_A_TOKEN = 1_000
-ANSWER_STEPS, ANSWER_STEPS_A_TOKEN = 1_000, 2  # a token is told in one step, seldom in two
+ANSWER_STEPS, ANSWER_STEPS_A_TOKEN = 1_000, 2  # a token comes in one step, seldom in two
 ANSWER_SECONDS_A_TOKEN = 1.0
 
 
 class Learned:
-    """What a model's answers and refusals have taught."""
+    """What is known of a model, from its node and from its answers and refusals."""
 
     def __init__(self) -> None:
         self.ratio = BYTES_A_TOKEN
         self.takes_images = True
         self.unknown: set[str] = set()  # fields of a request that its server does not know
-        self.abilities: tuple[str, ...] | None = None  # where its node tells
-        self.digest = ""  # of its content, where its node tells
+        self.abilities: tuple[str, ...] | None = None  # if its node says
+        self.digest = ""  # of its content, if its node says
 
 
 class Translation(Record):
-    """A talk as a model on its node is asked it."""
+    """A talk as the request to a model on its node."""
 
     node: Node
     model: Model
@@ -57,7 +57,7 @@ class Translation(Record):
     def send(self, world: World, headers: Mapping[str, str] | None = None,
              await_more: Callable[[Exchange], object] | None = None
              ) -> tuple[Exchange, Reader]:
-        """Ask; return what the answer comes by, and what reads it."""
+        """Send the request; return its exchange, and the reader of its answer."""
         headers = {**sign(world, self.node, self.ask).headers, **(headers or {})}
         reader = backend_of(self.node).reader(self.talk, self.model, self.estimate)
         exchange = world.open_exchange(
@@ -67,7 +67,7 @@ class Translation(Record):
 
 
 def translate(node: Node, talk: Talk, model: Model, known: Learned) -> Translation:
-    """Return a talk as a model is asked it, as far as is known what the model takes."""
+    """Return a talk as the request to a model, without what the model is known not to take."""
     if not known.takes_images:
         talk = talk.without_images()
     if talk.unshown and not (talk.original and backend_of(node).takes_messages):
@@ -78,7 +78,7 @@ def translate(node: Node, talk: Talk, model: Model, known: Learned) -> Translati
         for name in known.unknown:
             payload.pop(name, None)
         body = render_json(payload)
-    except (RecursionError, ValueError):  # from 3.12 on, more can be parsed than be followed
+    except (RecursionError, ValueError):  # from 3.12 on, deeper values can be parsed than rendered
         raise Refusal(400, "body: nested too deeply") from None
     weight = weigh(body, talk)
     return Translation(node, model, talk, ask, body, weight, round(weight / known.ratio),
@@ -87,7 +87,7 @@ def translate(node: Node, talk: Talk, model: Model, known: Learned) -> Translati
 
 def relay(exchange: Exchange, reader: Reader, translation: Translation,
           clock: Callable[[], float]) -> Iterator[list[Delta]]:
-    """Yield what an answer says, as much as came at once, up to its end; raise if it has none."""
+    """Yield the deltas of an answer, those that came at once together; raise if it has no end."""
     exchange.read_head()
     if exchange.status >= 400:
         reply = Reply(exchange.status, exchange.headers, exchange.read_all())
@@ -99,7 +99,7 @@ def relay(exchange: Exchange, reader: Reader, translation: Translation,
     most_bytes = ANSWER_BYTES + ANSWER_BYTES_A_TOKEN * tokens
     most_steps = ANSWER_STEPS + ANSWER_STEPS_A_TOKEN * tokens
     size = steps = 0
-    until = 0.0  # the whole answer must have come; 0: it has not begun
+    until = 0.0  # when the whole answer must have come; 0: it has not begun
     for lines in exchange.batches():
         deltas = _read_lines(reader, lines)
         yield deltas
@@ -109,7 +109,7 @@ def relay(exchange: Exchange, reader: Reader, translation: Translation,
         steps += len(deltas)
         if size > most_bytes or steps > most_steps:
             raise NodeFailure("bad answer", "it does not end")
-        if reader.has_begun:  # until then the prompt is read, for which one time must do
+        if reader.has_begun:  # until then the prompt is read, within the first deadline
             soon = clock() + timeout
             if not until:
                 until = soon + ANSWER_SECONDS_A_TOKEN * tokens
@@ -122,7 +122,7 @@ def relay(exchange: Exchange, reader: Reader, translation: Translation,
 
 
 def _read_lines(reader: Reader, lines: Sequence[bytes | bytearray]) -> list[Delta]:
-    """Return what lines of an answer say, up to its end."""
+    """Return the deltas of some lines of an answer, up to its end."""
     deltas: list[Delta] = []
     for line in lines:
         deltas += reader.feed(line)
