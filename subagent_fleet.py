@@ -51,7 +51,7 @@ if sys.platform == "win32":
 
 
 def _end_quietly(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Let Ctrl-C end a start without a traceback; `main` does so from then on."""
+    """End without a traceback on Ctrl-C during the start; later `main` does this."""
     if kind is not KeyboardInterrupt:
         sys.__excepthook__(kind, error, trace)
 
@@ -61,7 +61,7 @@ if __name__ == "__main__":
 
 
 class _Late:
-    """Stands for a module until it is first used; `--version` uses none of these."""
+    """A stand-in that loads its module at first use; `--version` uses none of these."""
 
     def __init__(self, module_name: str) -> None:
         self.module_name = module_name
@@ -172,7 +172,7 @@ else:
 
 def late_decorator(decorator: Callable[[], Callable[[_Plain], _Decorated]],
           ) -> Callable[[_Plain], _Decorated]:
-    """Decorate a function with what a late module has, when it is first called."""
+    """Decorate a function at its first call, with a decorator from a late module."""
     def decorate(function: _Plain) -> Any:
         decorated: list[Any] = []
 
@@ -192,13 +192,13 @@ class LatePattern:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(re.compile(self.pattern), name)
-        self.__dict__[name] = method  # the next look finds it here
+        self.__dict__[name] = method  # the next access finds it here
         return method
 
 
 __version__ = "1.0.0"
 VERSION = __version__
-OWN_FILE = __file__  # "<stdin>" where it came through a pipe
+OWN_FILE = __file__  # "<stdin>" if the program came through a pipe
 
 
 # =============================================================================
@@ -210,7 +210,7 @@ OWN_FILE = __file__  # "<stdin>" where it came through a pipe
 #
 # Exit codes, names of files, deadlines and limits that several rooms agree on.
 
-# A constant with one user is beside that user.
+# A constant with only one user stands beside that user.
 
 EXIT_OK = 0
 EXIT_PROBLEM = 1
@@ -229,7 +229,7 @@ ENVIRONMENT_FILE = ".env.subagent-fleet"
 TEXT_LIMIT_BYTES = 4 * 1024 * 1024
 RECEIPTS_LIMIT_BYTES = 10 * 1024 * 1024
 
-# How long is waited.
+# How long to wait.
 PROBE_TIMEOUT_SECONDS = 5.0
 INIT_TIMEOUT_SECONDS = 2.0
 CONNECT_SECONDS = 3.0  # a sleeping laptop costs this, not the whole deadline
@@ -239,11 +239,11 @@ PROBE_GRACE_SECONDS = 0.2  # so that an answer in time reaches the main thread
 PULL_STALL_SECONDS = 120.0
 TICK_SECONDS = 0.2
 
-# How much is read.
+# How much to read.
 ANSWER_LIMIT_BYTES = 8 * 1024 * 1024
 IDLE_LIMIT = 8  # connections to a node that are kept
-PROBE_LIMIT_BYTES = 1024 * 1024  # 2,400 models; as text and values it takes five times that
-ENOUGH_BYTES = 256 * 1024  # of all that Ollama knows of a model
+PROBE_LIMIT_BYTES = 1024 * 1024  # 2,400 models; decoded and parsed they take five times that
+ENOUGH_BYTES = 256 * 1024  # the useful beginning of all that Ollama knows of a model
 HEADER_LIMIT_BYTES = 64 * 1024
 SHOW_LIMIT = 64  # models of one node that are asked for their capabilities
 
@@ -258,11 +258,11 @@ def name_taken(port: int) -> str:
 
 OLLAMA_PORT = 11434
 OLLAMA_ENDPOINT = "http://localhost:11434"
-# Where the roads out of a machine lead: anywhere, the private networks, Tailscale's address.
+# One address for each way out of a machine: the internet, private networks, Tailscale.
 ROUTE_TARGETS = ("192.0.2.1", "10.0.0.1", "172.16.0.1", "192.168.0.1", "100.100.100.100")
 TIERS = ("main", "opus", "sonnet", "haiku", "fable")
 
-# What a person's own subscription answers with, in Claude Code's own words (2.1.326).
+# Where a person's own subscription answers (Claude Code 2.1.326).
 CLAUDE_ENDPOINT = "https://api.anthropic.com"
 
 
@@ -270,33 +270,33 @@ CLAUDE_ENDPOINT = "https://api.anthropic.com"
 #
 # Record, the frozen data class, and `read`, which makes records of JSON.
 
-# What is passed from part to part is a frozen Record. JSON from a disk or from another program
-# becomes one by `read`, which believes nothing: a field that does not fit counts as absent.
+# Parts pass frozen Records to each other. `read` makes them of JSON from a disk or another
+# program, and trusts nothing: a field that does not fit counts as absent.
 
-REQUIRED = object()  # the default of what has none
-_ABSENT = object()  # the value of what was not given
-MANY = 20  # records of a kind: from then on it pays to compile how one is made
+REQUIRED = object()  # the default of a field that has none
+_ABSENT = object()  # the value of a field that was not given
+MANY = 20  # records of one kind, after which its own `__init__` is compiled
 
 
 class Field:
-    """One name of a record: its annotation, its default, and what `noted` says of it."""
+    """One field of a record: its annotation, its default, and its note."""
 
-    kind: str  # a record that has it fills it in
+    kind: str  # its annotation, filled in by `fields`
 
     def __init__(self, default: Any, note: Any = None) -> None:
         self.default, self.note = default, note
 
     def __get__(self, record: object, kind: type) -> Any:
-        return self.default  # as the class has it where nothing is noted
+        return self.default  # so `Gateway.port` is 4000, noted or not
 
 
 def noted(note: object, default: Any = REQUIRED) -> Any:
-    """Declare a field of a record, with metadata for its readers."""
+    """Declare a field with a note for its readers."""
     return Field(default, note)
 
 
 def _compile_start(usual: Mapping[str, Any]) -> Callable[..., None]:
-    """Return the `__init__` of fields with these defaults; Python refuses what does not fit."""
+    """Return an `__init__` for fields with these defaults; it refuses wrong arguments."""
     words = []
     lines = ["    _values = self.__dict__"]
     for name, default in usual.items():
@@ -317,20 +317,20 @@ def _compile_start(usual: Mapping[str, Any]) -> Callable[..., None]:
 
 @dataclass_transform(frozen_default=True)
 class Record:
-    """Values under the names that a subclass annotates; they stay as they are.
+    """Values under the names that a subclass annotates; they cannot be changed.
 
-    To a checker they are frozen dataclasses. The standard library writes and compiles eight
-    functions for each of those when the file is imported, which was two thirds of a start.
-    Here a class is looked at when its first record is made, and only a kind with many records
-    gets an `__init__` of its own: to compile one takes as long as a hundred records. `{}` as a
-    default is a new one in each record. A record of a record has the fields of both.
+    To a checker they are frozen dataclasses. For those, the standard library compiles eight
+    functions a class when the file is imported, which was two thirds of a start. Here a class
+    is examined when its first record is made, and only a kind with many records gets an
+    `__init__` of its own: compiling one takes as long as making a hundred records. A default
+    of `{}` is a new one in each record. A subclass of a record has the fields of both.
     """
 
-    kinds: ClassVar[dict[str, type[Record]]] = {}  # every record, by its name: for `read`
+    kinds: ClassVar[dict[str, type[Record]]] = {}  # all kinds by name, for `read`
     _fields: ClassVar[dict[str, Field]] = {}
-    _usual: ClassVar[dict[str, Any]] = {}  # the default of each, in the order of the fields
-    _mappings: ClassVar[list[str]] = []  # those whose default is `{}`
-    _made = 0  # records so far
+    _usual: ClassVar[dict[str, Any]] = {}  # the defaults, in the order of the fields
+    _mappings: ClassVar[list[str]] = []  # fields with the default `{}`
+    _made = 0  # how many records there were so far
 
     def __init_subclass__(cls) -> None:
         Record.kinds[cls.__name__] = cls
@@ -348,12 +348,12 @@ class Record:
         if fits and cls._made < MANY:
             vars(self).update(made)
             return
-        # Where it does not fit, Python says what is wrong.
+        # If the arguments do not fit, this one raises a TypeError that says why.
         cls.__init__ = _compile_start(cls._usual)  # type: ignore[method-assign]
         cls.__init__(self, *values, **named)
 
     def _check(self) -> None:
-        """Raise a ValueError where values contradict each other; `read` trusts none."""
+        """Raise a ValueError if the values contradict each other; `read` calls it."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -372,12 +372,12 @@ class Record:
 
 
 def fields(record: type[_Record]) -> dict[str, Field]:
-    """Return what a kind of record consists of, by name."""
+    """Return the fields of a kind of record, by name."""
     if "_usual" not in vars(record):
         found = dict(fields(record.__mro__[1]))
         for name, kind in record.__annotations__.items():
             if name in found and name not in vars(record) or name in Record.__annotations__:
-                continue  # Python 3.9 shows those of the class above, this one's, too
+                continue  # Python 3.9 also shows the annotations of the base class
             field = vars(record).get(name, REQUIRED)
             found[name] = field if isinstance(field, Field) else Field(field)
             found[name].kind = kind
@@ -388,7 +388,7 @@ def fields(record: type[_Record]) -> dict[str, Field]:
 
 
 def replace(record: _Record, **changes: Any) -> _Record:
-    """Return a record with other values under some of its names."""
+    """Return a copy of a record with some values changed."""
     return type(record)(**{**vars(record), **changes})
 
 
@@ -399,7 +399,7 @@ _READ_TYPES = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, flo
 
 
 def read(record: type[_Record], value: object) -> _Record | None:
-    """Return the record that a JSON value holds, None where it holds none.
+    """Return the record that a JSON value holds, or None if it holds none.
 
     A field that is absent, or of another type, has its default; without a default there is
     no record. What is `noted` of a field is how other programs spell it. Other keys are
@@ -447,7 +447,7 @@ def _read_value(kind: str, value: Any) -> Any:
         return dict(_read_items(item, value.items()))
     made = None
     if outer not in ("tuple", "dict"):
-        made = read(Record.kinds[kind], value)  # a KeyError: the annotation is none to be read
+        made = read(Record.kinds[kind], value)  # KeyError: not a kind of record
     if made is None:
         raise ValueError(f"no {outer}")
     return made
@@ -465,7 +465,7 @@ def _read_items(kind: str, items: Iterable[tuple[Any, Any]]) -> Iterator[tuple[A
 #
 # What can go wrong: FleetError, NodeFailure, and the Finding that both tell.
 
-# What may go wrong is a FleetError: it holds a Finding, and `program/` alone prints it.
+# An expected failure is a FleetError. It holds a Finding, and only `program/` prints it.
 
 
 class FleetError(Exception):
@@ -477,7 +477,7 @@ class FleetError(Exception):
         super().__init__(what)
         self.finding = Finding(slug, "error", what, where, excerpt, fix)
         self.status = status
-        self.findings = tuple(findings)  # one error may carry every problem of a config
+        self.findings = tuple(findings)  # an invalid config has one for each problem
         self.report: dict[str, Any] = {}  # what `--json` shows beside it
 
     def __getattr__(self, name: str) -> Any:
@@ -33556,11 +33556,11 @@ HELP_COLUMNS = 100
 
 
 class Topic(Record):
-    """A page that `help` shows: what no command's own help can say."""
+    """A page of `help` that belongs to no single command."""
 
     summary: str
     page: Callable[[], str]
-    commands: tuple[str, ...] = ()  # their help says to read this page, too
+    commands: tuple[str, ...] = ()  # their own help points to this page
 
 
 TOPICS = {
@@ -33588,7 +33588,7 @@ TOPICS = {
 
 
 def render_keys_table() -> str:
-    """Return tables of every key that a fleet file may have, as the records declare them."""
+    """Return tables of all keys of a fleet file, made of the records that check it."""
     lines = []
     places = {"project": "project", "gateway": "project.gateway", "claude": "project.claude",
               "node": "nodes.NAME", "model": "models.NAME", "agent": "agents.NAME"}
@@ -33602,7 +33602,7 @@ def render_keys_table() -> str:
 
 
 def render_tasks_page() -> str:
-    """Return the page on tasks, its tables from the records that check a task file."""
+    """Return the page on tasks; its tables are made of the records that check a task file."""
     lines = ["| Key of a task | Default | Meaning |", "|---|---|---|"]
     for name, each in FILE_KEYS["task"].items():
         default = "".join(each.default) if each.default == ("Bash",) else each.default or ""
@@ -33618,7 +33618,7 @@ def render_tasks_page() -> str:
 
 
 def show_default(each: FileKey) -> str:
-    """Return a key's default, as a file would have it."""
+    """Return a key's default as a file would say it."""
     if each.default is REQUIRED:
         return "required"
     if each.default in (None, {}):
@@ -33669,7 +33669,7 @@ def show_usage(row: Command) -> str:
 
 
 def describe_flag(flag: Flag) -> str:
-    """Return what a flag is for, what it is without being typed, whether it may be repeated."""
+    """Return what a flag is for, its default, and whether it may be repeated."""
     note = flag.note
     default = flag.more.get("const") if flag.name == "--watch" else flag.more.get("default")
     if isinstance(default, (int, float)) and default:
@@ -33681,7 +33681,7 @@ def describe_flag(flag: Flag) -> str:
 
 # == program/help.py, from line 37 ============================================
 #
-# `help`, which the command line itself calls, too.
+# `help`, which `--help` calls, too.
 
 @command("help", "show how a command is used, or read about a topic",
          Flag("command", "which command or topic", "[COMMAND]",
@@ -33748,7 +33748,7 @@ COMPLETIONS = {"bash": BASH_COMPLETION, "zsh": ZSH_COMPLETION, "fish": FISH_COMP
          group=MORE, examples=('eval "$(subagent-fleet completion zsh)"',), passes="WORDS",
          passes_note="print what may follow these words, as your shell asks")
 def cmd_completion(options: Namespace, world: World) -> int:
-    """Print the script or, as it asks, what may follow the words that were typed."""
+    """Print the script or, when the script asks, what may follow the typed words."""
     if options.passed:
         *before, begun = options.passed
         world.write("".join(f"{word}\n" for word in follow_words(before, world)
@@ -33774,7 +33774,7 @@ def follow_words(before: Sequence[str], world: World) -> list[str]:
 
     row = find_call(before).command
     if row.passes and "--" in before:
-        return []  # another program knows
+        return []  # another program knows what may follow
     words = ["--help", *(flag.name for flag in row.flags if flag.name.startswith("-"))]
     for flag in row.flags:
         if before[-1] in (flag.name, flag.short) and flag.metavar and (
@@ -33807,8 +33807,8 @@ def offered_words(flag: Flag, before: Sequence[str], world: World) -> list[str]:
 #
 # From words to a command and its options; one command run.
 
-# Takes the words that were typed; finds the command, reads its flags, runs it, and prints
-# what it was refused with.
+# Takes the typed words, finds the command, reads its flags, runs it, and prints its refusal
+# if there is one.
 
 
 class CommandLine(Record):
@@ -33819,13 +33819,13 @@ class CommandLine(Record):
 
 
 def read_call(words: Sequence[str]) -> CommandLine:
-    """Return the command and its options; what is wrong is said in one line."""
+    """Return the command and its options, or raise a one-line error."""
     called = find_call(words)
     return CommandLine(called.command, parse_arguments(called.command, called.words))
 
 
 def parse_arguments(row: Command, words: list[str]) -> Namespace:
-    """Return the options of a command; what is wrong is said in one line."""
+    """Return the options of a command, or raise a one-line error."""
     own = words
     passed = []
     if row.passes and "--" in words:
@@ -33846,7 +33846,7 @@ def parse_arguments(row: Command, words: list[str]) -> Namespace:
 
 def check_combination(row: Command, parser: argparse.ArgumentParser, typed: Namespace,
                       ) -> None:
-    """Refuse flags that would not count beside others that were typed."""
+    """Refuse flags that would be ignored beside others that were typed."""
     flags = {name_of(flag): flag.name for flag in row.flags}
     for pair in row.excludes:
         one, other = pair.split()
@@ -33857,7 +33857,7 @@ def check_combination(row: Command, parser: argparse.ArgumentParser, typed: Name
 
 
 def make_parser(row: Command) -> argparse.ArgumentParser:
-    """Return an argparse parser that refuses as this program does."""
+    """Return an argparse parser with this program's own errors."""
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
             for theirs, ours in (("argument ", ""),
@@ -33868,16 +33868,16 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
             raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
                              fix=f"subagent-fleet {row.name} --help")
 
-    # It would write a usage with each parse, for errors that are not its own here.
+    # Without `usage` it renders one at each parse, for error messages that are not used here.
     parser = Parser(prog="subagent-fleet", usage="", add_help=False, allow_abbrev=False,
                     # without a width it imports shutil, and with it three packers
                     formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
-    # Commands share functions: the flags of another one are there,
-    # and none of them was typed.
+    # Commands share functions, so the options of all commands are there. Those of the other
+    # commands count as not typed.
     parser.set_defaults(**{name_of(flag): None for each in COMMANDS for flag in each.flags})
     for flag in row.flags:
         names = [flag.short, flag.name] if flag.short else [flag.name]
-        if "choices" in flag.more:  # argparse says of a wrong one what only programmers read
+        if "choices" in flag.more:  # argparse's own error is only for programmers
             choose = functools.partial(parse_choice, flag.more["choices"])
             parser.add_argument(*names,
                                 **{**flag.more, "metavar": flag.metavar, "type": choose,
@@ -33890,9 +33890,9 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
     return parser
 
 
-# Flags of other programs, each where a command has ours.
+# Flags of other programs, and ours for the same.
 OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch"}
-FORMER_FLAGS = {  # what a command had once, and what is typed now
+FORMER_FLAGS = {  # flags that are gone, and what to type now
     "bench --since": "leave it out: the newest commits come first",
     "discover --check": "subagent-fleet doctor",
     "env --shell": "subagent-fleet launch claude  (in any shell; `env` is for sh, bash and zsh)",
@@ -33932,14 +33932,14 @@ def suggest_flag(word: str, flags: Collection[str]) -> str:
         for flag in flags:
             if flag.startswith(f"--{typed[1]}"):
                 return f"did you mean `{flag}`?"
-    # The dashes that all have in common would make `--port` look like `--out`.
+    # Compare without the dashes: with them, `--port` would look like `--out`.
     bare = {flag.lstrip("-"): flag for flag in flags}
     hint = nearest(typed.lstrip("-"), bare)
     return hint.replace("`", "`--", 1)
 
 
 def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list[str]) -> str:
-    """Return what was probably meant by words that a command does not take, or nothing."""
+    """Return what was probably meant by unknown words, or nothing."""
     flags = ["--help", *(flag.name for flag in row.flags if flag.name.startswith("-"))]
     first = unknown[0]
     better = [word for word in own if word not in unknown]
@@ -33970,7 +33970,7 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
 
 
 def name_command(words: Sequence[str]) -> Sequence[str]:
-    """Return the words in front of `--help` that name a command, as far as they do."""
+    """Return the words in front of `--help` that name a command, if they do."""
     first = [OTHER_NAMES.get(word, word) for word in words[:1]]
     if not first or first[0].startswith("-"):
         return ()
@@ -33997,7 +33997,7 @@ def run_words(words: list[str], world: World) -> int:
 
 
 def tell_error(error: FleetError, world: World) -> None:
-    """Say why a command was refused; of a config everything that is wrong with it."""
+    """Print why a command was refused; for a config, every problem in it."""
     look = look_of(world, "stderr")
     if not error.findings:
         world.err(format_finding(error.finding, look=look))
@@ -34008,7 +34008,7 @@ def tell_error(error: FleetError, world: World) -> None:
 
 
 def tell_error_as_json(error: FleetError, name: str, world: World) -> None:
-    """Print an error as JSON, with what the command knew before it."""
+    """Print an error as JSON, with what the command had found before."""
     print_report(world, name, {
         "error": error.finding, "findings": error.findings, **error.report})
 
@@ -34017,14 +34017,14 @@ def tell_error_as_json(error: FleetError, name: str, world: World) -> None:
 #
 # `demo`: the whole thing with nothing installed; it types commands.
 
-DEMO_TOKENS = 4  # of an answer; more where there is time to watch
-DEMO_SECONDS = 3.0  # that a session of such answers takes
+DEMO_TOKENS = 4  # of an answer; more when somebody watches
+DEMO_SECONDS = 3.0  # how long a session of such answers takes
 DEMO_PAUSE_SECONDS = 1.5  # to read, on a terminal
 WATCHED_SECONDS = 30.0
 
 
 class Tour:
-    """Types the demo's commands one after the other, and sees that each does its work."""
+    """Types the demo's commands one after the other, and checks that each works."""
 
     def __init__(self, world: DemoWorld, pause: float) -> None:
         self.world, self._pause = world, pause
@@ -34045,7 +34045,7 @@ class Tour:
         self.see(status == EXIT_OK, f"`{words[0]}` ended with {status}, not with 0")
 
     def see(self, is_so: object, what: str) -> None:
-        """Refuse to go on where something is not as it was shown."""
+        """Stop the demo if something is not as it was shown."""
         if not is_so:
             raise demo_broken(what)
 
@@ -34089,7 +34089,7 @@ def cmd_demo(options: Namespace, world: World) -> int:
     with contextlib.ExitStack() as ending:
         place = ending.enter_context(PrivateDirectory())
         project = world.path(place, "shop")
-        # A directory of its own, up to here: no fleet file above is meant.
+        # The search for a fleet file ends at this directory.
         world.make_directory(world.path(project, ".git"))
         ending.enter_context(world.visit(project))
         nodes = {}
@@ -34253,7 +34253,7 @@ COMMANDS.extend((
 # From start to exit status.
 
 LONG_LIVED = ("up", "serve", "ui", "run")
-# What `python3 -c` runs then: the bytecode, in the name of the file that it was made of.
+# What `python3 -c` runs then: the bytecode, under the name of the file it was compiled from.
 STARTER = ("import marshal, sys; _, __cached__, __file__, *sys.argv = sys.argv\n"
            "with open(__cached__, 'rb') as stream:\n"
            f" stream.seek({SEAL_BYTES}); exec(marshal.load(stream))")
@@ -34267,14 +34267,14 @@ def start_from_bytecode(words: Sequence[str], world: World) -> None:
         return
     bytecode = world.compile_own_source()
     if bytecode:
-        # Isolated: `-c` would import from the working directory first.
+        # -I: `-c` alone would import from the working directory first.
         world.become([sys.executable, "-I", "-S", "-c", STARTER, bytecode,
                       world.real_path(OWN_FILE), *sys.argv])
 
 
 def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     """Run one command; return its exit status."""
-    if argv is None:  # as a program
+    if argv is None:  # it runs as a program
         World.leave_directories()
     world = world or World()
     try:
@@ -34304,7 +34304,7 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
 
 
 def find_part(error: Exception, world: World) -> str:
-    """Return the part of src/fleet where an error arose, by the nearest banner above it."""
+    """Return the part of src/fleet where an error was raised: the nearest banner above it."""
     source = (world.own_source() or b"").decode("utf-8")
     lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__)
              if frame.filename.endswith(world.split(OWN_FILE)[1])]
@@ -34314,7 +34314,7 @@ def find_part(error: Exception, world: World) -> str:
 
 
 def main_and_end() -> NoReturn:
-    """Run the command line, as a program."""
+    """Run the command line, then end the process without taking everything down."""
     World.end(main())
 
 

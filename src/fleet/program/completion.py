@@ -44,7 +44,7 @@ COMPLETIONS = {"bash": BASH_COMPLETION, "zsh": ZSH_COMPLETION, "fish": FISH_COMP
          group=MORE, examples=('eval "$(subagent-fleet completion zsh)"',), passes="WORDS",
          passes_note="print what may follow these words, as your shell asks")
 def cmd_completion(options: Namespace, world: World) -> int:
-    """Print the script or, as it asks, what may follow the words that were typed."""
+    """Print the script or, when the script asks, what may follow the typed words."""
     if options.passed:
         *before, begun = options.passed
         world.write("".join(f"{word}\n" for word in follow_words(before, world)
@@ -70,7 +70,7 @@ def follow_words(before: Sequence[str], world: World) -> list[str]:
 
     row = find_call(before).command
     if row.passes and "--" in before:
-        return []  # another program knows
+        return []  # another program knows what may follow
     words = ["--help", *(flag.name for flag in row.flags if flag.name.startswith("-"))]
     for flag in row.flags:
         if before[-1] in (flag.name, flag.short) and flag.metavar and (

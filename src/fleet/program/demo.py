@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-DEMO_TOKENS = 4  # of an answer; more where there is time to watch
-DEMO_SECONDS = 3.0  # that a session of such answers takes
+DEMO_TOKENS = 4  # of an answer; more when somebody watches
+DEMO_SECONDS = 3.0  # how long a session of such answers takes
 DEMO_PAUSE_SECONDS = 1.5  # to read, on a terminal
 WATCHED_SECONDS = 30.0
 
 
 class Tour:
-    """Types the demo's commands one after the other, and sees that each does its work."""
+    """Types the demo's commands one after the other, and checks that each works."""
 
     def __init__(self, world: DemoWorld, pause: float) -> None:
         self.world, self._pause = world, pause
@@ -66,7 +66,7 @@ class Tour:
         self.see(status == EXIT_OK, f"`{words[0]}` ended with {status}, not with 0")
 
     def see(self, is_so: object, what: str) -> None:
-        """Refuse to go on where something is not as it was shown."""
+        """Stop the demo if something is not as it was shown."""
         if not is_so:
             raise demo_broken(what)
 
@@ -110,7 +110,7 @@ def cmd_demo(options: Namespace, world: World) -> int:
     with contextlib.ExitStack() as ending:
         place = ending.enter_context(PrivateDirectory())
         project = world.path(place, "shop")
-        # A directory of its own, up to here: no fleet file above is meant.
+        # The search for a fleet file ends at this directory.
         world.make_directory(world.path(project, ".git"))
         ending.enter_context(world.visit(project))
         nodes = {}

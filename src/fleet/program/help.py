@@ -1,4 +1,4 @@
-"""`help`, which the command line itself calls, too."""
+"""`help`, which `--help` calls, too."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 LONG_LIVED = ("up", "serve", "ui", "run")
-# What `python3 -c` runs then: the bytecode, in the name of the file that it was made of.
+# What `python3 -c` runs then: the bytecode, under the name of the file it was compiled from.
 STARTER = ("import marshal, sys; _, __cached__, __file__, *sys.argv = sys.argv\n"
            "with open(__cached__, 'rb') as stream:\n"
            f" stream.seek({SEAL_BYTES}); exec(marshal.load(stream))")
@@ -35,14 +35,14 @@ def start_from_bytecode(words: Sequence[str], world: World) -> None:
         return
     bytecode = world.compile_own_source()
     if bytecode:
-        # Isolated: `-c` would import from the working directory first.
+        # -I: `-c` alone would import from the working directory first.
         world.become([sys.executable, "-I", "-S", "-c", STARTER, bytecode,
                       world.real_path(OWN_FILE), *sys.argv])
 
 
 def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     """Run one command; return its exit status."""
-    if argv is None:  # as a program
+    if argv is None:  # it runs as a program
         World.leave_directories()
     world = world or World()
     try:
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
 
 
 def find_part(error: Exception, world: World) -> str:
-    """Return the part of src/fleet where an error arose, by the nearest banner above it."""
+    """Return the part of src/fleet where an error was raised: the nearest banner above it."""
     source = (world.own_source() or b"").decode("utf-8")
     lines = [frame.lineno or 0 for frame in traceback.extract_tb(error.__traceback__)
              if frame.filename.endswith(world.split(OWN_FILE)[1])]
@@ -82,7 +82,7 @@ def find_part(error: Exception, world: World) -> str:
 
 
 def main_and_end() -> NoReturn:
-    """Run the command line, as a program."""
+    """Run the command line, then end the process without taking everything down."""
     World.end(main())
 
 

@@ -89,11 +89,11 @@ HELP_COLUMNS = 100
 
 
 class Topic(Record):
-    """A page that `help` shows: what no command's own help can say."""
+    """A page of `help` that belongs to no single command."""
 
     summary: str
     page: Callable[[], str]
-    commands: tuple[str, ...] = ()  # their help says to read this page, too
+    commands: tuple[str, ...] = ()  # their own help points to this page
 
 
 TOPICS = {
@@ -121,7 +121,7 @@ TOPICS = {
 
 
 def render_keys_table() -> str:
-    """Return tables of every key that a fleet file may have, as the records declare them."""
+    """Return tables of all keys of a fleet file, made of the records that check it."""
     lines = []
     places = {"project": "project", "gateway": "project.gateway", "claude": "project.claude",
               "node": "nodes.NAME", "model": "models.NAME", "agent": "agents.NAME"}
@@ -135,7 +135,7 @@ def render_keys_table() -> str:
 
 
 def render_tasks_page() -> str:
-    """Return the page on tasks, its tables from the records that check a task file."""
+    """Return the page on tasks; its tables are made of the records that check a task file."""
     lines = ["| Key of a task | Default | Meaning |", "|---|---|---|"]
     for name, each in FILE_KEYS["task"].items():
         default = "".join(each.default) if each.default == ("Bash",) else each.default or ""
@@ -151,7 +151,7 @@ def render_tasks_page() -> str:
 
 
 def show_default(each: FileKey) -> str:
-    """Return a key's default, as a file would have it."""
+    """Return a key's default as a file would say it."""
     if each.default is REQUIRED:
         return "required"
     if each.default in (None, {}):
@@ -202,7 +202,7 @@ def show_usage(row: Command) -> str:
 
 
 def describe_flag(flag: Flag) -> str:
-    """Return what a flag is for, what it is without being typed, whether it may be repeated."""
+    """Return what a flag is for, its default, and whether it may be repeated."""
     note = flag.note
     default = flag.more.get("const") if flag.name == "--watch" else flag.more.get("default")
     if isinstance(default, (int, float)) and default:

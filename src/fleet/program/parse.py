@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# Takes the words that were typed; finds the command, reads its flags, runs it, and prints
-# what it was refused with.
+# Takes the typed words, finds the command, reads its flags, runs it, and prints its refusal
+# if there is one.
 
 
 class CommandLine(Record):
@@ -47,13 +47,13 @@ class CommandLine(Record):
 
 
 def read_call(words: Sequence[str]) -> CommandLine:
-    """Return the command and its options; what is wrong is said in one line."""
+    """Return the command and its options, or raise a one-line error."""
     called = find_call(words)
     return CommandLine(called.command, parse_arguments(called.command, called.words))
 
 
 def parse_arguments(row: Command, words: list[str]) -> Namespace:
-    """Return the options of a command; what is wrong is said in one line."""
+    """Return the options of a command, or raise a one-line error."""
     own = words
     passed = []
     if row.passes and "--" in words:
@@ -74,7 +74,7 @@ def parse_arguments(row: Command, words: list[str]) -> Namespace:
 
 def check_combination(row: Command, parser: argparse.ArgumentParser, typed: Namespace,
                       ) -> None:
-    """Refuse flags that would not count beside others that were typed."""
+    """Refuse flags that would be ignored beside others that were typed."""
     flags = {name_of(flag): flag.name for flag in row.flags}
     for pair in row.excludes:
         one, other = pair.split()
@@ -85,7 +85,7 @@ def check_combination(row: Command, parser: argparse.ArgumentParser, typed: Name
 
 
 def make_parser(row: Command) -> argparse.ArgumentParser:
-    """Return an argparse parser that refuses as this program does."""
+    """Return an argparse parser with this program's own errors."""
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
             for theirs, ours in (("argument ", ""),
@@ -96,16 +96,16 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
             raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
                              fix=f"subagent-fleet {row.name} --help")
 
-    # It would write a usage with each parse, for errors that are not its own here.
+    # Without `usage` it renders one at each parse, for error messages that are not used here.
     parser = Parser(prog="subagent-fleet", usage="", add_help=False, allow_abbrev=False,
                     # without a width it imports shutil, and with it three packers
                     formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80))
-    # Commands share functions: the flags of another one are there,
-    # and none of them was typed.
+    # Commands share functions, so the options of all commands are there. Those of the other
+    # commands count as not typed.
     parser.set_defaults(**{name_of(flag): None for each in COMMANDS for flag in each.flags})
     for flag in row.flags:
         names = [flag.short, flag.name] if flag.short else [flag.name]
-        if "choices" in flag.more:  # argparse says of a wrong one what only programmers read
+        if "choices" in flag.more:  # argparse's own error is only for programmers
             choose = functools.partial(parse_choice, flag.more["choices"])
             parser.add_argument(*names,
                                 **{**flag.more, "metavar": flag.metavar, "type": choose,
@@ -118,9 +118,9 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
     return parser
 
 
-# Flags of other programs, each where a command has ours.
+# Flags of other programs, and ours for the same.
 OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch"}
-FORMER_FLAGS = {  # what a command had once, and what is typed now
+FORMER_FLAGS = {  # flags that are gone, and what to type now
     "bench --since": "leave it out: the newest commits come first",
     "discover --check": "subagent-fleet doctor",
     "env --shell": "subagent-fleet launch claude  (in any shell; `env` is for sh, bash and zsh)",
@@ -160,14 +160,14 @@ def suggest_flag(word: str, flags: Collection[str]) -> str:
         for flag in flags:
             if flag.startswith(f"--{typed[1]}"):
                 return f"did you mean `{flag}`?"
-    # The dashes that all have in common would make `--port` look like `--out`.
+    # Compare without the dashes: with them, `--port` would look like `--out`.
     bare = {flag.lstrip("-"): flag for flag in flags}
     hint = nearest(typed.lstrip("-"), bare)
     return hint.replace("`", "`--", 1)
 
 
 def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list[str]) -> str:
-    """Return what was probably meant by words that a command does not take, or nothing."""
+    """Return what was probably meant by unknown words, or nothing."""
     flags = ["--help", *(flag.name for flag in row.flags if flag.name.startswith("-"))]
     first = unknown[0]
     better = [word for word in own if word not in unknown]
@@ -198,7 +198,7 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
 
 
 def name_command(words: Sequence[str]) -> Sequence[str]:
-    """Return the words in front of `--help` that name a command, as far as they do."""
+    """Return the words in front of `--help` that name a command, if they do."""
     first = [OTHER_NAMES.get(word, word) for word in words[:1]]
     if not first or first[0].startswith("-"):
         return ()
@@ -225,7 +225,7 @@ def run_words(words: list[str], world: World) -> int:
 
 
 def tell_error(error: FleetError, world: World) -> None:
-    """Say why a command was refused; of a config everything that is wrong with it."""
+    """Print why a command was refused; for a config, every problem in it."""
     look = look_of(world, "stderr")
     if not error.findings:
         world.err(format_finding(error.finding, look=look))
@@ -236,6 +236,6 @@ def tell_error(error: FleetError, world: World) -> None:
 
 
 def tell_error_as_json(error: FleetError, name: str, world: World) -> None:
-    """Print an error as JSON, with what the command knew before it."""
+    """Print an error as JSON, with what the command had found before."""
     print_report(world, name, {
         "error": error.finding, "findings": error.findings, **error.report})

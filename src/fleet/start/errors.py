@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# What may go wrong is a FleetError: it holds a Finding, and `program/` alone prints it.
+# An expected failure is a FleetError. It holds a Finding, and only `program/` prints it.
 
 
 class FleetError(Exception):
@@ -23,7 +23,7 @@ class FleetError(Exception):
         super().__init__(what)
         self.finding = Finding(slug, "error", what, where, excerpt, fix)
         self.status = status
-        self.findings = tuple(findings)  # one error may carry every problem of a config
+        self.findings = tuple(findings)  # an invalid config has one for each problem
         self.report: dict[str, Any] = {}  # what `--json` shows beside it
 
     def __getattr__(self, name: str) -> Any:

@@ -28,7 +28,7 @@ if sys.platform == "win32":
 
 
 def _end_quietly(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Let Ctrl-C end a start without a traceback; `main` does so from then on."""
+    """End without a traceback on Ctrl-C during the start; later `main` does this."""
     if kind is not KeyboardInterrupt:
         sys.__excepthook__(kind, error, trace)
 
@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
 
 class _Late:
-    """Stands for a module until it is first used; `--version` uses none of these."""
+    """A stand-in that loads its module at first use; `--version` uses none of these."""
 
     def __init__(self, module_name: str) -> None:
         self.module_name = module_name
@@ -55,14 +55,14 @@ if TYPE_CHECKING:  # what checkers and editors read
     from collections.abc import Callable
     from typing import Any, TypeVar
 
-    # A checker has it; 3.9's `typing` has not.
+    # Checkers know it; Python 3.9's `typing` does not.
     from typing_extensions import dataclass_transform
 
     _Plain = TypeVar("_Plain")  # a function
     _Decorated = TypeVar("_Decorated")
 
     def asset(path: str) -> str:
-        """Return a text of src/fleet/assets: src/build.py puts it in the place of the call."""
+        """Return a text of src/fleet/assets; src/build.py replaces the call with the text."""
 else:
     def dataclass_transform(**rules: bool) -> Callable[[Any], Any]:
         return lambda kind: kind
@@ -70,7 +70,7 @@ else:
 
 def late_decorator(decorator: Callable[[], Callable[[_Plain], _Decorated]],
           ) -> Callable[[_Plain], _Decorated]:
-    """Decorate a function with what a late module has, when it is first called."""
+    """Decorate a function at its first call, with a decorator from a late module."""
     def decorate(function: _Plain) -> Any:
         decorated: list[Any] = []
 
@@ -90,10 +90,10 @@ class LatePattern:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(re.compile(self.pattern), name)
-        self.__dict__[name] = method  # the next look finds it here
+        self.__dict__[name] = method  # the next access finds it here
         return method
 
 
 __version__ = "1.0.0"
 VERSION = __version__
-OWN_FILE = __file__  # "<stdin>" where it came through a pipe
+OWN_FILE = __file__  # "<stdin>" if the program came through a pipe

@@ -12,33 +12,33 @@ if TYPE_CHECKING:
     _Record = TypeVar("_Record", bound="Record")
 
 
-# What is passed from part to part is a frozen Record. JSON from a disk or from another program
-# becomes one by `read`, which believes nothing: a field that does not fit counts as absent.
+# Parts pass frozen Records to each other. `read` makes them of JSON from a disk or another
+# program, and trusts nothing: a field that does not fit counts as absent.
 
-REQUIRED = object()  # the default of what has none
-_ABSENT = object()  # the value of what was not given
-MANY = 20  # records of a kind: from then on it pays to compile how one is made
+REQUIRED = object()  # the default of a field that has none
+_ABSENT = object()  # the value of a field that was not given
+MANY = 20  # records of one kind, after which its own `__init__` is compiled
 
 
 class Field:
-    """One name of a record: its annotation, its default, and what `noted` says of it."""
+    """One field of a record: its annotation, its default, and its note."""
 
-    kind: str  # a record that has it fills it in
+    kind: str  # its annotation, filled in by `fields`
 
     def __init__(self, default: Any, note: Any = None) -> None:
         self.default, self.note = default, note
 
     def __get__(self, record: object, kind: type) -> Any:
-        return self.default  # as the class has it where nothing is noted
+        return self.default  # so `Gateway.port` is 4000, noted or not
 
 
 def noted(note: object, default: Any = REQUIRED) -> Any:
-    """Declare a field of a record, with metadata for its readers."""
+    """Declare a field with a note for its readers."""
     return Field(default, note)
 
 
 def _compile_start(usual: Mapping[str, Any]) -> Callable[..., None]:
-    """Return the `__init__` of fields with these defaults; Python refuses what does not fit."""
+    """Return an `__init__` for fields with these defaults; it refuses wrong arguments."""
     words = []
     lines = ["    _values = self.__dict__"]
     for name, default in usual.items():
@@ -59,20 +59,20 @@ def _compile_start(usual: Mapping[str, Any]) -> Callable[..., None]:
 
 @dataclass_transform(frozen_default=True)
 class Record:
-    """Values under the names that a subclass annotates; they stay as they are.
+    """Values under the names that a subclass annotates; they cannot be changed.
 
-    To a checker they are frozen dataclasses. The standard library writes and compiles eight
-    functions for each of those when the file is imported, which was two thirds of a start.
-    Here a class is looked at when its first record is made, and only a kind with many records
-    gets an `__init__` of its own: to compile one takes as long as a hundred records. `{}` as a
-    default is a new one in each record. A record of a record has the fields of both.
+    To a checker they are frozen dataclasses. For those, the standard library compiles eight
+    functions a class when the file is imported, which was two thirds of a start. Here a class
+    is examined when its first record is made, and only a kind with many records gets an
+    `__init__` of its own: compiling one takes as long as making a hundred records. A default
+    of `{}` is a new one in each record. A subclass of a record has the fields of both.
     """
 
-    kinds: ClassVar[dict[str, type[Record]]] = {}  # every record, by its name: for `read`
+    kinds: ClassVar[dict[str, type[Record]]] = {}  # all kinds by name, for `read`
     _fields: ClassVar[dict[str, Field]] = {}
-    _usual: ClassVar[dict[str, Any]] = {}  # the default of each, in the order of the fields
-    _mappings: ClassVar[list[str]] = []  # those whose default is `{}`
-    _made = 0  # records so far
+    _usual: ClassVar[dict[str, Any]] = {}  # the defaults, in the order of the fields
+    _mappings: ClassVar[list[str]] = []  # fields with the default `{}`
+    _made = 0  # how many records there were so far
 
     def __init_subclass__(cls) -> None:
         Record.kinds[cls.__name__] = cls
@@ -90,12 +90,12 @@ class Record:
         if fits and cls._made < MANY:
             vars(self).update(made)
             return
-        # Where it does not fit, Python says what is wrong.
+        # If the arguments do not fit, this one raises a TypeError that says why.
         cls.__init__ = _compile_start(cls._usual)  # type: ignore[method-assign]
         cls.__init__(self, *values, **named)
 
     def _check(self) -> None:
-        """Raise a ValueError where values contradict each other; `read` trusts none."""
+        """Raise a ValueError if the values contradict each other; `read` calls it."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -114,12 +114,12 @@ class Record:
 
 
 def fields(record: type[_Record]) -> dict[str, Field]:
-    """Return what a kind of record consists of, by name."""
+    """Return the fields of a kind of record, by name."""
     if "_usual" not in vars(record):
         found = dict(fields(record.__mro__[1]))
         for name, kind in record.__annotations__.items():
             if name in found and name not in vars(record) or name in Record.__annotations__:
-                continue  # Python 3.9 shows those of the class above, this one's, too
+                continue  # Python 3.9 also shows the annotations of the base class
             field = vars(record).get(name, REQUIRED)
             found[name] = field if isinstance(field, Field) else Field(field)
             found[name].kind = kind
@@ -130,7 +130,7 @@ def fields(record: type[_Record]) -> dict[str, Field]:
 
 
 def replace(record: _Record, **changes: Any) -> _Record:
-    """Return a record with other values under some of its names."""
+    """Return a copy of a record with some values changed."""
     return type(record)(**{**vars(record), **changes})
 
 
@@ -141,7 +141,7 @@ _READ_TYPES = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, flo
 
 
 def read(record: type[_Record], value: object) -> _Record | None:
-    """Return the record that a JSON value holds, None where it holds none.
+    """Return the record that a JSON value holds, or None if it holds none.
 
     A field that is absent, or of another type, has its default; without a default there is
     no record. What is `noted` of a field is how other programs spell it. Other keys are
@@ -189,7 +189,7 @@ def _read_value(kind: str, value: Any) -> Any:
         return dict(_read_items(item, value.items()))
     made = None
     if outer not in ("tuple", "dict"):
-        made = read(Record.kinds[kind], value)  # a KeyError: the annotation is none to be read
+        made = read(Record.kinds[kind], value)  # KeyError: not a kind of record
     if made is None:
         raise ValueError(f"no {outer}")
     return made
