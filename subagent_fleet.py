@@ -32818,9 +32818,9 @@ at the same time, the models of one machine one after the other. Each answer is 
 
 Speeds come from the server's own counters, if it has any. Results go to
 `.subagent-fleet/bench.json` as they come, with the date, the versions and the answers that failed.
-If you stop `bench`, or a machine fails, it keeps what it has. `status` shows the results; `recommend` and `init` decide by them. Run `bench` while nothing
-else works: a busy machine is slower, and each model is loaded again. Cloud models are measured
-only if `--model` names them.
+If you stop `bench`, or a machine fails, it keeps what it has. `status` shows the results;
+`recommend` and `init` decide by them. Run `bench` while nothing else works: a busy machine is
+slower, and each model is loaded again. Cloud models are measured only if `--model` names them.
 
 ## The exam
 
