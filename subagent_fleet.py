@@ -20975,7 +20975,7 @@ def droppable_tip(main: Git, state: TaskState) -> str:
     return tip if homes and main.out("for-each-ref", "--contains", tip, *homes) else ""
 
 
-# == runs/confine.py, from line 39 ============================================
+# == runs/confine.py, from line 44 ============================================
 #
 # Whether this system confines commands, and the box of each.
 
@@ -21031,55 +21031,6 @@ def find_trouble(world: World, confiner: Confiner, path: str,
         return ""
     finally:
         clear_directory(world, place)
-
-
-class Confinement:
-    """Whether commands are confined on this machine: tried once, then known."""
-
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-        self._lock = threading.Lock()
-        self._is_known = False
-        self._confiner: Confiner | None = None
-        self._reason = ""
-
-    def find(self) -> Confiner | None:
-        """Return the program that confines commands, once it was seen to."""
-        with self._lock:
-            if not self._is_known:
-                world = self._folder.world
-                self._confiner = find_confiner(world)
-                self._reason = NO_CONFINER
-                if self._confiner:
-                    place = self._folder.place(f"probe-{world.token(4)}")
-                    self._reason = find_trouble(world, self._confiner, place)
-                self._is_known = True
-            return None if self._reason else self._confiner
-
-    @property
-    def known(self) -> Confiner | None:
-        """What confines commands, if that was asked for: nothing is run to find it out."""
-        return self._confiner if self._is_known and not self._reason else None
-
-    @property
-    def reason(self) -> str:
-        """Why commands are not confined; nothing if they are."""
-        self.find()
-        return self._reason
-
-    def find_for(self, task: TaskSpec) -> Confiner | None:
-        """Return what confines the commands of a task; refuse where it must be something."""
-        confiner = self.find() if task.sandbox != "off" else None
-        if not confiner and task.sandbox == "required":
-            raise self.demand(task.name)
-        return confiner
-
-    def demand(self, names: str) -> FleetError:
-        """Return the refusal of tasks that want to be confined."""
-        return FleetError("not-confined", f"{names}: `sandbox: required`, but commands are not "
-                          f"confined on this machine: {self.reason}", status=EXIT_REFUSED,
-                          fix="install bubblewrap, or write `sandbox: auto`"
-                          if self.reason == NO_CONFINER else "write `sandbox: auto`")
 
 
 def clear_directory(world: World, path: str) -> None:
@@ -21163,25 +21114,94 @@ def find_temporary(world: World, confiner: Confiner, plan: BoxPlan) -> str:
     return world.path(world.environ.get("TMPDIR") or "/tmp", f"sf-{name}")
 
 
-def confine_command(folder: Folder, confiner: Confiner, plan: BoxPlan, argv: Sequence[str],
-                    environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Return how a command is run in a box, and its environment there."""
-    world, repository = folder.world, folder.repository
-    temporary = find_temporary(world, confiner, plan)
-    environ = {**environ, "TMPDIR": temporary if confiner.name == SEATBELT else "/tmp"}
-    grants = plan_grants(folder, confiner, plan, environ)
-    world.make_directory(temporary, is_private=True)
-    shown = find_shown([*environ.values(), *argv, world.home, plan.tree, repository.main,
-                        repository.common])
-    box = Box(world.real_path(plan.tree), grants, world.real_path(temporary), shown)
-    return confiner.confine(world, box, argv), environ
+class Confinement:
+    """Whether commands are confined on this machine: tried once, then known."""
 
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._is_known = False
+        self._confiner: Confiner | None = None
+        self._reason = ""
 
-def clear_box(world: World, confiner: Confiner | None, plan: BoxPlan) -> None:
-    """Remove the temporary directory of a command that has ended."""
-    path = find_temporary(world, confiner, plan) if confiner else ""
-    if path and world.kind_of(path, follow=False) == "directory":
-        clear_directory(world, path)
+    def find(self) -> Confiner | None:
+        """Return the program that confines commands, once it was seen to."""
+        with self._lock:
+            if not self._is_known:
+                world = self._folder.world
+                self._confiner = find_confiner(world)
+                self._reason = NO_CONFINER
+                if self._confiner:
+                    place = self._folder.place(f"probe-{world.token(4)}")
+                    self._reason = find_trouble(world, self._confiner, place)
+                self._is_known = True
+            return None if self._reason else self._confiner
+
+    @property
+    def known(self) -> Confiner | None:
+        """What confines commands, if that was asked for: nothing is run to find it out."""
+        return self._confiner if self._is_known and not self._reason else None
+
+    @property
+    def reason(self) -> str:
+        """Why commands are not confined; nothing if they are."""
+        self.find()
+        return self._reason
+
+    def find_for(self, task: TaskSpec) -> Confiner | None:
+        """Return what confines the commands of a task; refuse where it must be something."""
+        confiner = self.find() if task.sandbox != "off" else None
+        if not confiner and task.sandbox == "required":
+            raise self.demand(task.name)
+        return confiner
+
+    def demand(self, names: str) -> FleetError:
+        """Return the refusal of tasks that want to be confined."""
+        return FleetError("not-confined", f"{names}: `sandbox: required`, but commands are not "
+                          f"confined on this machine: {self.reason}", status=EXIT_REFUSED,
+                          fix="install bubblewrap, or write `sandbox: auto`"
+                          if self.reason == NO_CONFINER else "write `sandbox: auto`")
+
+    def confine(self, plan: BoxPlan, argv: Sequence[str], environ: Mapping[str, str]
+                ) -> tuple[list[str], dict[str, str]]:
+        """Return how a command is run in its box, if it has one, and its environment there."""
+        confiner = self.find_for(plan.task)
+        if not confiner:
+            return list(argv), dict(environ)
+        world, repository = self._folder.world, self._folder.repository
+        temporary = find_temporary(world, confiner, plan)
+        environ = {**environ, "TMPDIR": temporary if confiner.name == SEATBELT else "/tmp"}
+        grants = plan_grants(self._folder, confiner, plan, environ)
+        world.make_directory(temporary, is_private=True)
+        shown = find_shown([*environ.values(), *argv, world.home, plan.tree, repository.main,
+                            repository.common])
+        box = Box(world.real_path(plan.tree), grants, world.real_path(temporary), shown)
+        return confiner.confine(world, box, argv), environ
+
+    def clear(self, plan: BoxPlan) -> None:
+        """Remove the temporary directory of a command that has ended."""
+        world, confiner = self._folder.world, self.known
+        path = find_temporary(world, confiner, plan) if confiner else ""
+        if path and world.kind_of(path, follow=False) == "directory":
+            clear_directory(world, path)
+
+    def find_refused(self, plan: BoxPlan, text: str) -> list[str]:
+        """Return the paths that a command could not write because it is confined, as it says."""
+        world, confiner = self._folder.world, self.known
+        if not confiner or plan.task.sandbox == "off":
+            return []
+        grants = plan_grants(self._folder, confiner, plan, world.environ)
+        return find_refused(confiner.name, text, Box(plan.tree, grants), world.home,
+                            world.real_path)
+
+    def explain_refused(self, plan: BoxPlan, log: str) -> str:
+        """Return what a command could not write, as its log says, and how to let it; or nothing."""
+        world = self._folder.world
+        paths = self.find_refused(plan, read_tail(world, log, TAIL_BYTES))
+        if not paths:
+            return ""
+        line = suggest_writable(paths[0], world.home)
+        return f"it may not write {clean_line(some_of(paths, 3))}; to allow it: `{line}`"
 
 
 # == runs/ports.py, from line 14 ==============================================
@@ -21365,7 +21385,7 @@ def tree_of(folder: Folder, name: str, variable: str, *, keeps: bool = True) -> 
                        inherited=folder.of_task(name, inherited))
 
 
-# == runs/task_desk.py, from line 31 ==========================================
+# == runs/task_desk.py, from line 27 ==========================================
 #
 # A task on its way: its state, its files, its processes.
 
@@ -21377,18 +21397,14 @@ class TaskDesk:
         self._folder = supervisor.folder
         self._world = supervisor.folder.world
         self._backing = supervisor.backing
+        self._confinement = supervisor.confinement
         self._main = git_of(self._folder)
         self._hold: Hold | None = None  # on the gits of this task
         self._trees = {variable: tree_of(self._folder, name, variable)
                        for variable in (TASK_MARK, CHECK_MARK)}
-        self._agent: AgentProcess | None = None
-        self._work: WorkDone | None = None  # what its check was asked of
         self._preparing: threading.Thread | None = None  # of the check's place
-        self._taken: Mapping[str, bytes] = {}  # what a place takes along of the person's
-        self._trouble: Exception | None = None  # in that thread
         self._is_closing = False
         self._stopping_since = 0.0  # when a git was first seen at work then
-        self._looked_at = 0.0
         self.name = name
 
     @property
@@ -21447,31 +21463,19 @@ class TaskDesk:
         """Return git in the agent's worktree, which is looked at before each use."""
         return git_in(self._folder, self.state, self._hold)
 
-    # -- the agent --
+    # -- its processes --
 
-    @property
-    def _mark(self) -> str:
-        """What all processes of this task have in their environment, whoever started them."""
-        return f"{self._supervisor.run}/{self.name}"
+    def _plan_environment(self, variable: str) -> dict[str, str]:
+        """Return what all processes of this task have in their environment."""
+        port = self.state.place.port
+        return {variable: f"{self._supervisor.run}/{self.name}", TASK_ID: self.name,
+                **({"PORT": str(port)} if port else {})}
 
-    # -- ending processes --
-
-    def _end_agent(self, patience: float) -> Ended:
-        """End an agent, gently first, then all that was started for its task.
-
-        Claude Code ends its own commands on TERM, even those that ignore it.
-        """
-        agent, state = self._agent, self.state
-        count = 0
-        if agent and agent.lives():
-            count = 1
-            agent.say(render_stream_line("control_request", request_id=self._world.token(8),
-                                   request={"subtype": "end_session"}))
-            until = self._world.clock() + END_SECONDS
-            while state.task.talks and agent.lives() and self._world.clock() < until:
-                self._supervisor.wait(0.02)
-        ended = self._end(patience)
-        return replace(ended, count=max(count, ended.count))
+    def _plan_box(self, tree: str, use: str = "command.tmp") -> BoxPlan:
+        """Return the box of a command; each use has its temporary directory."""
+        # Where git-lfs keeps what a file stands for, of every place.
+        own = (self._world.path(self._folder.repository.common, "lfs"),)
+        return BoxPlan(self.state.task, tree, f"{tree}.{use}", own)
 
     def _end(self, patience: float, variable: str = "", *,
              spares_client: bool = False) -> Ended:
@@ -21487,77 +21491,15 @@ class TaskDesk:
         return end_trees(self._world, trees, patience, spared)
 
 
-# == runs/task_box.py, from line 22 ===========================================
-#
-# A task on its way: the box that its commands run in.
-
-class TaskBox(TaskDesk):
-    """What confines a task's commands, and what is theirs alone: files, ports."""
-
-    def _find_confiner(self) -> Confiner | None:
-        """Return what confines the commands of this task; refuse where it must be something."""
-        return self._supervisor.confinement.find_for(self.state.task)
-
-    def _plan_own(self) -> dict[str, Any]:
-        """Return what a try has of its own, as a change of its state."""
-        confiner = self._find_confiner()
-        return {"confined": confiner.name if confiner else "no",
-                "port": claim_ports(self._world, self._folder.of_task(self.name, "state.json"))}
-
-    def _plan_box(self, tree: str, use: str) -> BoxPlan:
-        """Return what the box of a command is made of; each use has its temporary directory."""
-        # Where git-lfs keeps what a file stands for, of every place.
-        own = (self._world.path(self._folder.repository.common, "lfs"),)
-        return BoxPlan(self.state.task, tree, f"{tree}.{use}", own)
-
-    def _confine(self, argv: Sequence[str], environ: Mapping[str, str], tree: str,
-                 use: str) -> tuple[list[str], dict[str, str]]:
-        """Return how a command is run in its box, if it has one, and its environment."""
-        port = self.state.place.port
-        if port:
-            environ = {**environ, "PORT": str(port)}
-        confiner = self._find_confiner()
-        if not confiner:
-            return list(argv), dict(environ)
-        return confine_command(self._folder, confiner, self._plan_box(tree, use), argv, environ)
-
-    def _clear_box(self, tree: str, use: str) -> None:
-        """Remove the temporary directory of a command."""
-        clear_box(self._world, self._supervisor.confinement.known, self._plan_box(tree, use))
-
-    def _find_refused(self, text: str, tree: str) -> list[str]:
-        """Return the paths that a command could not write because it is confined, as it says."""
-        confiner = self._supervisor.confinement.known
-        if not confiner or self.state.task.sandbox == "off":
-            return []
-        world = self._world
-        grants = plan_grants(self._folder, confiner, self._plan_box(tree, ""), world.environ)
-        return find_refused(confiner.name, text, Box(tree, grants), world.home,
-                            world.real_path)
-
-    def _find_refused_agent(self) -> list[str]:
-        """Return what the agent of this try could not write, by its output."""
-        files = (("out.jsonl", self.state.attempt.start_at), ("err", 0))
-        parts = [self._world.read_part(self._file(name), start, OUTPUT_PART_BYTES)
-                 for name, start in files]
-        return self._find_refused(b"\n".join(parts).decode("utf-8", "replace"),
-                                  self.state.place.worktree)
-
-    def _explain_refused(self, log: str, tree: str) -> str:
-        """Return what a command of the person's may not write, and how to let it; or nothing."""
-        paths = self._find_refused(read_tail(self._world, log, TAIL_BYTES), tree)
-        if not paths:
-            return ""
-        line = suggest_writable(paths[0], self._world.home)
-        return f"it may not write {clean_line(some_of(paths, 3))}; to allow it: `{line}`"
-
-
-# == runs/task_place.py, from line 61 =========================================
+# == runs/task_place.py, from line 62 =========================================
 #
 # A task on its way: its places.
 
-class TaskPlace(TaskBox):
+class TaskPlace(TaskDesk):
     """A task's places: made, filled, checked in."""
+
+    _taken: Mapping[str, bytes] = {}  # what a place takes along of the person's
+    _trouble: Exception | None = None  # in the thread that prepares the check's
 
     # -- making ready --
 
@@ -21581,8 +21523,10 @@ class TaskPlace(TaskBox):
         state = self.state
         now = state.place
         above = find_places(self._folder, self._backing.worktrees)
+        confiner = self._confinement.find_for(state.task)
         chosen: dict[str, Any] = {
-            **self._plan_own(),
+            "confined": confiner.name if confiner else "no",
+            "port": claim_ports(self._world, self._folder.of_task(self.name, "state.json")),
             "branch": plan_branch(state),
             "id": now.id or ("" if now.git else self._world.token(8)),
             "worktree": now.worktree or self._world.path(above, self.name + now.suffix)}
@@ -21719,7 +21663,7 @@ class TaskPlace(TaskBox):
             code = self._run_command(command, tree, log, SETUP_SECONDS, variable)
             if code:
                 last = last_line_of(self._world, log)
-                refused = self._explain_refused(log, tree)
+                refused = self._confinement.explain_refused(self._plan_box(tree), log)
                 raise FleetError("setup-failed", "; ".join(filter(None, [
                                  f"setup failed (exit {code}): {command}: {last}", refused])),
                                  fix=f"subagent-fleet task log {self.name} setup")
@@ -21801,11 +21745,11 @@ class TaskPlace(TaskBox):
         """Run a shell command of the person's in a worktree; return its exit code."""
         hold = self._world.hold(self._folder.of_task(self.name, "checking")) \
             if variable == CHECK_MARK else None
-        environ = {**plain_environment(self._world.environ), variable: self._mark,
-                   TASK_ID: self.name}
+        environ = {**plain_environment(self._world.environ), **self._plan_environment(variable)}
+        box = self._plan_box(tree)
         try:
-            words, environ = self._confine(shell_words(self._world, command), environ, tree,
-                                           "command.tmp")
+            words, environ = self._confinement.confine(box, shell_words(self._world, command),
+                                                       environ)
             child = self._supervisor.spawn(Launch(
                 words, tree, environ, stdout=log, stderr=log, hold=hold,
                 seconds=seconds + 60))
@@ -21824,7 +21768,7 @@ class TaskPlace(TaskBox):
             return child.exit_code() or 0
         finally:
             self._end(0.0, variable)
-            self._clear_box(tree, "command.tmp")
+            self._confinement.clear(box)
 
     def _put_check(self, commit: str) -> str:
         """Put the check's place to a commit; return where it is."""
@@ -21854,12 +21798,15 @@ class TaskPlace(TaskBox):
         write_mark(self._world, path, mark_of(self._folder, place, commit))
 
 
-# == runs/task_agent.py, from line 66 =========================================
+# == runs/task_agent.py, from line 70 =========================================
 #
 # A task on its way: its agent, started and heard.
 
-class TaskAgent(TaskPlace):
-    """A task's agent: started, heard, answered."""
+class TaskAgent(TaskDesk):
+    """A task's agent: started, heard, answered, ended."""
+
+    _agent: AgentProcess | None = None
+    _looked_at = 0.0
 
     def _start(self) -> Event:
         """Start an agent and hand it what it is told."""
@@ -21929,13 +21876,13 @@ class TaskAgent(TaskPlace):
         else:
             more, environ = self._plan_coder(task)
             words = [program, *more]
-        own = {TASK_MARK: self._mark, TASK_ID: state.name,
-               "FLEET_TASK_DIR": path(".")}
-        argv, environ = self._confine(words, {**environ, **own}, state.place.worktree, "tmp")
+        tree = state.place.worktree
+        argv, environ = self._confinement.confine(self._plan_box(tree, "tmp"), words, {
+            **environ, **self._plan_environment(TASK_MARK), "FLEET_TASK_DIR": path(".")})
         if not task.talks:
             argv = shell_words(self._world, CODER_SCRIPT, path("code"), *argv)
-        return Launch(argv, state.place.worktree, environ, path("out.jsonl"),
-                      path("err"), stdin=path("in"), hold=hold, seconds=task.deadline + 60)
+        return Launch(argv, tree, environ, path("out.jsonl"), path("err"),
+                      stdin=path("in"), hold=hold, seconds=task.deadline + 60)
 
     def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:
         """Return the words and the environment of a coder that only ends."""
@@ -21966,7 +21913,6 @@ class TaskAgent(TaskPlace):
         state = self.state
         if state.state == "checking":
             self._end(0.0, CHECK_MARK)
-        self._prepare_check()
         agent = self._agent = AgentProcess(self._folder, state)
         while agent.listen() and state.task.talks:
             pass
@@ -22068,6 +22014,23 @@ class TaskAgent(TaskPlace):
             self._take(Answered(", ".join(state.wish.answer.values())))
         return True
 
+    def _end_agent(self, patience: float) -> Ended:
+        """End an agent, gently first, then all that was started for its task.
+
+        Claude Code ends its own commands on TERM, even those that ignore it.
+        """
+        agent, state = self._agent, self.state
+        count = 0
+        if agent and agent.lives():
+            count = 1
+            agent.say(render_stream_line("control_request", request_id=self._world.token(8),
+                                   request={"subtype": "end_session"}))
+            until = self._world.clock() + END_SECONDS
+            while state.task.talks and agent.lives() and self._world.clock() < until:
+                self._supervisor.wait(0.02)
+        ended = self._end(patience)
+        return replace(ended, count=max(count, ended.count))
+
     def _sleep(self) -> Event:
         """End the process of an agent that gets no answer: its place is free meanwhile."""
         self._end_agent(TERM_SECONDS)
@@ -22103,12 +22066,14 @@ class TaskAgent(TaskPlace):
         return Stalled(stall) if stall else None
 
 
-# == runs/task.py, from line 66 ===============================================
+# == runs/task.py, from line 67 ===============================================
 #
 # One task, from its worktree to its branch.
 
-class TaskWork(TaskAgent):
+class TaskWork(TaskPlace, TaskAgent):
     """One task on its way, in a thread of its own: from where its state says, to its end."""
+
+    _work: WorkDone | None = None  # what its check was asked of
 
     def run(self) -> None:
         """Run the task until it waits, sleeps or is over; whatever goes wrong parks it."""
@@ -22163,8 +22128,13 @@ class TaskWork(TaskAgent):
 
     def _listen(self) -> Event:
         if not self._agent:
-            self._adopt()
+            self._take_over()
         return self._talk()
+
+    def _take_over(self) -> None:
+        """Go on where an earlier supervisor was killed."""
+        self._adopt()
+        self._prepare_check()
 
     def _feed(self) -> Event:
         """Tell the agent what is wrong: the one that waits for it, or a new one."""
@@ -22180,7 +22150,7 @@ class TaskWork(TaskAgent):
     def _judge(self) -> Event:
         """Keep what there is in a snapshot, and check exactly that."""
         if not self._agent:
-            self._adopt()
+            self._take_over()
         state, agent = self.state, self._agent
         assert agent
         result = {}
@@ -22250,7 +22220,7 @@ class TaskWork(TaskAgent):
         code = self._run_check(tree, name)
         self._remember(checks=(*state.attempt.checks, code),
                        check_seconds=round(self._world.clock() - began, 1))
-        refused = self._explain_refused(log, tree) if code else ""
+        refused = self._confinement.explain_refused(self._plan_box(tree), log) if code else ""
         if refused:
             self._tell("note", f"the check: {refused}")
         # No agent helps against that, unless it is in a script of theirs.
@@ -22285,7 +22255,7 @@ class TaskWork(TaskAgent):
         ended_now = self._end_agent(STOP_SECONDS if is_stop else TERM_SECONDS)
         if self._preparing:
             self._preparing.join(5.0)
-        self._clear_box(self.state.place.worktree, "tmp")
+        self._confinement.clear(self._plan_box(self.state.place.worktree, "tmp"))
         seconds = self._world.clock() - began
         state = self.state
         if work is None or not work.ref:
@@ -22320,7 +22290,7 @@ class TaskWork(TaskAgent):
                    "reason": ruling.reason, "cause": ruling.cause,
                    "seconds": round(now - (state.attempt.began or now), 1)}
         if agent:
-            receipt["not_writable"] = self._find_refused_agent()
+            receipt["not_writable"] = self._find_refused(state)
         if agent and not state.task.talks:
             receipt["exit_code"] = agent.exit_code()
         number = state.attempt.tried
@@ -22328,6 +22298,13 @@ class TaskWork(TaskAgent):
             self._folder.write(receipt, "tasks", self.name, str(number), "receipt.json")
             self._world.remove(self._file("settings.json"))
         return receipt
+
+    def _find_refused(self, state: TaskState) -> list[str]:
+        """Return what the agent of this try could not write, by its output."""
+        files = (("out.jsonl", state.attempt.start_at), ("err", 0))
+        text = b"\n".join(self._world.read_part(self._file(name), start, OUTPUT_PART_BYTES)
+                          for name, start in files).decode("utf-8", "replace")
+        return self._confinement.find_refused(self._plan_box(state.place.worktree), text)
 
     def _keep_what_is_there(self, state: TaskState) -> WorkDone:
         """Keep a worktree at the end of a try, however that has ended; before setup, nothing."""
@@ -22770,7 +22747,7 @@ class Supervisor:
         return str(sessions.get(session, "idle")) if isinstance(sessions, dict) else "unknown"
 
 
-# == runs/landing.py, from line 57 ============================================
+# == runs/landing.py, from line 51 ============================================
 #
 # Landing: work that is done, merged and checked as a whole, then one branch moved.
 
@@ -23109,17 +23086,6 @@ class Landing:
                 source = self._world.path(self._folder.repository.main, path)
                 self._world.copy_file(source, target)
 
-    def _confine(self, task: TaskSpec, argv: list[str], environ: dict[str, str]
-                 ) -> tuple[list[str], dict[str, str]]:
-        """Return how a command of a task is run in its box, and its environment there."""
-        confiner = self._confinement.find_for(task)
-        if not confiner:
-            return argv, environ
-        return confine_command(self._folder, confiner, self._plan_box(task), argv, environ)
-
-    def _plan_box(self, task: TaskSpec) -> BoxPlan:
-        return BoxPlan(task, self._tree, f"{self._tree}.tmp")
-
     def _run(self, command: str, state: TaskState, log: str, seconds: int) -> int:
         """Run a task's command in the tree; return its exit code. Nothing of it runs on."""
         world, task = self._world, state.task
@@ -23128,8 +23094,10 @@ class Landing:
         environ = {**plain_environment(world.environ), TASK_ID: state.name,
                    "PORT": str(port), CHECK_MARK: f"{self._folder.run}/{LANDED}"}
         hold = world.hold(self._folder.of_task(LANDED, "checking"))
+        box = BoxPlan(task, self._tree, f"{self._tree}.tmp")
         try:
-            words, environ = self._confine(task, shell_words(world, command), environ)
+            words, environ = self._confinement.confine(box, shell_words(world, command),
+                                                       environ)
             child = world.spawn(Launch(words, self._tree, environ, stdout=log, stderr=log,
                                        hold=hold, seconds=seconds + 60))
         finally:
@@ -23150,7 +23118,7 @@ class Landing:
             return child.exit_code() or 0
         finally:
             end_trees(world, [self._processes], 0.0)
-            clear_box(world, self._confinement.known, self._plan_box(task))
+            self._confinement.clear(box)
 
     # -- the place --
 

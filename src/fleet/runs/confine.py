@@ -6,7 +6,8 @@ import hashlib
 import threading
 from typing import TYPE_CHECKING
 
-from fleet.runs.agent import shell_words
+from fleet.runs.agent import read_tail, shell_words
+from fleet.runs.folder import TAIL_BYTES
 from fleet.start.constants import EXIT_REFUSED
 from fleet.start.errors import FleetError
 from fleet.start.record import Record
@@ -19,12 +20,16 @@ from fleet.tasks.box import (
     Box,
     Grant,
     find_mac_temporary,
+    find_refused,
     find_shown,
     may_write,
     places_of,
     plan_bwrap,
     plan_seatbelt,
+    suggest_writable,
 )
+from fleet.text.phrases import some_of
+from fleet.text.terminal import clean_line
 from fleet.world.places import Place, as_place
 
 if TYPE_CHECKING:
@@ -88,55 +93,6 @@ def find_trouble(world: World, confiner: Confiner, path: str,
         return ""
     finally:
         clear_directory(world, place)
-
-
-class Confinement:
-    """Whether commands are confined on this machine: tried once, then known."""
-
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-        self._lock = threading.Lock()
-        self._is_known = False
-        self._confiner: Confiner | None = None
-        self._reason = ""
-
-    def find(self) -> Confiner | None:
-        """Return the program that confines commands, once it was seen to."""
-        with self._lock:
-            if not self._is_known:
-                world = self._folder.world
-                self._confiner = find_confiner(world)
-                self._reason = NO_CONFINER
-                if self._confiner:
-                    place = self._folder.place(f"probe-{world.token(4)}")
-                    self._reason = find_trouble(world, self._confiner, place)
-                self._is_known = True
-            return None if self._reason else self._confiner
-
-    @property
-    def known(self) -> Confiner | None:
-        """What confines commands, if that was asked for: nothing is run to find it out."""
-        return self._confiner if self._is_known and not self._reason else None
-
-    @property
-    def reason(self) -> str:
-        """Why commands are not confined; nothing if they are."""
-        self.find()
-        return self._reason
-
-    def find_for(self, task: TaskSpec) -> Confiner | None:
-        """Return what confines the commands of a task; refuse where it must be something."""
-        confiner = self.find() if task.sandbox != "off" else None
-        if not confiner and task.sandbox == "required":
-            raise self.demand(task.name)
-        return confiner
-
-    def demand(self, names: str) -> FleetError:
-        """Return the refusal of tasks that want to be confined."""
-        return FleetError("not-confined", f"{names}: `sandbox: required`, but commands are not "
-                          f"confined on this machine: {self.reason}", status=EXIT_REFUSED,
-                          fix="install bubblewrap, or write `sandbox: auto`"
-                          if self.reason == NO_CONFINER else "write `sandbox: auto`")
 
 
 def clear_directory(world: World, path: str) -> None:
@@ -220,22 +176,91 @@ def find_temporary(world: World, confiner: Confiner, plan: BoxPlan) -> str:
     return world.path(world.environ.get("TMPDIR") or "/tmp", f"sf-{name}")
 
 
-def confine_command(folder: Folder, confiner: Confiner, plan: BoxPlan, argv: Sequence[str],
-                    environ: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Return how a command is run in a box, and its environment there."""
-    world, repository = folder.world, folder.repository
-    temporary = find_temporary(world, confiner, plan)
-    environ = {**environ, "TMPDIR": temporary if confiner.name == SEATBELT else "/tmp"}
-    grants = plan_grants(folder, confiner, plan, environ)
-    world.make_directory(temporary, is_private=True)
-    shown = find_shown([*environ.values(), *argv, world.home, plan.tree, repository.main,
-                        repository.common])
-    box = Box(world.real_path(plan.tree), grants, world.real_path(temporary), shown)
-    return confiner.confine(world, box, argv), environ
+class Confinement:
+    """Whether commands are confined on this machine: tried once, then known."""
 
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._is_known = False
+        self._confiner: Confiner | None = None
+        self._reason = ""
 
-def clear_box(world: World, confiner: Confiner | None, plan: BoxPlan) -> None:
-    """Remove the temporary directory of a command that has ended."""
-    path = find_temporary(world, confiner, plan) if confiner else ""
-    if path and world.kind_of(path, follow=False) == "directory":
-        clear_directory(world, path)
+    def find(self) -> Confiner | None:
+        """Return the program that confines commands, once it was seen to."""
+        with self._lock:
+            if not self._is_known:
+                world = self._folder.world
+                self._confiner = find_confiner(world)
+                self._reason = NO_CONFINER
+                if self._confiner:
+                    place = self._folder.place(f"probe-{world.token(4)}")
+                    self._reason = find_trouble(world, self._confiner, place)
+                self._is_known = True
+            return None if self._reason else self._confiner
+
+    @property
+    def known(self) -> Confiner | None:
+        """What confines commands, if that was asked for: nothing is run to find it out."""
+        return self._confiner if self._is_known and not self._reason else None
+
+    @property
+    def reason(self) -> str:
+        """Why commands are not confined; nothing if they are."""
+        self.find()
+        return self._reason
+
+    def find_for(self, task: TaskSpec) -> Confiner | None:
+        """Return what confines the commands of a task; refuse where it must be something."""
+        confiner = self.find() if task.sandbox != "off" else None
+        if not confiner and task.sandbox == "required":
+            raise self.demand(task.name)
+        return confiner
+
+    def demand(self, names: str) -> FleetError:
+        """Return the refusal of tasks that want to be confined."""
+        return FleetError("not-confined", f"{names}: `sandbox: required`, but commands are not "
+                          f"confined on this machine: {self.reason}", status=EXIT_REFUSED,
+                          fix="install bubblewrap, or write `sandbox: auto`"
+                          if self.reason == NO_CONFINER else "write `sandbox: auto`")
+
+    def confine(self, plan: BoxPlan, argv: Sequence[str], environ: Mapping[str, str]
+                ) -> tuple[list[str], dict[str, str]]:
+        """Return how a command is run in its box, if it has one, and its environment there."""
+        confiner = self.find_for(plan.task)
+        if not confiner:
+            return list(argv), dict(environ)
+        world, repository = self._folder.world, self._folder.repository
+        temporary = find_temporary(world, confiner, plan)
+        environ = {**environ, "TMPDIR": temporary if confiner.name == SEATBELT else "/tmp"}
+        grants = plan_grants(self._folder, confiner, plan, environ)
+        world.make_directory(temporary, is_private=True)
+        shown = find_shown([*environ.values(), *argv, world.home, plan.tree, repository.main,
+                            repository.common])
+        box = Box(world.real_path(plan.tree), grants, world.real_path(temporary), shown)
+        return confiner.confine(world, box, argv), environ
+
+    def clear(self, plan: BoxPlan) -> None:
+        """Remove the temporary directory of a command that has ended."""
+        world, confiner = self._folder.world, self.known
+        path = find_temporary(world, confiner, plan) if confiner else ""
+        if path and world.kind_of(path, follow=False) == "directory":
+            clear_directory(world, path)
+
+    def find_refused(self, plan: BoxPlan, text: str) -> list[str]:
+        """Return the paths that a command could not write because it is confined, as it says."""
+        world, confiner = self._folder.world, self.known
+        if not confiner or plan.task.sandbox == "off":
+            return []
+        grants = plan_grants(self._folder, confiner, plan, world.environ)
+        return find_refused(confiner.name, text, Box(plan.tree, grants), world.home,
+                            world.real_path)
+
+    def explain_refused(self, plan: BoxPlan, log: str) -> str:
+        """Return what a command could not write, as its log says, and how to let it; or nothing."""
+        world = self._folder.world
+        paths = self.find_refused(plan, read_tail(world, log, TAIL_BYTES))
+        if not paths:
+            return ""
+        line = suggest_writable(paths[0], world.home)
+        return f"it may not write {clean_line(some_of(paths, 3))}; to allow it: `{line}`"

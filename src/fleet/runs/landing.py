@@ -11,12 +11,7 @@ from fleet.runs.agent import (
     read_tail,
     shell_words,
 )
-from fleet.runs.confine import (
-    BoxPlan,
-    Confinement,
-    clear_box,
-    confine_command,
-)
+from fleet.runs.confine import BoxPlan, Confinement
 from fleet.runs.folder import STATE_LIMIT_BYTES, TAIL_BYTES
 from fleet.runs.git import Git, git_of
 from fleet.runs.place import WHOLE, find_places, git_at, plan_repository, write_repository
@@ -48,7 +43,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fleet.config.sections import Fleet
-    from fleet.config.task_file import TaskSpec
     from fleet.runs.folder import Folder
     from fleet.tasks.state import TaskState
     from fleet.world.child import Hold
@@ -389,17 +383,6 @@ class Landing:
                 source = self._world.path(self._folder.repository.main, path)
                 self._world.copy_file(source, target)
 
-    def _confine(self, task: TaskSpec, argv: list[str], environ: dict[str, str]
-                 ) -> tuple[list[str], dict[str, str]]:
-        """Return how a command of a task is run in its box, and its environment there."""
-        confiner = self._confinement.find_for(task)
-        if not confiner:
-            return argv, environ
-        return confine_command(self._folder, confiner, self._plan_box(task), argv, environ)
-
-    def _plan_box(self, task: TaskSpec) -> BoxPlan:
-        return BoxPlan(task, self._tree, f"{self._tree}.tmp")
-
     def _run(self, command: str, state: TaskState, log: str, seconds: int) -> int:
         """Run a task's command in the tree; return its exit code. Nothing of it runs on."""
         world, task = self._world, state.task
@@ -408,8 +391,10 @@ class Landing:
         environ = {**plain_environment(world.environ), TASK_ID: state.name,
                    "PORT": str(port), CHECK_MARK: f"{self._folder.run}/{LANDED}"}
         hold = world.hold(self._folder.of_task(LANDED, "checking"))
+        box = BoxPlan(task, self._tree, f"{self._tree}.tmp")
         try:
-            words, environ = self._confine(task, shell_words(world, command), environ)
+            words, environ = self._confinement.confine(box, shell_words(world, command),
+                                                       environ)
             child = world.spawn(Launch(words, self._tree, environ, stdout=log, stderr=log,
                                        hold=hold, seconds=seconds + 60))
         finally:
@@ -430,7 +415,7 @@ class Landing:
             return child.exit_code() or 0
         finally:
             end_trees(world, [self._processes], 0.0)
-            clear_box(world, self._confinement.known, self._plan_box(task))
+            self._confinement.clear(box)
 
     # -- the place --
 

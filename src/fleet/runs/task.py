@@ -13,7 +13,7 @@ from fleet.runs.agent import (
     shorten,
     slug_of,
 )
-from fleet.runs.folder import TAIL_BYTES, Asleep, Wanted
+from fleet.runs.folder import OUTPUT_PART_BYTES, TAIL_BYTES, Asleep, Wanted
 from fleet.runs.git import GIT_SECONDS
 from fleet.runs.snapshot import (
     look_at_work,
@@ -23,6 +23,7 @@ from fleet.runs.snapshot import (
     take_snapshot,
 )
 from fleet.runs.task_agent import TaskAgent
+from fleet.runs.task_place import TaskPlace
 from fleet.speech.claude_stream import PROMPT_TOO_LONG, Heard, api_error_of, error_of
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
@@ -63,8 +64,10 @@ if TYPE_CHECKING:
     from fleet.tasks.verdict import Ruling
 
 
-class TaskWork(TaskAgent):
+class TaskWork(TaskPlace, TaskAgent):
     """One task on its way, in a thread of its own: from where its state says, to its end."""
+
+    _work: WorkDone | None = None  # what its check was asked of
 
     def run(self) -> None:
         """Run the task until it waits, sleeps or is over; whatever goes wrong parks it."""
@@ -119,8 +122,13 @@ class TaskWork(TaskAgent):
 
     def _listen(self) -> Event:
         if not self._agent:
-            self._adopt()
+            self._take_over()
         return self._talk()
+
+    def _take_over(self) -> None:
+        """Go on where an earlier supervisor was killed."""
+        self._adopt()
+        self._prepare_check()
 
     def _feed(self) -> Event:
         """Tell the agent what is wrong: the one that waits for it, or a new one."""
@@ -136,7 +144,7 @@ class TaskWork(TaskAgent):
     def _judge(self) -> Event:
         """Keep what there is in a snapshot, and check exactly that."""
         if not self._agent:
-            self._adopt()
+            self._take_over()
         state, agent = self.state, self._agent
         assert agent
         result = {}
@@ -206,7 +214,7 @@ class TaskWork(TaskAgent):
         code = self._run_check(tree, name)
         self._remember(checks=(*state.attempt.checks, code),
                        check_seconds=round(self._world.clock() - began, 1))
-        refused = self._explain_refused(log, tree) if code else ""
+        refused = self._confinement.explain_refused(self._plan_box(tree), log) if code else ""
         if refused:
             self._tell("note", f"the check: {refused}")
         # No agent helps against that, unless it is in a script of theirs.
@@ -241,7 +249,7 @@ class TaskWork(TaskAgent):
         ended_now = self._end_agent(STOP_SECONDS if is_stop else TERM_SECONDS)
         if self._preparing:
             self._preparing.join(5.0)
-        self._clear_box(self.state.place.worktree, "tmp")
+        self._confinement.clear(self._plan_box(self.state.place.worktree, "tmp"))
         seconds = self._world.clock() - began
         state = self.state
         if work is None or not work.ref:
@@ -276,7 +284,7 @@ class TaskWork(TaskAgent):
                    "reason": ruling.reason, "cause": ruling.cause,
                    "seconds": round(now - (state.attempt.began or now), 1)}
         if agent:
-            receipt["not_writable"] = self._find_refused_agent()
+            receipt["not_writable"] = self._find_refused(state)
         if agent and not state.task.talks:
             receipt["exit_code"] = agent.exit_code()
         number = state.attempt.tried
@@ -284,6 +292,13 @@ class TaskWork(TaskAgent):
             self._folder.write(receipt, "tasks", self.name, str(number), "receipt.json")
             self._world.remove(self._file("settings.json"))
         return receipt
+
+    def _find_refused(self, state: TaskState) -> list[str]:
+        """Return what the agent of this try could not write, by its output."""
+        files = (("out.jsonl", state.attempt.start_at), ("err", 0))
+        text = b"\n".join(self._world.read_part(self._file(name), start, OUTPUT_PART_BYTES)
+                          for name, start in files).decode("utf-8", "replace")
+        return self._confinement.find_refused(self._plan_box(state.place.worktree), text)
 
     def _keep_what_is_there(self, state: TaskState) -> WorkDone:
         """Keep a worktree at the end of a try, however that has ended; before setup, nothing."""

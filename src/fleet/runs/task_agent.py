@@ -10,6 +10,7 @@ from fleet.config.task_file import LOGIN
 from fleet.plan.environment import harness_environment
 from fleet.runs.agent import (
     CODER_SCRIPT,
+    END_SECONDS,
     GAP_SECONDS,
     LOCK_SECONDS,
     PROMPT_SECONDS,
@@ -23,7 +24,7 @@ from fleet.runs.agent import (
 )
 from fleet.runs.folder import TAIL_BYTES
 from fleet.runs.process_tree import PROCESS_LOOK_SECONDS
-from fleet.runs.task_place import TaskPlace
+from fleet.runs.task_desk import TaskDesk
 from fleet.speech.claude_stream import (
     LOOPS_PROMPT,
     LOOPS_TOLD,
@@ -31,8 +32,10 @@ from fleet.speech.claude_stream import (
     is_unknown_session,
     render_answer_line,
     render_prompt_line,
+    render_stream_line,
 )
 from fleet.start.errors import FleetError
+from fleet.start.record import replace
 from fleet.tasks.events import (
     Answered,
     Asked,
@@ -51,20 +54,24 @@ from fleet.tasks.scope import decide_request
 from fleet.tasks.state import plan_first_words
 from fleet.text.phrases import show_span
 from fleet.world.child import Launch
-from fleet.world.process_list import CHECK_MARK, TASK_ID, TASK_MARK
+from fleet.world.process_list import CHECK_MARK, TASK_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
     from fleet.config.task_file import TaskSpec
+    from fleet.runs.process_tree import Ended
     from fleet.tasks.events import Event
     from fleet.tasks.state import TaskState
     from fleet.world.child import Hold
 
 
-class TaskAgent(TaskPlace):
-    """A task's agent: started, heard, answered."""
+class TaskAgent(TaskDesk):
+    """A task's agent: started, heard, answered, ended."""
+
+    _agent: AgentProcess | None = None
+    _looked_at = 0.0
 
     def _start(self) -> Event:
         """Start an agent and hand it what it is told."""
@@ -134,13 +141,13 @@ class TaskAgent(TaskPlace):
         else:
             more, environ = self._plan_coder(task)
             words = [program, *more]
-        own = {TASK_MARK: self._mark, TASK_ID: state.name,
-               "FLEET_TASK_DIR": path(".")}
-        argv, environ = self._confine(words, {**environ, **own}, state.place.worktree, "tmp")
+        tree = state.place.worktree
+        argv, environ = self._confinement.confine(self._plan_box(tree, "tmp"), words, {
+            **environ, **self._plan_environment(TASK_MARK), "FLEET_TASK_DIR": path(".")})
         if not task.talks:
             argv = shell_words(self._world, CODER_SCRIPT, path("code"), *argv)
-        return Launch(argv, state.place.worktree, environ, path("out.jsonl"),
-                      path("err"), stdin=path("in"), hold=hold, seconds=task.deadline + 60)
+        return Launch(argv, tree, environ, path("out.jsonl"), path("err"),
+                      stdin=path("in"), hold=hold, seconds=task.deadline + 60)
 
     def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:
         """Return the words and the environment of a coder that only ends."""
@@ -171,7 +178,6 @@ class TaskAgent(TaskPlace):
         state = self.state
         if state.state == "checking":
             self._end(0.0, CHECK_MARK)
-        self._prepare_check()
         agent = self._agent = AgentProcess(self._folder, state)
         while agent.listen() and state.task.talks:
             pass
@@ -272,6 +278,23 @@ class TaskAgent(TaskPlace):
         if is_persons:
             self._take(Answered(", ".join(state.wish.answer.values())))
         return True
+
+    def _end_agent(self, patience: float) -> Ended:
+        """End an agent, gently first, then all that was started for its task.
+
+        Claude Code ends its own commands on TERM, even those that ignore it.
+        """
+        agent, state = self._agent, self.state
+        count = 0
+        if agent and agent.lives():
+            count = 1
+            agent.say(render_stream_line("control_request", request_id=self._world.token(8),
+                                   request={"subtype": "end_session"}))
+            until = self._world.clock() + END_SECONDS
+            while state.task.talks and agent.lives() and self._world.clock() < until:
+                self._supervisor.wait(0.02)
+        ended = self._end(patience)
+        return replace(ended, count=max(count, ended.count))
 
     def _sleep(self) -> Event:
         """End the process of an agent that gets no answer: its place is free meanwhile."""

@@ -4,27 +4,23 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from fleet.runs.agent import END_SECONDS, STOP_GIT_SECONDS
+from fleet.runs.agent import STOP_GIT_SECONDS
+from fleet.runs.confine import BoxPlan
 from fleet.runs.folder import Wanted
 from fleet.runs.git import git_of
 from fleet.runs.place import git_in
 from fleet.runs.process_tree import end_trees, find_helpers, tree_of
-from fleet.speech.claude_stream import render_stream_line
-from fleet.start.record import replace
-from fleet.world.process_list import CHECK_MARK, TASK_MARK
+from fleet.world.process_list import CHECK_MARK, TASK_ID, TASK_MARK
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import Any
 
-    from fleet.runs.agent import AgentProcess
     from fleet.runs.git import Git
     from fleet.runs.process_tree import Ended
     from fleet.runs.supervisor import Supervisor
     from fleet.tasks.events import Event
     from fleet.tasks.state import TaskState
     from fleet.tasks.step import Step
-    from fleet.tasks.verdict import WorkDone
     from fleet.world.child import Hold
 
 
@@ -36,18 +32,14 @@ class TaskDesk:
         self._folder = supervisor.folder
         self._world = supervisor.folder.world
         self._backing = supervisor.backing
+        self._confinement = supervisor.confinement
         self._main = git_of(self._folder)
         self._hold: Hold | None = None  # on the gits of this task
         self._trees = {variable: tree_of(self._folder, name, variable)
                        for variable in (TASK_MARK, CHECK_MARK)}
-        self._agent: AgentProcess | None = None
-        self._work: WorkDone | None = None  # what its check was asked of
         self._preparing: threading.Thread | None = None  # of the check's place
-        self._taken: Mapping[str, bytes] = {}  # what a place takes along of the person's
-        self._trouble: Exception | None = None  # in that thread
         self._is_closing = False
         self._stopping_since = 0.0  # when a git was first seen at work then
-        self._looked_at = 0.0
         self.name = name
 
     @property
@@ -106,31 +98,19 @@ class TaskDesk:
         """Return git in the agent's worktree, which is looked at before each use."""
         return git_in(self._folder, self.state, self._hold)
 
-    # -- the agent --
+    # -- its processes --
 
-    @property
-    def _mark(self) -> str:
-        """What all processes of this task have in their environment, whoever started them."""
-        return f"{self._supervisor.run}/{self.name}"
+    def _plan_environment(self, variable: str) -> dict[str, str]:
+        """Return what all processes of this task have in their environment."""
+        port = self.state.place.port
+        return {variable: f"{self._supervisor.run}/{self.name}", TASK_ID: self.name,
+                **({"PORT": str(port)} if port else {})}
 
-    # -- ending processes --
-
-    def _end_agent(self, patience: float) -> Ended:
-        """End an agent, gently first, then all that was started for its task.
-
-        Claude Code ends its own commands on TERM, even those that ignore it.
-        """
-        agent, state = self._agent, self.state
-        count = 0
-        if agent and agent.lives():
-            count = 1
-            agent.say(render_stream_line("control_request", request_id=self._world.token(8),
-                                   request={"subtype": "end_session"}))
-            until = self._world.clock() + END_SECONDS
-            while state.task.talks and agent.lives() and self._world.clock() < until:
-                self._supervisor.wait(0.02)
-        ended = self._end(patience)
-        return replace(ended, count=max(count, ended.count))
+    def _plan_box(self, tree: str, use: str = "command.tmp") -> BoxPlan:
+        """Return the box of a command; each use has its temporary directory."""
+        # Where git-lfs keeps what a file stands for, of every place.
+        own = (self._world.path(self._folder.repository.common, "lfs"),)
+        return BoxPlan(self.state.task, tree, f"{tree}.{use}", own)
 
     def _end(self, patience: float, variable: str = "", *,
              spares_client: bool = False) -> Ended:

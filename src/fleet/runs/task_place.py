@@ -27,6 +27,7 @@ from fleet.runs.place import (
     write_mark,
     write_repository,
 )
+from fleet.runs.ports import claim_ports
 from fleet.runs.process_tree import PROCESS_LOOK_SECONDS
 from fleet.runs.snapshot import (
     baseline_of,
@@ -37,7 +38,7 @@ from fleet.runs.snapshot import (
     store_tree,
     take_snapshot,
 )
-from fleet.runs.task_box import TaskBox
+from fleet.runs.task_desk import TaskDesk
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.tasks.events import Planned, Ready
@@ -47,7 +48,7 @@ from fleet.text.phrases import some_of
 from fleet.text.terminal import clean_line
 from fleet.world.child import Launch
 from fleet.world.places import Place
-from fleet.world.process_list import CHECK_MARK, TASK_ID, TASK_MARK
+from fleet.world.process_list import CHECK_MARK, TASK_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,8 +59,11 @@ if TYPE_CHECKING:
     from fleet.tasks.state import TaskState
 
 
-class TaskPlace(TaskBox):
+class TaskPlace(TaskDesk):
     """A task's places: made, filled, checked in."""
+
+    _taken: Mapping[str, bytes] = {}  # what a place takes along of the person's
+    _trouble: Exception | None = None  # in the thread that prepares the check's
 
     # -- making ready --
 
@@ -83,8 +87,10 @@ class TaskPlace(TaskBox):
         state = self.state
         now = state.place
         above = find_places(self._folder, self._backing.worktrees)
+        confiner = self._confinement.find_for(state.task)
         chosen: dict[str, Any] = {
-            **self._plan_own(),
+            "confined": confiner.name if confiner else "no",
+            "port": claim_ports(self._world, self._folder.of_task(self.name, "state.json")),
             "branch": plan_branch(state),
             "id": now.id or ("" if now.git else self._world.token(8)),
             "worktree": now.worktree or self._world.path(above, self.name + now.suffix)}
@@ -221,7 +227,7 @@ class TaskPlace(TaskBox):
             code = self._run_command(command, tree, log, SETUP_SECONDS, variable)
             if code:
                 last = last_line_of(self._world, log)
-                refused = self._explain_refused(log, tree)
+                refused = self._confinement.explain_refused(self._plan_box(tree), log)
                 raise FleetError("setup-failed", "; ".join(filter(None, [
                                  f"setup failed (exit {code}): {command}: {last}", refused])),
                                  fix=f"subagent-fleet task log {self.name} setup")
@@ -303,11 +309,11 @@ class TaskPlace(TaskBox):
         """Run a shell command of the person's in a worktree; return its exit code."""
         hold = self._world.hold(self._folder.of_task(self.name, "checking")) \
             if variable == CHECK_MARK else None
-        environ = {**plain_environment(self._world.environ), variable: self._mark,
-                   TASK_ID: self.name}
+        environ = {**plain_environment(self._world.environ), **self._plan_environment(variable)}
+        box = self._plan_box(tree)
         try:
-            words, environ = self._confine(shell_words(self._world, command), environ, tree,
-                                           "command.tmp")
+            words, environ = self._confinement.confine(box, shell_words(self._world, command),
+                                                       environ)
             child = self._supervisor.spawn(Launch(
                 words, tree, environ, stdout=log, stderr=log, hold=hold,
                 seconds=seconds + 60))
@@ -326,7 +332,7 @@ class TaskPlace(TaskBox):
             return child.exit_code() or 0
         finally:
             self._end(0.0, variable)
-            self._clear_box(tree, "command.tmp")
+            self._confinement.clear(box)
 
     def _put_check(self, commit: str) -> str:
         """Put the check's place to a commit; return where it is."""
