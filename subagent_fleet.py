@@ -7161,12 +7161,11 @@ def plan_doctor(fleet: Fleet | None, facts: Facts, *,
 
 # == speech/talk.py, from line 15 =============================================
 #
-# A request in nobody's dialect: turns, calls, tools, refusals.
+# A request, independent of any dialect: turns, calls, tools, refusals.
 
-# What a client asks and a model answers, in nobody's dialect. A Dialect makes a Talk
-# of a request and bytes of Deltas; a Backend makes an Ask of a Talk and Deltas of what
-# a node says. So there are as many translations as there are dialects and backends,
-# never one for each pair.
+# Requests and answers in a form between all dialects. A Dialect turns a request into a Talk, and
+# Deltas into bytes; a Backend turns a Talk into an Ask, and a node's answer into Deltas. So each
+# dialect and each backend needs one translation, not each pair of them.
 
 
 class Reply(Record):
@@ -7178,48 +7177,48 @@ class Reply(Record):
 
 
 class Ask(Record):
-    """One request to a node, and how its answer is read; who makes it knows the path."""
+    """One request to a node: its path, its content, and how to read the answer."""
 
     path: str
-    extract: Callable[[Reply], Any]  # raises NodeFailure where the answer is none
+    extract: Callable[[Reply], Any]  # raises NodeFailure if the answer is invalid
     payload: object = None  # sent as JSON; None: a GET
     headers: dict[str, str] = {}
-    enough: int = 0  # bytes of the answer, if its beginning will do
+    enough: int = 0  # read only so many bytes of the answer
 
 
-IMAGE_WEIGHT = 4_000  # bytes of JSON that take as many tokens as an image
-BYTES_A_TOKEN = 4.0  # of JSON; learned per model from its first answer on
+IMAGE_WEIGHT = 4_000  # an image counts as so many bytes of JSON
+BYTES_A_TOKEN = 4.0  # of JSON; corrected for each model after its first answer
 REFUSAL_KINDS = {400: "invalid_request_error", 401: "authentication_error",
                  403: "permission_error", 404: "not_found_error", 408: "timeout_error",
                  413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error"}
 RETRY_STATUSES, RETRY_SECONDS = (429, 503, 529), 2
 NO_IMAGE = "(an image was left out: this model takes none)"
 BROKEN_CALL = "(A call of the tool `%s` was dropped: its arguments are not a JSON object.)"
-STOPS_LIMIT = 64  # more stop sequences, or longer ones than this, no client sends
+STOPS_LIMIT = 64  # no client sends more, or longer, stop sequences
 STOP_LIMIT_CHARACTERS = 1_000
 
 
 class Refusal(FleetError):
-    """Why a request is not answered. Each dialect says it in its own shape and words."""
+    """The reason not to answer a request. Each dialect has its own form of it."""
 
-    reason = ""  # what of it may be kept; "": all that it says, which is ours
+    reason = ""  # the part that may be recorded; "": all of it, as it is our own text
 
     def __init__(self, http: int, what: str, *, retry_seconds: int = 0) -> None:
         super().__init__("api-error", what)
         self.http = http
-        self.kind = REFUSAL_KINDS.get(http, "api_error")  # in the words of the Messages API
-        # Above 0: when the client should come back. codex 0.169 asks 30 times in 25 s
-        # if not told.
+        self.kind = REFUSAL_KINDS.get(http, "api_error")  # as the Messages API calls it
+        # Above 0: when the client should retry. Otherwise codex 0.169 retries 30 times
+        # in 25 s.
         self.retry_seconds = retry_seconds
         if http in RETRY_STATUSES and not retry_seconds:
             self.retry_seconds = RETRY_SECONDS
 
 
 class PromptTooLong(Refusal):
-    """A prompt of more tokens than the model's context holds, as its node or we counted."""
+    """A prompt longer than the model's context, by the node's count or ours."""
 
     def __init__(self, tokens: int, maximum: int) -> None:
-        # Claude Code 2.1.326 compacts on exactly these words.
+        # Claude Code 2.1.326 compacts at exactly these words.
         super().__init__(400, f"prompt is too long: {tokens} tokens > {maximum} maximum")
         self.tokens, self.maximum = tokens, maximum
 
@@ -7229,7 +7228,7 @@ class NoImages(Refusal):
 
 
 class NoField(Refusal):
-    """The server does not know a field of the request, which it can do without."""
+    """The server refuses a field of the request that is not essential."""
 
     def __init__(self, what: str, name: str) -> None:
         super().__init__(400, what)
@@ -7248,13 +7247,13 @@ def read_arguments(arguments: object) -> dict[str, Any] | None:
     """Return the arguments of a call, from an object or its text; None if they are broken."""
     if isinstance(arguments, str):
         return parse_object(arguments) if arguments.strip() else {}
-    if arguments is None:  # a tool that takes none
+    if arguments is None:  # a tool without arguments
         return {}
     return arguments if isinstance(arguments, dict) else None
 
 
 class Result(Record):
-    """What came of a call."""
+    """The result of a call."""
 
     call_id: str
     text: str
@@ -7262,10 +7261,10 @@ class Result(Record):
 
 
 class Turn(Record):
-    """What one side said in its turn, sorted by kind. Images are base64 text."""
+    """The turn of one side, sorted by kind. Images are base64 text."""
 
     role: str  # user or assistant
-    reminders: tuple[str, ...] = ()  # of the client's program, not the person's own words
+    reminders: tuple[str, ...] = ()  # written by the client program, not by the person
     texts: tuple[str, ...] = ()
     thoughts: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
@@ -7274,7 +7273,7 @@ class Turn(Record):
 
 
 class Parts(dict):  # type: ignore[type-arg]
-    """What was said: lists by the field of a Turn that they belong to, `found` or `unshown`."""
+    """Parts of a message: lists by field of a Turn, and `found` and `unshown`."""
 
     def __missing__(self, kind: str) -> list[Any]:
         self[kind] = []
@@ -7287,14 +7286,14 @@ class Tool(Record):
     name: str
     description: str
     schema: object
-    # How the client knows it, where that is more than a name: a call of it is given back so.
+    # The client's own description of it, if it is more than a name; calls are returned in it.
     namespace: str = ""
     own_name: str = ""  # within its namespace
     is_custom: bool = False  # it takes one text, which the model gives as `input`
 
 
 class Talk(Record):
-    """A request: what was said so far, in turns that alternate, and how to go on."""
+    """A request: alternating turns so far, and how to continue."""
 
     alias: str
     turns: tuple[Turn, ...]
@@ -7308,11 +7307,11 @@ class Talk(Record):
     stops: tuple[str, ...] = ()
     answer_format: object = None  # "json", or the JSON Schema of what the answer must be
     is_stream: bool = False
-    thread: str = ""  # what the client calls the conversation, where its body says so
-    came: int = 0  # when, in seconds: some answers say it
-    wants_usage: bool = False  # in a last event of its own, which not every client expects
-    unshown: str = ""  # why only a cloud that is asked as it came can be shown all of it
-    original: Mapping[str, Any] | None = None  # the Messages request that it was read from
+    thread: str = ""  # the client's name of the conversation, if the body has it
+    came: int = 0  # its time in seconds since 1970: some answers contain it
+    wants_usage: bool = False  # in a separate last event, which not every client expects
+    unshown: str = ""  # the parts that only a cloud can be shown
+    original: Mapping[str, Any] | None = None  # the original Messages request
 
     def images(self) -> list[str]:
         """Return every image in it."""
@@ -7324,7 +7323,7 @@ class Talk(Record):
         return images
 
     def without_images(self) -> Talk:
-        """Return the talk with a note where images were; no cloud is asked it as it came."""
+        """Return the talk with notes in place of images; it is no longer passed on unchanged."""
         turns = []
         for turn in self.turns:
             results = [Result(result.call_id, join_texts([result.text, NO_IMAGE]))
@@ -7335,7 +7334,7 @@ class Talk(Record):
 
 
 def join_texts(texts: Iterable[str]) -> str:
-    """Join blocks of text; glued together, the last word of one runs into the next."""
+    """Join blocks of text with line breaks, so that words do not run together."""
     pieces: list[str] = []
     for text in filter(None, texts):
         if pieces and not pieces[-1].endswith("\n") and not text.startswith("\n"):
@@ -7345,36 +7344,35 @@ def join_texts(texts: Iterable[str]) -> str:
 
 
 def weigh(body: bytes, talk: Talk) -> int:
-    """Return the bytes of a rendered request that tell how many tokens it has."""
+    """Return the bytes of a rendered request from which its tokens are estimated."""
     images = talk.images()
     return len(body) - sum(map(len, images)) + len(images) * IMAGE_WEIGHT
 
 
 # == speech/answer.py, from line 14 ===========================================
 #
-# An answer in nobody's dialect: End, Delta, Sieve.
+# A model's answer, independent of any dialect: End, Delta, Sieve.
 
 class End(Record):
     """How an answer ended, and what it took."""
 
     reason: str  # end_turn, max_tokens, stop_sequence or tool_use
-    stop: str = ""  # the stop sequence it ended at
+    stop: str = ""  # the stop sequence that ended it
     input_tokens: int = 0
     output_tokens: int = 0
-    # By the node's own clock, where it tells; what of the prompt was cached is not in it.
+    # By the node's own clock, if it says; without cached parts of the prompt.
     load_seconds: float | None = None
     prompt_seconds: float | None = None
     answer_seconds: float | None = None
-    cache_read: int = 0  # of the input tokens: what the node had read before
-    cache_written: int = 0  # and what it keeps
-    broken_calls: int = 0  # calls that were no calls: cut, or their arguments were not JSON
+    cache_read: int = 0  # input tokens that the node had in its cache
+    cache_written: int = 0  # input tokens that it adds to its cache
+    broken_calls: int = 0  # dropped calls: cut off, or their arguments were not JSON
 
 
 class Delta(Record):
-    """One step of an answer: thinking or text that grows, a call, or the end.
+    """One step of an answer: a piece of thinking or text, a call, or the end.
 
-    A cloud's answer to a Messages client is `raw`: the JSON of an event,
-    whose name is the text.
+    A cloud's answer to a Messages client is `raw`: an event's JSON, with its name as the text.
     """
 
     kind: str  # thinking, text, call, end or raw
@@ -7385,10 +7383,10 @@ class Delta(Record):
 
 
 class Sieve:
-    """Tells thinking from text in what a model prints, and ends the text at a stop sequence.
+    """Separates thinking from text in a model's output, and ends the text at a stop sequence.
 
-    Text that may yet grow to a mark is held back until more comes. A <think> section counts
-    only at the very beginning.
+    Text that could be the beginning of a mark is held back until more comes. A <think> section
+    counts only at the very beginning.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -7397,15 +7395,15 @@ class Sieve:
         self._phase, self._held = "start", ""
 
     def passes_text(self) -> bool:
-        """Tell whether nothing is looked for any more: what is printed is text."""
+        """Tell whether all further output is text: no mark is looked for any more."""
         return self._phase == "text" and not self._stops
 
     def skip_thinking(self) -> None:
-        """Note that the model tells its thinking apart: what it prints is text."""
+        """Note that the model sends its thinking separately: all it prints is text."""
         self._phase = "text"
 
     def feed(self, text: str, *, last: bool = False) -> list[Delta]:
-        """Return what can be told now; with `last`, nothing is held back."""
+        """Return what can be passed on now; with `last`, hold nothing back."""
         if self.stop:
             return []
         text, self._held = self._held + text, ""
@@ -7427,7 +7425,7 @@ class Sieve:
         return [delta for delta in deltas if delta.text]
 
     def _begin(self, text: str, last: bool) -> str:
-        """Choose the first phase once enough was printed; return what belongs to it."""
+        """Choose the first phase once there is enough output; return what belongs to it."""
         bare = text.lstrip()
         if bare.startswith("<think>"):
             self._phase = "think"
@@ -7441,7 +7439,7 @@ class Sieve:
         return text
 
     def _part(self, text: str, marks: list[str], last: bool) -> tuple[str, str, str]:
-        """Return what stands before the first mark, the mark, and what stands behind it."""
+        """Return the text before the first mark, the mark, and the text after it."""
         places = [(text.index(mark), mark) for mark in marks if mark in text]
         if places:
             at, mark = min(places)
@@ -7455,7 +7453,7 @@ class Sieve:
 
 
 def _growing_tail(text: str, mark: str) -> int:
-    """Return the length of the longest end of a text that may yet grow to the mark."""
+    """Return the length of the longest end of a text that is the beginning of the mark."""
     at = text.find(mark[0], max(0, len(text) - len(mark) + 1))
     while at >= 0 and not mark.startswith(text[at:]):
         at = text.find(mark[0], at + 1)
@@ -7464,24 +7462,21 @@ def _growing_tail(text: str, mark: str) -> int:
 
 # == speech/backend.py, from line 35 ==========================================
 #
-# What all servers have in common, and reading what they say.
+# What all model servers have in common, and reading their answers.
 
-# What a node speaks. A Backend makes Asks and reads Replies; it knows no socket and no
-# clock. What a node says is not trusted: a field of the wrong type counts as absent, only
-# an answer without its list makes the node `bad answer`, and what is wrong in an answer
-# is the node's fault.
+# The language of a node. A Backend makes Asks and reads Replies, without sockets or clocks. A
+# node's answers are not trusted: a field of the wrong type counts as absent; only an answer
+# without its list is a `bad answer`; and an error in an answer is a failure of the node.
 #
-# There are three wires: Ollama's own API, Chat Completions for all other servers at home, and
-# Messages for the cloud, where what comes is passed on as it came. llama-server and vLLM
-# make Chat Completions of Messages before they do anything else, so nothing is lost by
-# speaking them.
+# There are three protocols: Ollama's own API, Chat Completions for all other servers at home,
+# and Messages for the cloud, which is passed on unchanged. llama-server and vLLM translate
+# Messages to Chat Completions themselves, so nothing is lost by sending them those.
 
 ANSWER_MARKS = 100_000  # values in one answer of a node; see count_marks
-TOKENS_LIMIT = 10 ** 9  # a higher count, of tokens or seconds, is none
+TOKENS_LIMIT = 10 ** 9  # a higher count of tokens or seconds is ignored
 ARGUMENTS_DEPTH_LIMIT = 64
-# Words for a prompt that the context does not hold: Ollama 0.32.15 and llama.cpp, LM Studio,
-# Anthropic, vLLM, OpenAI and OpenRouter. What counts the tokens is `n`,
-# what they may be `most`.
+# The messages of a prompt longer than the context: Ollama 0.32.15 and llama.cpp, LM Studio,
+# Anthropic, vLLM, OpenAI and OpenRouter. `n` is the number of its tokens, `most` the limit.
 _TOO_LONG = tuple(map(LatePattern, (
     r"(?:\((?P<n>\d{1,9}) tokens\) )?exceeds the available context size"
     r" \((?P<most>\d{1,9}) tokens\)",
@@ -7497,26 +7492,25 @@ _NOT_ABLE = LatePattern(r"does not support|image input")
 
 
 class Backend(abc.ABC):
-    """What one kind of node speaks: what to ask of it, and how to read what it says.
+    """The language of one kind of node: what to ask, and how to read the answers.
 
-    An Ask that a server has nothing for is one that it answers all the same:
-    its version page.
+    If a server has no such request, the method asks for its version page instead.
     """
 
-    name = ""  # as `provider:` and a node's reason have it
-    log = ""  # where it says more, in words
-    loads_twice = False  # a second load of a model gives a second instance of it
-    loads_as_asked = False  # a question loads the model, with the context of its route
+    name = ""  # its name in `provider:` and in reasons
+    log = ""  # where its own log is, in words
+    loads_twice = False  # loading a loaded model starts a second instance
+    loads_as_asked = False  # a chat request loads the model, with the context of its route
     version_path = list_path = "/v1/models"
-    version_field = ""  # on its version page; "": it says none
-    list_field, list_key = "data", "id"  # where its list is, and a model's name in an entry
-    takes_formats = True  # it can be asked for JSON, or for what a schema says
-    takes_messages = False  # it gets a Messages request as it came
+    version_field = ""  # in its version page; "": it does not say
+    list_field, list_key = "data", "id"  # where its model list is, and the name in an entry
+    takes_formats = True  # it can be asked for JSON, or for a JSON Schema
+    takes_messages = False  # it gets Messages requests unchanged
     reads: type[Reader]
 
     @property
     def title(self) -> str:
-        """As people call it."""
+        """Its name for people."""
         return kind_title(self.name)
 
     def key_headers(self, key: str) -> dict[str, str]:
@@ -7524,7 +7518,7 @@ class Backend(abc.ABC):
         return {"Authorization": f"Bearer {key}"}
 
     def _ask(self, path: str, parse: Callable[[Any], Any], payload: object = None) -> Ask:
-        """Return an Ask whose refusal is a NodeFailure and whose JSON is read by `parse`."""
+        """Return an Ask; a refusal becomes a NodeFailure, and `parse` reads the JSON."""
         def extract(reply: Reply) -> Any:
             if reply.status != 200:
                 words = error_words(reply)
@@ -7545,15 +7539,15 @@ class Backend(abc.ABC):
             named = [entry for entry in entries if read_field(entry, key)]
         if not named and entries != []:
             raise NodeFailure("bad answer", f"{path} holds no list of models")
-        # Ollama's own order changes by ask.
+        # Ollama's order changes with each request.
         return sorted(named, key=lambda entry: entry[key])
 
     def _list(self, path: str, make: Callable[[dict[str, Any]], Any]) -> Ask:
-        """Ask for a list of models; `make` makes something of each entry."""
+        """Ask for a list of models; `make` converts each entry."""
         return self._ask(path, lambda value: tuple(map(make, self._entries(value, path))))
 
     def identify(self) -> Ask:
-        """Ask for its version; the quickest thing that only this kind answers."""
+        """Ask for its version: the fastest request that only this kind of server answers."""
         def parse(value: Any) -> str:
             if not self.version_field:
                 self._entries(value, self.version_path)
@@ -7571,49 +7565,49 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def list_loaded(self) -> Ask:
-        """Ask for the LoadedModels in memory; context 0: the server does not say which."""
+        """Ask for the LoadedModels in memory; context 0 means that the server does not say."""
 
     def describe(self, model_name: str) -> Ask:
-        """Ask for what a NodeModel's list entry does not tell, as a dict of its fields."""
-        return self._ask(self.list_path, lambda value: {})  # the list has said all
+        """Ask for the fields of a NodeModel that the list lacks, as a dict."""
+        return self._ask(self.list_path, lambda value: {})  # the list has everything
 
     @abc.abstractmethod
     def load(self, model: Model, *, unload: bool = False) -> Ask:
         """Ask to load a model as its route will use it, or to unload it.
 
-        `http 404` of its answer means that the model is not there, and may be pulled. What it
-        extracts, if anything, is said to people.
+        The answer `http 404` means that the model is not there and may be pulled. The extracted
+        text, if any, is shown to people.
         """
 
-    def load_by_words(self, model: Model) -> Ask | None:
-        """Ask to load a model that was refused because nothing was asked; None: no such way."""
+    def load_with_prompt(self, model: Model) -> Ask | None:
+        """Ask to load a model with a short prompt, if a server refuses an empty one; or None."""
         return None
 
     def pull(self, model: Model) -> Ask:
-        """Ask to download a model; each line of the answer is read as a PullStep."""
+        """Ask to download a model; each line of the answer is a PullStep."""
         def extract(reply: Reply) -> Any:
             raise NodeFailure("no downloads", f"{self.title} takes no downloads from here",
                               fix=f"{obtain_model(self.name, model.ollama_model)} there")
         return Ask(self.identify().path, extract)
 
     def check_loading(self, model: Model) -> Ask | None:
-        """Ask whether a load that outlasts its answer has ended: a boolean; None: none does.
+        """Ask whether a load in the background has ended: a boolean; None: there are none.
 
-        NodeFailure where it has failed.
+        NodeFailure if it has failed.
         """
         return None
 
     @abc.abstractmethod
     def chat(self, talk: Talk, model: Model) -> Ask:
-        """Ask a model to go on with a talk; `extract` reads the words of a refusal."""
+        """Ask a model to continue a talk; `extract` reads the text of a refusal."""
 
     def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
-        """Return what reads the answer to `chat`; `estimate` is what the prompt may take."""
+        """Return the Reader of the answer to `chat`; `estimate`: the tokens of the prompt."""
         return self.reads(self.name, talk, model, estimate)
 
 
 class PullStep(Record):
-    """One line of a download: how far a layer is, and whether all is done."""
+    """One line of a download: the progress of a layer, and whether all is done."""
 
     layer: str = ""
     completed: int = 0
@@ -7621,11 +7615,11 @@ class PullStep(Record):
     is_done: bool = False
 
 
-# -- reading what a node says --
+# -- reading a node's answers --
 
 
 def read_field(value: object, key: str, kind: type[Any] = str) -> Any:
-    """Return a field of an answer; absent, of another type or below 0 it is empty."""
+    """Return a field of an answer; the empty value if it is absent, of another type or negative."""
     field_value: Any = value.get(key) if isinstance(value, dict) else None
     if type(field_value) is not kind or (kind is int and field_value < 0):
         return kind()
@@ -7633,7 +7627,7 @@ def read_field(value: object, key: str, kind: type[Any] = str) -> Any:
 
 
 def first_field(value: object, paths: Iterable[str], kind: type[Any] = str) -> Any:
-    """Return the first field of these paths (`meta.n_ctx`) that holds something."""
+    """Return the first non-empty field at these paths (`meta.n_ctx`)."""
     for path in paths:
         *places, name = path.split(".")
         inner = value
@@ -7646,7 +7640,7 @@ def first_field(value: object, paths: Iterable[str], kind: type[Any] = str) -> A
 
 
 def error_text(error: object) -> str:
-    """Return a node's own words, out of the JSON that its engine wraps them in."""
+    """Return a node's error message, out of the JSON that its engine wraps it in."""
     while True:
         if isinstance(error, dict):
             wrapped: dict[str, Any] | None = error
@@ -7657,7 +7651,7 @@ def error_text(error: object) -> str:
         error = wrapped.get("error", wrapped.get("message", "an error without words"))
 
 
-# Why a node failed, as far as that may be kept: its message may quote a prompt or an answer.
+# The kinds of failures that may be recorded: a message itself may quote a prompt or an answer.
 _FAILURES = {
     "out of memory": LatePattern(r"(?i)out of memory|more (?:system |gpu )?memory"
                               r"|failed to allocate"),
@@ -7668,13 +7662,13 @@ _FAILURES = {
 
 
 def name_failure(status: int, words: str) -> str:
-    """Return what is kept of a refusal: its status, and its kind where that is known."""
+    """Return what may be recorded of a refusal: its status, and its kind if known."""
     kinds = [kind for kind, pattern in _FAILURES.items() if pattern.search(words)]
     return ", ".join([f"http {status}", *kinds[:1]])
 
 
 def error_words(reply: Reply) -> str:
-    """Return what a node says about a request it refused, in its own words."""
+    """Return a node's own message about a refused request."""
     if 300 <= reply.status < 400:
         return f"it redirects to {reply.headers.get('location', 'elsewhere')}; not followed"
     # What Go and nginx say on a TLS port.
@@ -7684,20 +7678,20 @@ def error_words(reply: Reply) -> str:
 
 
 def parse_answer(body: bytes | bytearray, backend: Backend) -> Any:
-    """Return the JSON value of an answer; refuse what would grow in memory or take long."""
+    """Return the JSON value of an answer; refuse one that would take much memory or time."""
     if count_marks(body) > ANSWER_MARKS:
         raise NodeFailure("bad answer", f"far more in it than any {backend.title} answers")
     try:
         return parse_json(body)
     except ValueError:
-        pass  # its own exception would hold the whole text
+        pass  # the original exception would keep the whole text
     if re.match(rb"\s*[\[{]", body):
         raise NodeFailure("bad answer", "its JSON is broken")
     raise NodeFailure(f"not {backend.name}", "it does not answer with JSON")
 
 
 def refuse_error(value: Any) -> Any:
-    """Return an answer; refuse an error, which Ollama also sends under HTTP 200."""
+    """Return an answer; raise if it is an error, which Ollama also sends with HTTP 200."""
     if isinstance(value, dict) and "error" in value:
         raise NodeFailure("error", error_text(value["error"]))
     return value
@@ -7706,25 +7700,25 @@ def refuse_error(value: Any) -> Any:
 class Reader:
     """Reads one answer of a model, line by line.
 
-    It tells thinking from text, finds the stop sequence, makes calls and counts: a server's
-    own `read` makes calls of `say`, `call` and `end`. Which stop sequence ended an answer no
-    server tells, so they are looked for here. What is not counted is estimated.
+    It separates thinking from text, finds the stop sequence, collects calls and counts. A
+    server's own `read` calls `say`, `call` and `end`. No server says which stop sequence ended
+    an answer, so this looks for them. Tokens that the server does not count are estimated.
     """
 
-    has_begun = False  # the model has said something; until then only its server has
+    has_begun = False  # the model has begun; before that, only its server has answered
 
     def __init__(self, provider: str, talk: Talk, model: Model, estimate: int) -> None:
         self._provider, self._talk, self._model = provider, talk, model
         self._estimate, self._calls, self._lines = estimate, 0, 0
         self._broken_calls = 0
         self._sieve = Sieve(talk.stops)
-        self._kind = ""  # of the Delta before
+        self._kind = ""  # of the previous Delta
         self._deltas: list[Delta] = []  # of this line
 
     def feed(self, line: bytes | bytearray) -> list[Delta]:
-        """Return what a line says; NodeFailure or Refusal where it is no answer.
+        """Return the Deltas of a line; raise NodeFailure or Refusal if it is not an answer.
 
-        The last Delta of an answer is its end; without one the node has failed.
+        The last Delta of an answer is its end; an answer without it is a failure.
         """
         try:
             part = parse_json(line)
@@ -7733,7 +7727,7 @@ class Reader:
         if type(part) is not dict:
             raise NodeFailure("bad answer", "it sent something that is not an answer")
         error = part.get("error")
-        if error:  # which comes under HTTP 200, too
+        if error:  # an error may come with HTTP 200
             status = (read_field(part, "status", int)
                       or first_field(error, ("code", "status"), int)
                       or ERROR_STATUSES.get(read_field(error, "type"), 500))
@@ -7746,14 +7740,14 @@ class Reader:
 
     @abc.abstractmethod
     def read(self, part: dict[str, Any]) -> None:
-        """Take one object of the answer."""
+        """Read one JSON object of the answer."""
 
     def close(self) -> list[Delta]:
-        """Return what is said by the node's closing, where it names no end."""
+        """Return the Deltas at the end of the connection, if no line was the end."""
         return []
 
     def say(self, kind: str, text: str) -> None:
-        """Tell thinking or text; what a model prints of its thinking is told apart."""
+        """Add thinking or text; thinking inside the text is separated."""
         if not text:
             return
         self.has_begun = True
@@ -7768,7 +7762,7 @@ class Reader:
             self._tell([Delta(kind, text)])
 
     def _tell(self, deltas: Iterable[Delta]) -> None:
-        """Add Deltas without blank thinking that begins no thought."""
+        """Add Deltas, but no blank thinking at the beginning."""
         for delta in deltas:
             if delta.kind != self._kind:
                 if delta.kind == "thinking" and not delta.text.strip():
@@ -7778,17 +7772,17 @@ class Reader:
 
     def call(self, call_id: str, name: str, arguments: object, *,
              is_cut: bool = False) -> None:
-        """Tell a call: its arguments are an object, or its text, which may be cut.
+        """Add a call; its arguments are an object, or text that may be cut off.
 
-        A client runs what it is told, so a call is never guessed. One whose arguments are
-        broken becomes text, and one that the token limit cut becomes nothing:
-        Bash `{"command": "ls` would run as Bash `{}`.
+        A client runs every call, so arguments are never guessed. A call with broken arguments
+        becomes text, and one that the token limit cut is dropped: otherwise Bash
+        `{"command": "ls` would run as Bash `{}`.
         """
         if not name or self._sieve.stop or (self._talk.one_call and self._calls):
             return
         values = read_arguments(arguments)
         if is_cut and not values:
-            values = None  # nothing of them has come
+            values = None  # no arguments arrived
         if values is None:
             self._broken_calls += 1
             if not is_cut:
@@ -7803,7 +7797,7 @@ class Reader:
         self._deltas.append(Delta("call", call=Call(call_id, name, values)))
 
     def end(self, reason: str, **counts: Any) -> None:
-        """Tell what was held back, and the end; `counts` are fields of an End."""
+        """Add held-back text and the end; `counts` are fields of the End."""
         self._tell(self._sieve.feed("", last=True))
         if self._sieve.stop:
             reason = "stop_sequence"
@@ -7816,11 +7810,11 @@ class Reader:
         self._deltas.append(Delta("end", end=End(reason, self._sieve.stop, **told)))
 
     def refuse(self, reply: Reply, words: str) -> Refusal:
-        """Return what the client is told; `words` are what the Ask of the answer extracts."""
+        """Return the Refusal for the client; `words` is what the Ask extracted."""
         return self.refusal(reply.status, words)
 
     def refusal(self, status: int, words: str) -> Refusal:
-        """Return what a client is told of a node that refused, in the words it acts on."""
+        """Return the Refusal for a client, in the words that clients react to."""
         model = self._model
         for pattern in _TOO_LONG:
             match = pattern.search(words)
@@ -7851,7 +7845,7 @@ class Reader:
 
 
 def is_deeper(value: object, limit: int) -> bool:
-    """Tell whether a JSON value has more levels than the limit."""
+    """Tell whether a JSON value is nested deeper than the limit."""
     level = [value]
     for _ in range(limit + 1):
         if not level:
@@ -7869,8 +7863,8 @@ ERROR_STATUSES = {kind: status for status, kind in REFUSAL_KINDS.items()}
 #
 # A request as chat messages, tools and schemas.
 
-# What Ollama or its engine takes of a tool's schema; one other word can fail the
-# whole request.
+# The keys of a tool's schema that Ollama and its engine accept; another one can make them refuse
+# the whole request.
 SCHEMA_TYPES: dict[str, Any] = {
     "type": (str, list), "description": str, "enum": list, "required": list, "anyOf": list,
     "allOf": list, "properties": dict, "$defs": dict, "$ref": str, "items": object,
@@ -7880,9 +7874,9 @@ TOOLS_KEPT, TOOLS_KEPT_BYTES = 8, 1024 * 1024
 JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 
 
-def with_wish(talk: Talk) -> Talk:
-    """Return a talk with the client's choice of tools as words in its last turn."""
-    # Ollama ignores tool_choice: showing fewer tools and a word in the last turn
+def state_tool_choice(talk: Talk) -> Talk:
+    """Return a talk with `tool_choice` as words in its last turn."""
+    # Ollama ignores tool_choice: showing fewer tools and a sentence in the last turn
     # is all there is.
     wishes = {"any": "Answer by calling one of your tools.",
               "tool": f"Answer by calling the tool `{talk.chosen_tool}`."}
@@ -7894,10 +7888,10 @@ def with_wish(talk: Talk) -> Talk:
 
 
 def chat_messages(talk: Talk, thinking: bool) -> list[dict[str, Any]]:
-    """Return chat messages in which every call has an id of its own and one result."""
+    """Return chat messages in which every call has a unique id and one result."""
     messages = []
     ids = CallIds("call")
-    calls: list[tuple[str, Call]] = []  # of the turn before, each with its own id
+    calls: list[tuple[str, Call]] = []  # of the previous turn, each with its id
     for turn in talk.turns:
         if turn.role == "user":
             messages += _user_messages(turn, calls)
@@ -7917,15 +7911,15 @@ def chat_messages(talk: Talk, thinking: bool) -> list[dict[str, Any]]:
                    if value or name == "content"}
         if message["content"] or len(message) > 2:
             kept.append(message)
-    if len(kept) == said:  # Ollama would take that for "load the model" and answer nothing
+    if len(kept) == said:  # for Ollama that means "load the model", and it answers nothing
         raise Refusal(400, "messages: at least one message with content is required")
     return kept
 
 
 class CallIds:
-    """Gives each call an id that no other has, in linear time."""
+    """Gives each call a unique id, in linear time."""
 
-    # Some templates number their calls from zero in every answer; the client joins by id.
+    # Some templates number calls from zero in every answer; the client needs unique ids.
     def __init__(self, prefix: str, taken: Iterable[str] = ()) -> None:
         self._prefix, self._taken, self._count = prefix, set(taken), 0
 
@@ -7939,21 +7933,21 @@ class CallIds:
 
 
 def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, Any]]:
-    """Return the results of the calls before this turn, then what the user says."""
-    waiting = Parts()  # by the id of their call, the first one last
+    """Return the results of the calls before this turn, then the user's text."""
+    waiting = Parts()  # by the id of their call; the first one is last
     for result in reversed(turn.results):
         waiting[result.call_id].append(result)
 
     messages: list[dict[str, Any]] = []
     for own_id, call in calls:
         result = Result(call.id, "(no result)")
-        results = waiting[call.id] or waiting[""]  # its own, or one without an id
+        results = waiting[call.id] or waiting[""]  # its own result, or one without an id
         if results:
             result = results.pop()
         messages.append({"role": "tool", "tool_call_id": own_id, "tool_name": call.name,
                          "content": result.text, "images": list(result.images)})
 
-    # Results of calls that are not there any more are told as text: none is dropped.
+    # Results of calls that are gone are sent as text: none is dropped.
     words: list[str] = []
     images: list[str] = []
     for results in reversed(waiting.values()):
@@ -7965,7 +7959,7 @@ def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, 
     reminders = [f"<system-reminder>\n{text}\n</system-reminder>" for text in turn.reminders]
 
     if messages and not words and not images:
-        # A message after the results would read as the user's next question.
+        # A message after the results would look like the user's next question.
         messages[-1]["content"] = join_texts([messages[-1]["content"], *reminders])
     else:
         content = join_texts([*reminders, *words])
@@ -7973,15 +7967,15 @@ def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, 
     return messages
 
 
-# Tools that were rendered: a client sends the same ones every time, and to compare them takes
-# a tenth of fixing them. A list that is replaced, never changed: any thread may read it.
+# The latest rendered tools: a client sends the same ones every time, and comparing takes a tenth
+# of the time. The list is replaced, never changed, so any thread may read it.
 _RENDERED_TOOLS: dict[bool, list[tuple[tuple[Tool, ...], list[dict[str, Any]]]]] = {}  # by `fixes`
 
 
 def render_tools(talk: Talk, *, fixes: bool) -> list[dict[str, Any]]:
     """Return tools as chat servers have them; `fixes`: with schemas as llama.cpp takes them.
 
-    Where one must be called it is shown alone: not every server takes its name.
+    A tool that must be called is shown alone: not every server accepts its name as a choice.
     """
     tools = talk.tools
     if talk.choice == "tool":
@@ -7996,7 +7990,7 @@ def render_tools(talk: Talk, *, fixes: bool) -> list[dict[str, Any]]:
         schema: dict[str, Any] = tool.schema if isinstance(tool.schema, dict) else {}
         parameters = {"properties": {}, **schema, "type": "object"}
         if fixes:
-            # One tool whose schema is not called an object and Ollama refuses the
+            # A single tool whose schema is not an object makes Ollama refuse the
             # whole request.
             root = {SCHEMA_SYNONYMS.get(word, word): value for word, value in schema.items()}
             root["type"] = "object"
@@ -8009,9 +8003,9 @@ def render_tools(talk: Talk, *, fixes: bool) -> list[dict[str, Any]]:
 
 
 def _fix_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
-    """Return what is left of a schema when nothing in it can fail the request."""
+    """Return a schema without anything that could make a server refuse the request."""
     words = {}
-    # All in this function: with another between, half as many levels could be followed.
+    # One function: with a second one, only half as many levels could be followed.
     if not isinstance(schema, dict):
         schema = {}
     for name, value in schema.items():
@@ -8029,13 +8023,13 @@ def _fix_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
         elif word in ("anyOf", "allOf"):
             value = [_fix_schema(part, root) for part in value]
         elif word in ("properties", "$defs"):
-            # `$ref` as a name there the engine would follow.
+            # The engine would follow a property named `$ref`.
             value = {key: _fix_schema(part, root) for key, part in value.items()
                      if key != "$ref"}
         words[word] = value
 
     words = {word: value for word, value in words.items() if value not in ([], "")}
-    return words or {"description": "anything"}  # an empty one would be an object
+    return words or {"description": "anything"}  # an empty one would mean an object
 
 
 def _known_types(types: str | list[Any]) -> str | list[str]:
@@ -8045,7 +8039,7 @@ def _known_types(types: str | list[Any]) -> str | list[str]:
 
 
 def _known_reference(reference: str, root: dict[str, Any]) -> str:
-    """Return a reference to a definition that is there, else an empty text."""
+    """Return a reference to an existing definition, else ""."""
     reference = reference.replace("#/definitions/", "#/$defs/")
     match = re.fullmatch(r"#/(\$defs|properties)/([^/]+)", reference)
     if not match:
@@ -8056,14 +8050,14 @@ def _known_reference(reference: str, root: dict[str, Any]) -> str:
 
 # == speech/ollama.py, from line 33 ===========================================
 #
-# Ollama's own language.
+# Ollama's own API.
 
-# Facts: Ollama 0.32.15. Its own /v1/messages cannot carry num_ctx, keep_alive, think or
-# truncate: every request there would reload the model or lose its beginning.
+# Facts: Ollama 0.32.15. Its /v1/messages has no num_ctx, keep_alive, think or truncate: each
+# request there would reload the model or lose the beginning of its prompt.
 
 
 class Ollama(Backend):
-    """Ollama's own API, translated."""
+    """The Backend for Ollama's own API."""
 
     name = "ollama"
     loads_as_asked = True
@@ -8086,7 +8080,7 @@ class Ollama(Backend):
         return self._load(model, 0 if unload else model.keep_alive, [])
 
     def _load(self, model: Model, keep_alive: Any, messages: list[dict[str, str]]) -> Ask:
-        # With another num_ctx than the route's, the route's first request would
+        # With a num_ctx other than the route's, the route's first request would
         # load it again.
         return self._ask("/api/chat", self._parse_loading, {
             "model": model.ollama_model, "messages": messages, "stream": False,
@@ -8097,7 +8091,7 @@ class Ollama(Backend):
         return self._ask("/api/pull", self._parse_pull, {"model": model.ollama_model})
 
     def chat(self, talk: Talk, model: Model) -> Ask:
-        messages = chat_messages(with_wish(talk), model.thinking)
+        messages = chat_messages(state_tool_choice(talk), model.thinking)
         # num_ctx must be what warm-up sent, else Ollama loads the model again.
         most = min(talk.max_tokens or model.max_output, model.max_output)
         options = {"num_ctx": model.context, "num_predict": most, **talk.sampling}
@@ -8144,7 +8138,7 @@ class Ollama(Backend):
         return {key: fact for key, fact in facts.items() if fact}
 
     def _parse_layers(self, info: Mapping[str, Any], reply: Reply) -> dict[str, object]:
-        """Return what a model's context takes, by the start of all that /api/show knows."""
+        """Return the memory of a model's context, from the beginning of a verbose /api/show."""
         known = dict(info)
         for name in unread_layers(info):
             key = re.escape(name).encode()
@@ -8163,8 +8157,8 @@ class Ollama(Backend):
             name=entry["name"], context=read_field(entry, "context_length", int),
             gpu_percent=percent, size=size, expires=read_field(entry, "expires_at"))
 
-    def load_by_words(self, model: Model) -> Ask:
-        # A server that only looks like Ollama may refuse a chat without a message.
+    def load_with_prompt(self, model: Model) -> Ask:
+        # A server that imitates Ollama may refuse a chat without a message.
         wish = {"role": "user", "content": "Reply with ok."}
         return self._load(model, model.keep_alive, [wish])
 
@@ -8177,7 +8171,7 @@ class Ollama(Backend):
         return PullStep(
             layer=read_field(step, "digest"), completed=read_field(step, "completed", int),
             total=read_field(step, "total", int),
-            is_done=read_field(step, "status") == "success")  # errors come under 200, too
+            is_done=read_field(step, "status") == "success")  # errors come with 200, too
 
 
 class OllamaReader(Reader):
@@ -8217,8 +8211,8 @@ _OLLAMA_TIMES = {"load_seconds": "load", "prompt_seconds": "prompt_eval",
 #
 # Servers that speak Chat Completions: vLLM, llama.cpp, LM Studio, OpenAI.
 
-# A server is a row: where it says its version, where its models are listed, what it takes.
-# What they say of a model stands at one of a few places, whoever says it.
+# A server is a row: where its version and its models are, and what it accepts. The facts about a
+# model are in one of a few places, whatever the server.
 
 OPTIONAL_FIELDS = ("metadata", "context_management", "output_config",
                    "thinking", "tool_choice", "temperature", "top_k", "top_p", "service_tier",
@@ -8226,7 +8220,7 @@ OPTIONAL_FIELDS = ("metadata", "context_management", "output_config",
                    "parallel_tool_calls", "response_format", "max_tokens")
 _PIXELS = {"/9j/": "image/jpeg", "R0lG": "image/gif", "UklG": "image/webp"}  # else PNG
 
-# What a list says of a model, and where; llama-server, vLLM and others, LM Studio.
+# Where a list has the facts of a model: llama-server; vLLM and others; LM Studio.
 _SIZES = ("meta.size", "size_bytes")
 _QUANTIZATIONS = ("meta.ftype", "quantization.name")
 _TRAINED_CONTEXTS = ("meta.n_ctx_train", "max_context_length")
@@ -8235,17 +8229,17 @@ _CONTEXTS = ("meta.n_ctx", "max_model_len", "context_length", "context_window",
 
 
 class ChatServer(Backend):
-    """Whatever speaks Chat Completions; all it lists is loaded, unless its kind says more."""
+    """Any server for Chat Completions; listed models are loaded unless a subclass knows more."""
 
-    fixes_schemas = False  # it takes only such schemas as llama.cpp does
-    # It tells the chat template whether to think, and shows it old thoughts.
+    fixes_schemas = False  # it accepts only the schemas that llama.cpp accepts
+    # It passes `enable_thinking` and old thoughts to the chat template.
     has_template = False
 
     def list_models(self) -> Ask:
         return self._list(self.list_path, self._model)
 
     def _model(self, entry: dict[str, Any]) -> NodeModel:
-        """Return what a list says of a model; it says little of one a router does not run."""
+        """Return a listed model; for one that a router does not run, little is known."""
         count = first_field(entry, ("meta.n_params",), int)
         parameters = f"{count / 1e9:.1f}B" if count >= 5e7 else ""
         trained = first_field(entry, _TRAINED_CONTEXTS, int)
@@ -8269,7 +8263,7 @@ class ChatServer(Backend):
         return self._ask(self.list_path, parse)
 
     def _instances(self, entry: dict[str, Any]) -> list[Any]:
-        """Return each time that a listed model is loaded, as what says with which context."""
+        """Return the instances of a listed model; each says its context."""
         return [entry]
 
     def load(self, model: Model, *, unload: bool = False) -> Ask:
@@ -8301,13 +8295,13 @@ class ChatServer(Backend):
 
 
 def _read_context(entry: object) -> int:
-    """Return the context of a listed model, 0 where its server does not say."""
+    """Return the context of a listed model, 0 if the server does not say."""
     context = first_field(entry, _CONTEXTS, int)
     return context if context < TOKENS_LIMIT else 0
 
 
 def _read_abilities(entry: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return what a listed model can do, None where its server does not say."""
+    """Return what a listed model can do, None if the server does not say."""
     if entry.get("type") == "embedding":
         return ("embedding",)
     if "image" in first_field(entry, ("architecture.input_modalities",), list):
@@ -8319,12 +8313,12 @@ def _read_abilities(entry: dict[str, Any]) -> tuple[str, ...] | None:
 
 
 def _open_messages(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Make chat messages those of Chat Completions: images are parts, arguments are text.
+    """Convert chat messages to Chat Completions: images are parts, arguments are text.
 
-    A result is only text there: its images are shown behind all results.
+    There a tool result is only text, so its images follow after all results.
     """
     shown = []
-    images: list[dict[str, Any]] = []  # that no message has shown yet
+    images: list[dict[str, Any]] = []  # images not yet in a message
     for message in messages:
         role, text = message["role"], message["content"]
         if role == "assistant" and images:
@@ -8350,20 +8344,20 @@ def _open_messages(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class ChatReader(Reader):
-    """Reads the `data:` lines of a Chat Completion; the rest are names and comments."""
+    """Reads the `data:` lines of a Chat Completion; other lines are names and comments."""
 
     def __init__(self, *words: Any) -> None:
         super().__init__(*words)
         self._reason = ""
         self._usage: dict[str, Any] = {}
         self._drafts: list[dict[str, Any]] = []  # calls, in the order they began
-        self._growing: dict[int, dict[str, Any]] = {}  # the last of each index
+        self._growing: dict[int, dict[str, Any]] = {}  # the latest call of each index
 
     def feed(self, line: bytes | bytearray) -> list[Delta]:
         if line.startswith(b"data:"):
             line = line[5:].strip()
             return self.close() if line == b"[DONE]" else super().feed(line)
-        # An error may come without the form of a stream.
+        # An error may come without `data:`.
         return super().feed(line) if line.startswith(b"{") else []
 
     def read(self, part: dict[str, Any]) -> None:
@@ -8395,9 +8389,9 @@ class ChatReader(Reader):
             draft["pieces"].append(arguments if isinstance(arguments, str) else "")
 
     def _draft_of(self, index: int, call_id: str) -> dict[str, Any]:
-        """Return the call that grows at an index; another id there begins another call.
+        """Return the call under construction at an index; a new id starts a new call.
 
-        Some servers say index 0, or none, of each of several calls.
+        Some servers send index 0, or none, for each of several calls.
         """
         draft = self._growing.get(index)
         if draft is None or (call_id and draft["id"] and call_id != draft["id"]):
@@ -8419,7 +8413,7 @@ class ChatReader(Reader):
     def refusal(self, status: int, words: str) -> Refusal:
         refusal = super().refusal(status, words)
         if type(refusal) is Refusal and refusal.http == 400:
-            # A server that knows only some of them can do without.
+            # A server may refuse some of them, and then works without.
             for name in OPTIONAL_FIELDS:
                 if re.search(rf"(?<![\w.]){name}(?!\w)", words):
                     is_needed = name == "max_tokens" and self._provider != OpenAI.name
@@ -8467,7 +8461,7 @@ class LlamaCpp(ChatServer):
                 raise NodeFailure(f"http {reply.status}", error_words(reply))
             build = read_field(parse_answer(reply.body, self), "build_info")
             number = build.partition("-")[0]
-            return "" if number == "b0" else number  # b0: built without knowing it
+            return "" if number == "b0" else number  # b0: a build without a number
         return Ask("/props", extract)
 
     def _instances(self, entry: dict[str, Any]) -> list[Any]:
@@ -8476,9 +8470,9 @@ class LlamaCpp(ChatServer):
     def describe(self, model_name: str) -> Ask:
         def parse(value: Any) -> dict[str, object]:
             abilities = read_field(value, "chat_template_caps", dict)
-            if not abilities:  # a router does not know its models
+            if not abilities:  # a router cannot say this about its models
                 return {}
-            words = ["completion", "thinking"]  # it refuses no wish to think
+            words = ["completion", "thinking"]  # it never refuses `think`
             if abilities.get("supports_tools") is True:
                 words.append("tools")
             if first_field(value, ("modalities.vision",), bool):
@@ -8491,8 +8485,8 @@ class LlamaCpp(ChatServer):
             said = error_words(reply)
             if reply.status == 404 and unload:
                 return "stays: llama-server keeps its one model"
-            # Where there is one model there is nothing at this path;
-            # the rest is no wish to load.
+            # A server with one model has no such path; other answers do not forbid
+            # loading.
             if reply.status in (200, 404) or "running" in said:
                 return ""
             raise NodeFailure(f"http {reply.status}", said)
@@ -8517,12 +8511,12 @@ class LlamaCpp(ChatServer):
 
 
 def _load_state(entry: dict[str, Any]) -> str:
-    """Return whether a listed model is loaded; one that stands alone always is."""
+    """Return whether a listed model is loaded; the only model of a server always is."""
     return first_field(entry, ("status.value",)) or "loaded"
 
 
 class LMStudio(ChatServer):
-    """LM Studio: models are loaded with a context of one's own.
+    """LM Studio: each load chooses its context.
 
     Facts: its documentation of the v1 REST API (0.4.1 and later); it was not run here.
     """
@@ -8547,21 +8541,20 @@ class LMStudio(ChatServer):
 #
 # Anthropic's API as a machine of the fleet, and the table of all backends.
 
-# What came as Messages goes there as it came, and its answer goes back as it came: signed
-# thinking, marks of the cache and blocks of its own servers are worth nothing changed, and
-# what is new there tomorrow passes. Who speaks another dialect is translated to Chat
-# Completions.
+# A Messages request goes there unchanged, and the answer comes back unchanged: signed thinking,
+# cache marks and blocks of its own servers would be useless if changed, and new fields pass
+# through. Other dialects are translated to Chat Completions.
 
 
 class HandedBack(Refusal):
-    """What a cloud refused, which goes back to the client as it came."""
+    """A refusal by a cloud, which goes back to the client unchanged."""
 
     def __init__(self, reply: Reply, words: str) -> None:
         seconds = reply.headers.get("retry-after", "")
         retry_seconds = int(seconds) if re.fullmatch("[0-9]{1,5}", seconds) else 0
         super().__init__(reply.status, words, retry_seconds=retry_seconds)
         self.reply = reply
-        # With 401 a client renews its login; nobody else can answer in its stead.
+        # After 401 the client renews its login; no fallback can do that.
         self.is_final = reply.status in (400, 401, 403, 404, 413)
 
 
@@ -8569,20 +8562,20 @@ HANDED_BACK = LatePattern("retry-after(-ms)?|x-should-retry|anthropic-ratelimit-
 
 
 class Anthropic(ChatServer):
-    """api.anthropic.com, or another Messages endpoint beyond the house."""
+    """api.anthropic.com, or another Messages endpoint outside the house."""
 
     name = "anthropic"
-    takes_formats = False  # it would ignore them without a word
+    takes_formats = False  # it ignores them silently
     takes_messages = True
 
     def key_headers(self, key: str) -> dict[str, str]:
         return {"x-api-key": key}
 
     def _instances(self, entry: dict[str, Any]) -> list[Any]:
-        return []  # nothing has to be loaded there
+        return []  # there is nothing to load
 
     def _ask(self, path: str, parse: Callable[[Any], Any], payload: object = None) -> Ask:
-        """Ask for the models; who is not shown a login is there all the same."""
+        """Ask for the models; an answer that asks for a login counts, too."""
         def extract(reply: Reply) -> Any:
             value = parse_answer(reply.body, self)
             words = error_words(reply)
@@ -8606,11 +8599,11 @@ class Anthropic(ChatServer):
 
 
 class CloudChatReader(ChatReader):
-    """Reads a cloud's answer; what it refuses is the client's to understand."""
+    """Reads a cloud's answer; refusals go back to the client."""
 
     def refuse(self, reply: Reply, words: str) -> Refusal:
         refusal = self.refusal(reply.status, words)
-        if isinstance(refusal, (PromptTooLong, NoImages)):  # each dialect has words for these
+        if isinstance(refusal, (PromptTooLong, NoImages)):  # these exist in each dialect
             return refusal
         return HandedBack(reply, words or f"it answered {reply.status}")
 
@@ -8621,9 +8614,9 @@ class CloudReader(CloudChatReader):
     def __init__(self, *words: Any) -> None:
         super().__init__(*words)
         self._came = b""  # the JSON of this line
-        # Goes with the first content: until then others may.
+        # Sent with the first content: until then another machine may take over.
         self._beginning: list[Delta] = []
-        self._pieces: list[bytes] = []  # of an answer that is no stream
+        self._pieces: list[bytes] = []  # of an answer without a stream
 
     def feed(self, line: bytes | bytearray) -> list[Delta]:
         if self._talk.is_stream:
@@ -8648,7 +8641,7 @@ class CloudReader(CloudChatReader):
         elif kind == "message_start":
             came = {**part, "message": {**message, "model": self._talk.alias}}
             self._beginning = [Delta("raw", kind, raw=render_json(came))]
-        elif kind != "ping":  # the gateway has its own
+        elif kind != "ping":  # the gateway sends its own
             self.has_begun = True
             self._deltas += [*self._beginning, Delta("raw", kind, raw=self._came)]
             self._beginning = []
@@ -8674,21 +8667,22 @@ BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (
 
 
 def backend_of(node: Node) -> Backend:
-    """Return what a node speaks."""
+    """Return the Backend of a node."""
     return BACKENDS[node.provider]
 
 
 # == speech/dialect.py, from line 33 ==========================================
 #
-# What a client speaks: Dialect, Writer, and the blocks of a message.
+# The languages of clients: Dialect, Writer, and the blocks of a message.
 
-# What a client speaks. A Dialect makes a Talk of a request; its Writers make bytes of Deltas.
+# The language of a client. A Dialect turns a request into a Talk; its Writers turn Deltas into
+# bytes.
 
 PROMPT_MARKS = 500_000  # values in one request; see count_marks
 
 
-# Headers in which a client names its session, and the agent in it. The first pair counts of
-# which the session was sent: Claude Code, opencode's subagents, opencode, codex, pi.
+# Pairs of headers with a client's session and agent; the first pair with a session counts:
+# Claude Code, opencode's subagents, opencode, codex, pi.
 CONVERSATION_HEADERS = (
     ("x-claude-code-session-id", "x-claude-code-agent-id"),
     ("x-parent-session-id", "x-session-id"),
@@ -8696,18 +8690,18 @@ CONVERSATION_HEADERS = (
 
 
 class Conversation(Record):
-    """Whose request it is: what one session and agent say belongs together."""
+    """The session and agent of a request: their requests belong together."""
 
     session: str = ""
     agent: str = ""
 
 
 class Dialect:
-    """What a kind of client speaks: its requests (JSON objects) and its answers' writer."""
+    """The language of a kind of client: how to read its requests and write its answers."""
 
-    path = ""  # where its requests go
-    count_path = ""  # where it asks how many tokens a request has; "" where it never does
-    # That translation reads; what is expected, in _FIELD_KINDS.
+    path = ""  # the path of its requests
+    count_path = ""  # the path that counts the tokens of a request; "": none
+    # The fields that translation reads, with their kinds in _FIELD_KINDS.
     fields: Mapping[str, str] = {}
     writes: type[Writer]
 
@@ -8726,7 +8720,7 @@ class Dialect:
             raise Refusal(400, "body: nested too deeply") from None
 
     def _check_fields(self, request: dict[str, Any]) -> None:
-        """Refuse a request whose fields have not the types that translation relies on."""
+        """Refuse a request with fields of the wrong type."""
         for name, kind in self.fields.items():
             value = request.get(name)
             if value is None and name not in REQUIRED_FIELDS:
@@ -8740,10 +8734,10 @@ class Dialect:
 
     @abc.abstractmethod
     def _read(self, request: dict[str, Any]) -> Talk:
-        """Return the Talk of a request whose fields have their types."""
+        """Return the Talk of a request; its fields have the right types."""
 
     def conversation(self, headers: Mapping[str, str], talk: Talk) -> Conversation:
-        """Return whose request it is, as its headers (lower-case names) or it itself tell."""
+        """Return the Conversation, from the headers (names in lower case) or the request."""
         for session_header, agent_header in CONVERSATION_HEADERS:
             session = _read_id(headers.get(session_header, ""))
             if session:
@@ -8765,14 +8759,14 @@ def _read_id(text: str) -> str:
     return text if text and re.fullmatch("[A-Za-z0-9_.-]{1,64}", text) else ""
 
 
-# -- reading what clients send, whatever they speak --
+# -- reading requests in any dialect --
 
 REQUIRED_FIELDS = ("model", "messages", "input")
 TOKEN_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 NUMBERS = ("whole", "number")
-# What is expected of a field: how it is said, and of which types it is.
+# The kinds of fields: the words for each, and its types.
 _FIELD_KINDS: dict[str, tuple[str, Any]] = {
     "text": ("text", str), "list": ("a list", list), "object": ("an object", dict),
     "boolean": ("true or false", bool), "whole": ("a whole number", int),
@@ -8781,7 +8775,7 @@ _FIELD_KINDS: dict[str, tuple[str, Any]] = {
 
 
 def read_stops(value: object, name: str) -> tuple[str, ...]:
-    """Return the texts at which an answer ends."""
+    """Return the stop sequences."""
     stops = [value] if isinstance(value, str) else value or ()
     if (not isinstance(stops, (list, tuple))
             or not all(isinstance(stop, str) for stop in stops)):
@@ -8798,14 +8792,14 @@ def read_sampling(request: dict[str, Any]) -> dict[str, float]:
 
 
 class History:
-    """The turns of a request in strict alternation, however the client cut them."""
+    """The turns of a request, merged so that user and assistant alternate."""
 
     def __init__(self) -> None:
         self._turns: list[tuple[str, Parts]] = []
-        self.system: list[str] = []  # what belongs at the front, wherever it stood
+        self.system: list[str] = []  # system text, wherever it was
 
     def add(self, role: str, parts: Parts) -> None:
-        """Add what a side said to its turn; to say nothing is no turn."""
+        """Add parts to the turn of a side; without parts there is no turn."""
         if role == "system":
             self.system += parts["texts"]
         elif any(parts.values()):
@@ -8820,7 +8814,7 @@ class History:
                      for role, parts in self._turns)
 
     def unshown(self) -> str:
-        """Return why a local model cannot be shown all of it, "" if it can."""
+        """Return what a local model cannot be shown; "" if it can see everything."""
         return next((why for _, parts in self._turns for why in parts["unshown"]), "")
 
 
@@ -8833,11 +8827,11 @@ def block_text(block: dict[str, Any], name: str, where: str) -> str:
     return value
 
 
-# -- what a block is, whoever sends it --
+# -- blocks of messages --
 
 
 def read_content(content: object, where: str, parts: Parts | None = None) -> Parts:
-    """Return all of a content that a local model can be shown; other blocks are left out."""
+    """Return the parts of a content that a local model can be shown."""
     if parts is None:
         parts = Parts()
     blocks = ([{"type": "text", "text": content}] if isinstance(content, str)
@@ -8878,7 +8872,7 @@ def _read_image_url(block: dict[str, Any], where: str, parts: Parts) -> None:
 
 
 def _read_pixels(text: str, where: str, parts: Parts) -> None:
-    try:  # one character that a node cannot decode costs the whole request
+    try:  # one invalid character would make a node refuse the whole request
         pixels = base64.b64decode("".join(text.split()), validate=True)
     except ValueError:
         raise Refusal(400, f"{where}: the image is not valid base64") from None
@@ -8913,7 +8907,7 @@ def _read_tool_reference(block: dict[str, Any], where: str, parts: Parts) -> Non
 
 def _read_tool_use(block: dict[str, Any], where: str, parts: Parts) -> None:
     arguments = block.get("input") or {}
-    if not isinstance(arguments, dict):  # Ollama answers 400 to any other
+    if not isinstance(arguments, dict):  # Ollama answers 400 to anything else
         arguments = {"input": arguments}
     name = block_text(block, "name", where) or "unknown"
     parts["calls"].append(Call(block_text(block, "id", where), name, arguments))
@@ -8927,7 +8921,7 @@ def _read_tool_result(block: dict[str, Any], where: str, parts: Parts) -> None:
 
 def read_tool_output(call_id: str, content: object, where: str, parts: Parts, *,
                  failed: bool = False) -> Parts:
-    """Add what came of a call; one that came to nothing is a result, too."""
+    """Add the result of a call, even an empty one."""
     inside = read_content(content, where)
     text = join_texts(inside["texts"])
     if failed and not text.startswith(("Error", "<tool_use_error>")):
@@ -8948,12 +8942,12 @@ _BLOCK_READERS: dict[str, Callable[[dict[str, Any], str, Parts], None]] = {
 
 
 class Block(Record):
-    """One piece of an answer: text or thinking that grows, or a call."""
+    """One block of an answer: text, thinking or a call."""
 
     kind: str  # text, thinking or call
     index: int
     pieces: list[str]
-    call: Call | None  # under the id that the client joins by
+    call: Call | None  # with the id that the client will refer to
 
     @property
     def text(self) -> str:
@@ -8961,14 +8955,14 @@ class Block(Record):
 
 
 class Writer:
-    """Writes one answer, which it gathers in blocks: whole, or each step as it comes.
+    """Writes one answer in blocks: at once, or as a stream.
 
-    Where it `is_stream`, each method returns what is sent now: a dialect says how a stream
+    If it `is_stream`, each method returns the bytes to send now: a dialect defines how a stream
     begins, waits, fails and ends, and how each block starts, grows and stops.
     """
 
     call_prefix = "call"
-    # Of the event written last, where a dialect numbers them; another may go on there.
+    # The number of the last event, in dialects that number them; another Writer may continue it.
     number = 0
 
     def __init__(self, talk: Talk, answer_id: str) -> None:
@@ -8977,10 +8971,10 @@ class Writer:
         self._ids = CallIds(f"{self.call_prefix}_{answer_id}", taken)
         self._tools = {tool.name: tool for tool in talk.tools}
         self._blocks: list[Block] = []
-        self._open: Block | None = None  # what grows
+        self._open: Block | None = None  # the open block
 
     def write(self, delta: Delta) -> bytes:
-        """Return what says a Delta that is not the end."""
+        """Return the bytes for a Delta that is not the end."""
         block = self._open
         if block and block.kind == delta.kind:  # once a token
             block.pieces.append(delta.text)
@@ -8988,7 +8982,7 @@ class Writer:
         return self.write_first(delta)
 
     def write_first(self, delta: Delta) -> bytes:
-        """Return what says a Delta that no open block is of."""
+        """Open a new block for this Delta; return the bytes."""
         said = self._close()
         call = delta.call and replace(delta.call, id=self._ids.take(delta.call.id))
         text = self.input_text(call) if call else delta.text
@@ -9003,31 +8997,30 @@ class Writer:
         return self.stop(block) if block and self.is_stream else b""
 
     def end(self, end: End) -> bytes:
-        """Return what ends the answer; of a Writer that is no stream, the whole body."""
+        """Return the bytes that end a stream, or the whole body."""
         closing = self._close()
         return closing + self.ending(end) if self.is_stream else render_json(self.whole(end))
 
     def input_text(self, call: Call) -> str:
-        """Return what a call is made with, as text."""
+        """Return the arguments of a call as text."""
         return render_json(call.arguments).decode("ascii")
 
     def begin(self) -> bytes:
-        """Return what opens the stream.
+        """Return the bytes that open the stream.
 
-        It may be sent long before the first Delta, and asked for after some that
-        wait to be sent.
+        They may be sent long before the first Delta, even if Deltas already wait to be sent.
         """
         return b""
 
     def ping(self) -> bytes:
-        """Return what keeps the client of a stream waiting."""
+        """Return the bytes that keep a client waiting."""
         return b""
 
     def start(self, block: Block) -> bytes:
         return b""
 
     def grow(self, block: Block, text: str) -> bytes:
-        """Return what says that a block grows: a call does so once."""
+        """Return the bytes that extend a block; a call is sent at once."""
         return b""
 
     def stop(self, block: Block) -> bytes:
@@ -9037,7 +9030,7 @@ class Writer:
         return b""
 
     def fail(self, refusal: Refusal) -> bytes:
-        """Return what ends a stream with an error."""
+        """Return the bytes that end a stream with an error."""
         return b""
 
     def whole(self, end: End) -> dict[str, Any]:
@@ -9051,7 +9044,7 @@ class Writer:
 
 
 def render_event(event: dict[str, Any]) -> bytes:
-    """Return an event as it goes down a stream whose events are named."""
+    """Return an event for a stream with named events."""
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode("ascii"), render_json(event))
 
 
@@ -9060,14 +9053,14 @@ _DATA_URL = LatePattern(r"data:[^,]{0,200};base64,")
 
 # == speech/messages.py, from line 27 =========================================
 #
-# Messages, the dialect of Claude Code and of whoever uses Anthropic's SDK.
+# Messages, the dialect of Claude Code and of Anthropic's SDKs.
 
-# What no local model can take (the bytes of a PDF, server tools, citations, cache marks) is
-# left out: a history that was refused stays refused.
+# Parts that no local model can read (the bytes of a PDF, server tools, citations, cache marks)
+# are left out instead of refused: a history that is refused once would be refused forever.
 
 
 def _read_turns(messages: list[Any]) -> tuple[History, frozenset[str]]:
-    """Return what was said, and the names of the deferred tools that may be used."""
+    """Return the history, and the names of the deferred tools that may be used."""
     history = History()
     usable: set[str] = set()
     for number, message in enumerate(messages):
@@ -9077,7 +9070,7 @@ def _read_turns(messages: list[Any]) -> tuple[History, frozenset[str]]:
                           "assistant or system")
 
         parts = read_content(message.get("content"), f"messages.{number}")
-        if role == "system":  # which many templates take only at the very beginning
+        if role == "system":  # many templates accept it only at the very beginning
             role = "user"
             parts = Parts(reminders=parts["texts"])
         history.add(role, parts)
@@ -9086,12 +9079,12 @@ def _read_turns(messages: list[Any]) -> tuple[History, frozenset[str]]:
 
 
 def _read_tools(tools: Iterable[Any], usable: frozenset[str]) -> tuple[Tool, ...]:
-    """Return the client's own tools; deferred ones once they were found or called."""
+    """Return the client's tools; deferred ones only after they were found or called."""
     shown: dict[str, Tool] = {}
     for tool in tools:
         name = read_field(tool, "name")
         if not name or tool.get("type") not in (None, "custom"):
-            continue  # any other type is a tool that Anthropic's servers run or describe
+            continue  # other types are tools of Anthropic's servers
         if tool.get("defer_loading") is True and name not in usable:
             continue
         description = read_field(tool, "description")
@@ -9100,12 +9093,12 @@ def _read_tools(tools: Iterable[Any], usable: frozenset[str]) -> tuple[Tool, ...
 
 
 class MessagesWriter(Writer):
-    """Writes a Message, or passes a cloud's own on."""
+    """Writes a Message, or passes on a cloud's."""
 
     call_prefix = "toolu"
     _has_begun = _passes = False
-    _before = ""  # what stands before the words of an event that grows a block
-    _raw = b""  # a cloud's own Message, that is no stream
+    _before = ""  # the beginning of an event that extends the open block
+    _raw = b""  # a cloud's own Message, without a stream
 
     def write_first(self, delta: Delta) -> bytes:
         if not delta.raw:
@@ -9114,7 +9107,7 @@ class MessagesWriter(Writer):
         if not self.is_stream:
             self._raw = delta.raw
             return b""
-        # That it begins the client may have been told already.
+        # The client may have had `message_start` already.
         if delta.text == "message_start" and not self._starts():
             return b""
         return b"event: %b\ndata: %b\n\n" % (delta.text.encode("ascii"), delta.raw)
@@ -9129,7 +9122,7 @@ class MessagesWriter(Writer):
         return render_event({"type": "message_start", "message": self._empty_message()})
 
     def _empty_message(self) -> dict[str, Any]:
-        """Return the Message as it begins; its tokens are known only at the end."""
+        """Return the Message at its beginning; its tokens are not known yet."""
         return {"id": f"msg_{self._id}", "type": "message", "role": "assistant",
                 "model": self._talk.alias, "content": [], "stop_reason": None,
                 "stop_sequence": None, "usage": {
@@ -9147,7 +9140,7 @@ class MessagesWriter(Writer):
         return {"type": "error", "error": {"type": refusal.kind, "message": refusal.what}}
 
     def _show(self, block: Block, **filled: Any) -> dict[str, Any]:
-        """Return a block as it starts, or `filled` with what it holds at last."""
+        """Return a block at its start, or `filled` at its end."""
         if block.call:
             shown = {"type": "tool_use", "id": block.call.id, "name": block.call.name,
                      "input": {}, **filled}
@@ -9168,7 +9161,7 @@ class MessagesWriter(Writer):
                              "content_block": self._show(block)})
 
     def grow(self, block: Block, text: str) -> bytes:
-        # Once a token: a template costs a third of rendering the event.
+        # Called for each token: a template costs a third of rendering the event.
         words = json.encoder.encode_basestring_ascii(text)
         return f"{self._before}{words}}}}}\n\n".encode("ascii")
 
@@ -9198,7 +9191,7 @@ class MessagesWriter(Writer):
 
 
 def _usage_of(end: End) -> dict[str, int]:
-    """Return the tokens of an answer; cached ones are counted apart, where there are any."""
+    """Return the usage of an answer; cached tokens, if any, are counted apart."""
     usage = {"input_tokens": end.input_tokens, "output_tokens": end.output_tokens}
     if end.cache_read or end.cache_written:
         usage["input_tokens"] = max(end.input_tokens - end.cache_read - end.cache_written, 0)
@@ -9225,7 +9218,7 @@ class Messages(Dialect):
         return Talk(
             alias=request["model"],
             turns=history.turns(),
-            # Claude Code's billing line always differs and would spoil the prompt cache.
+            # Claude Code's billing line changes every time and would defeat the prompt cache.
             system=tuple(text
                          for text in read_content(request.get("system"), "system")["texts"]
                          if not text.startswith("x-anthropic-billing-header:")),
@@ -9243,24 +9236,24 @@ class Messages(Dialect):
 
 # == speech/chat.py, from line 32 =============================================
 #
-# Chat Completions, and what Responses shares with it.
+# Chat Completions, and what it shares with Responses.
 
 # -- what Chat Completions and Responses share --
 #
 # Facts of the real clients (opencode 1.18, codex 0.169, aider 0.86, qwen-code 0.24, pi 0.73,
 # cn 1.5): system and developer messages may come twice and in the middle, and are joined at
-# the front; a content is null, text or parts, that of a tool result, too. What no local model
-# has a word for (reasoning effort, encrypted reasoning, stores, seeds, service tiers) is left
-# out; what would change the answer's shape is refused.
+# the front; a content, even a tool result's, is null, text or parts. Fields without a meaning for
+# local models (reasoning effort, encrypted reasoning, stores, seeds, service tiers) are ignored;
+# fields that would change the shape of the answer are refused.
 
-# Fields that ask for what no node has, and the values that do not.
+# Fields that ask for something no node has, and the harmless values of each.
 _UNKEPT_FIELDS: dict[str, tuple[object, ...]] = {
     "n": (None, 1), "logprobs": (None, False), "previous_response_id": (None, ""),
     "conversation": (None,), "background": (None, False)}
 
 
 class OpenTools:
-    """The tools of a request, each under a name that only it has."""
+    """The tools of a request, each under a unique name."""
 
     def __init__(self, tools: Iterable[Any]) -> None:
         self._by_name: dict[str, Tool] = {}
@@ -9269,21 +9262,21 @@ class OpenTools:
             self._add(tool, "")
 
     def _add(self, tool: Any, namespace: str) -> None:
-        """Add a tool; of any other type it is one that OpenAI's servers run."""
+        """Add a tool; tools of other types run on OpenAI's servers and are ignored."""
         kind = read_field(tool, "type")
         if kind == "namespace" and not namespace:
             for inner in read_field(tool, "tools", list):
                 self._add(inner, read_field(tool, "name"))
         if kind not in ("function", "custom"):
             return
-        words = tool.get(kind, tool)  # which Chat Completions wraps
+        words = tool.get(kind, tool)  # Chat Completions wraps it
         own_name = read_field(words, "name")
         if not own_name or (namespace, own_name) in self._names:
             return
         name = own_name
         if name in self._by_name:
             name = f"{namespace}__{own_name}"
-        while name in self._by_name:  # which may be the name of another tool
+        while name in self._by_name:  # another tool may have that name already
             name += "_"
         is_custom = kind == "custom"
         schema = _custom_schema(words) if is_custom else read_field(words, "parameters", dict)
@@ -9292,7 +9285,7 @@ class OpenTools:
                                    own_name, is_custom)
 
     def name_of(self, namespace: str, own_name: str) -> str:
-        """Return the name under which the model knows a tool, which may be gone."""
+        """Return the model's name of a tool, which may be gone."""
         return self._names.get((namespace, own_name), own_name) or "unknown"
 
     def tools(self) -> tuple[Tool, ...]:
@@ -9300,7 +9293,7 @@ class OpenTools:
 
 
 def _custom_schema(words: object) -> dict[str, Any]:
-    """Return the schema of a tool that takes one text; its grammar is told in words."""
+    """Return the schema of a tool that takes one text; its grammar becomes a description."""
     form = read_field(words, "format", dict)
     told = "The whole text."
     if read_field(form, "definition"):
@@ -9312,7 +9305,7 @@ def _custom_schema(words: object) -> dict[str, Any]:
 
 
 def _read_choice(choice: object, tools: OpenTools) -> tuple[str, str]:
-    """Return which tools the client wants called, and the name of the one."""
+    """Return which tools must be called (any, none, …), and the name if it is a single one."""
     if choice == "required":
         return "any", ""
     if choice == "none":
@@ -9325,7 +9318,7 @@ def _read_choice(choice: object, tools: OpenTools) -> tuple[str, str]:
 
 
 def read_call_item(call_id: str, words: dict[str, Any], where: str, tools: OpenTools) -> Call:
-    """Return a call of an earlier answer; a tool that takes one text gets it as `input`."""
+    """Return a call of an earlier answer; a tool that takes one text has it as `input`."""
     name = tools.name_of(read_field(words, "namespace"), block_text(words, "name", where))
     if "input" in words:
         return Call(call_id, name, {"input": block_text(words, "input", where)})
@@ -9333,13 +9326,13 @@ def read_call_item(call_id: str, words: dict[str, Any], where: str, tools: OpenT
     sent = text.encode("utf-8", "surrogatepass")
     is_bounded = len(sent) < PROMPT_MARKS or count_marks(sent) < PROMPT_MARKS
     arguments = read_arguments(text) if is_bounded else None
-    if arguments is None:  # Ollama answers 400 to what is no object
+    if arguments is None:  # Ollama answers 400 to anything but an object
         arguments = {"input": text}
     return Call(call_id, name, arguments)
 
 
 def _read_format(form: object) -> object:
-    """Return what an answer must be: "json", a schema, or None for anything."""
+    """Return the required form of the answer: "json", a schema, or None."""
     kind = read_field(form, "type")
     if kind == "json_object":
         return "json"
@@ -9350,7 +9343,7 @@ def _read_format(form: object) -> object:
 
 
 class OpenDialect(Dialect):
-    """What Chat Completions and Responses read alike."""
+    """The parts of requests that Chat Completions and Responses share."""
 
     def _read(self, request: dict[str, Any]) -> Talk:
         for name, harmless in _UNKEPT_FIELDS.items():
@@ -9384,14 +9377,14 @@ class OpenDialect(Dialect):
     @abc.abstractmethod
     def _said(self, request: dict[str, Any],
               tools: OpenTools) -> Iterator[tuple[str, Parts]]:
-        """Yield who said something, and what."""
+        """Yield (who, what) of each message."""
 
 
 # -- Chat Completions: the rest of the world --
 
 
 def _read_message(message: Any, where: str, tools: OpenTools) -> tuple[str, Parts]:
-    """Return who said a message, and what."""
+    """Return (who, what) of a message."""
     role = read_field(message, "role")
     if role not in ("system", "developer", "user", "assistant", "tool"):
         raise Refusal(400, f"{where}: expected the role system, developer, user, "
@@ -9425,7 +9418,8 @@ _CHAT_FIELDS = {"text": "content", "thinking": "reasoning_content"}
 class ChatWriter(Writer):
     """Writes a completion.
 
-    Without a `finish_reason` opencode asks again for ever: only `end` writes the last event.
+    Without a `finish_reason` opencode repeats its request forever, so only `end` writes the
+    last event.
     """
 
     field_name = "messages"  # that an error is about
@@ -9454,10 +9448,10 @@ class ChatWriter(Writer):
 
     @classmethod
     def error(cls, refusal: Refusal) -> dict[str, Any]:
-        """Return an error in the words on which clients act.
+        """Return an error in the words that clients react to.
 
-        On these words and this code for a prompt that is too long opencode, pi and qwen-code
-        compact, codex stops and says so, and aider gives its help.
+        If a prompt is too long, this code and these words make opencode, pi and qwen-code compact,
+        codex stop with a message, and aider show its help.
         """
         codes = {401: "invalid_api_key", 404: "not_found"}
         error = {"message": refusal.what, "type": refusal.kind, "param": None,
@@ -9470,7 +9464,7 @@ class ChatWriter(Writer):
         return {"error": error}
 
     def is_custom(self, call: Call) -> bool:
-        """Tell whether the tool that is called takes one text."""
+        """Tell whether a called tool takes one text."""
         return call.name in self._tools and self._tools[call.name].is_custom
 
     def input_text(self, call: Call) -> str:
@@ -9492,7 +9486,7 @@ class ChatWriter(Writer):
             self._count += 1
             call = {"index": self._count - 1, **self._show_call(block)}
             return self._chunk({"tool_calls": [call]})
-        # Once a token: a template costs a third of rendering the event.
+        # Called for each token: a template costs a third of rendering the event.
         words = json.encoder.encode_basestring_ascii(text)
         return (f'data: {self._before},"choices":[{{"index":0,"delta":'
                 f'{{"{_CHAT_FIELDS[block.kind]}":{words}}},"finish_reason":null}}]}}\n\n'
@@ -9538,10 +9532,10 @@ class ChatCompletions(OpenDialect):
 
 # == speech/responses.py, from line 25 ========================================
 #
-# Responses, which alone codex speaks, and the table of all dialects.
+# Responses, the only dialect of codex, and the table of all dialects.
 
 def _read_item(item: Any, where: str, tools: OpenTools) -> tuple[str, Parts]:
-    """Return who said an item of the input, and what; of an unknown type it says nothing."""
+    """Return (who, what) of an item of the input; an item of unknown type is empty."""
     if not isinstance(item, dict):
         raise Refusal(400, f"{where}: expected an object")
     kind = item.get("type", "message")
@@ -9571,12 +9565,12 @@ def _read_item(item: Any, where: str, tools: OpenTools) -> tuple[str, Parts]:
 
 
 class _ItemKind(Record):
-    """How an item of a response grows: its names in Responses' words."""
+    """A kind of item in a response: the names of its events and fields."""
 
     type: str
     id_prefix: str
     text_event: str
-    field: str  # which holds its text, or its only part
+    field: str  # the field with its text, or its only part
     part: dict[str, Any] | None = None
     index: str = ""  # the field of an event that says which part
     part_event: str = ""
@@ -9597,17 +9591,17 @@ _ITEM_KINDS = {
 class ResponsesWriter(ChatWriter):
     """Writes a response.
 
-    Clients act on `output_item.done` and `response.completed`; on `response.incomplete` codex
-    drops the turn, so that an answer cut at its length is completed, and says so inside.
-    Comments do not keep codex waiting, a `response.in_progress` does.
+    Clients react to `output_item.done` and `response.completed`. At `response.incomplete` codex
+    drops the turn, so an answer cut at its length is completed, and says so inside. Comments do
+    not keep codex waiting, `response.in_progress` does.
     """
 
     field_name = "input"
 
     def __init__(self, talk: Talk, answer_id: str) -> None:
         super().__init__(talk, answer_id)
-        self.number = 1  # 0 and 1 are those of `begin`
-        self._place = ""  # where an item grows, as rendered fields of an event
+        self.number = 1  # `begin` has 0 and 1
+        self._place = ""  # the position of the open item, as rendered fields of an event
 
     def _numbered(self, kind: str, **more: Any) -> bytes:
         self.number += 1
@@ -9664,7 +9658,7 @@ class ResponsesWriter(ChatWriter):
         return said + self._part(block, "added", "")
 
     def _part(self, block: Block, step: str, text: str) -> bytes:
-        """Return what says of an item's only part that it was added or is done."""
+        """Return the event that an item's only part was added or is done."""
         kind = self._kind(block)
         if not kind.part:
             return b""
@@ -9672,7 +9666,7 @@ class ResponsesWriter(ChatWriter):
                               part={**kind.part, "text": text})
 
     def grow(self, block: Block, text: str) -> bytes:
-        # Once a token: a template costs a third of rendering the event.
+        # Called for each token: a template costs a third of rendering the event.
         self.number += 1
         name = f"{self._kind(block).text_event}.delta"
         words = json.encoder.encode_basestring_ascii(text)
@@ -9687,10 +9681,10 @@ class ResponsesWriter(ChatWriter):
             "response.output_item.done", output_index=block.index, item=self._item(block))
 
     def fail(self, refusal: Refusal) -> bytes:
-        """Return both final events: the AI SDK acts on the first, codex on the other."""
+        """Return both final events: the AI SDK reacts to the first, codex to the second."""
         error = self.error(refusal)["error"]
         error["code"] = error["code"] or "server_error"
-        # On this code and these words codex comes back, and only then.
+        # Only this code and these words make codex retry.
         if refusal.retry_seconds:
             error["code"] = "rate_limit_exceeded"
             error["message"] += f". Please try again in {refusal.retry_seconds}s."
@@ -9719,7 +9713,7 @@ class ResponsesWriter(ChatWriter):
 
 
 class Responses(OpenDialect):
-    """OpenAI's Responses API, as far as a server that stores nothing can have it."""
+    """OpenAI's Responses API, without the parts that need a server with storage."""
 
     path = "/v1/responses"
     fields = {
@@ -9744,7 +9738,7 @@ DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (
 
 
 def dialect_of(path: str) -> Dialect | None:
-    """Return what is spoken at a path; None where nothing is."""
+    """Return the Dialect at a path, or None."""
     for dialect in DIALECTS.values():
         if path and path in (dialect.path, dialect.count_path):
             return dialect
@@ -9760,12 +9754,12 @@ QUESTION_TOOL = "AskUserQuestion"
 
 
 def path_in(given: object) -> str:
-    """Return the path that a tool is called with; "" where it has none."""
+    """Return the path in a tool's arguments, or ""."""
     given = given if isinstance(given, dict) else {}
     return str(given.get("file_path") or given.get("notebook_path") or "")
 
 
-# -- what an agent's output says --
+# -- reading an agent's output --
 
 PROMPT_TOO_LONG = "prompt_too_long"
 TRANSIENT_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504, 529)
@@ -9774,7 +9768,7 @@ SUMMARY_CHARACTERS = 60
 
 
 class OpenCall(Record):
-    """A tool call whose result has not come."""
+    """A tool call without a result yet."""
 
     tool: str
     summary: str
@@ -9786,13 +9780,13 @@ DENIED_LIMIT = 200  # characters of a call that was denied
 
 
 class Heard:
-    """What an agent has said so far, line by line: its state, what it did, what it asks."""
+    """The state of an agent, from its output so far: what it did, does and asks."""
 
     result: dict[str, Any] | None = None
-    result_at = -1  # the offset behind it
+    result_at = -1  # the offset after it
     phase = "silent"  # then requesting, answering, tool, asking, settled
-    since = last = 0.0  # by the clock of who listens
-    turn_at = -1  # the offset behind the line that began its last turn
+    since = last = 0.0  # by the listener's clock
+    turn_at = -1  # the offset after the line that began its last turn
     has_background = False
     worked = 0  # calls that changed something, or may have
     tool_errors = turns = questions = context = repeats = 0
@@ -9801,7 +9795,7 @@ class Heard:
     def __init__(self, *, heard_from: int = 0) -> None:
         self.heard_from = heard_from  # a result before this offset answers an earlier prompt
         self.calls: dict[str, OpenCall] = {}
-        # What it asks leave for, or asks a person.
+        # A permission that it asks for, or a question to a person.
         self.requests: dict[str, dict[str, Any]] = {}
         self.tools: dict[str, int] = {}
         self.denied: list[dict[str, str]] = []
@@ -9810,7 +9804,7 @@ class Heard:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has answered the last prompt, and nothing goes on behind it."""
+        """Whether it has answered the last prompt, and nothing runs in the background."""
         return self.phase == "settled" and self.result_at >= self.heard_from \
             and not self.has_background
 
@@ -9826,8 +9820,8 @@ class Heard:
                 "answering": "writing", "settled": "has answered"}.get(self.phase, self.phase)
 
     def feed(self, line: bytes, end: int, now: float) -> None:
-        """Take one line, which ends at an offset; one that is none is passed over."""
-        # Most lines are pieces of an answer: they only say that it lives.
+        """Read a line that ends at an offset; skip it if it is not JSON."""
+        # Most lines are pieces of an answer, and only show that it is alive.
         if (line.startswith(b'{"type":"stream_event"')
                 and b'"message_delta"' not in line[:200]):
             self.last = now
@@ -9849,12 +9843,12 @@ class Heard:
             self._enter("tool" if self.calls else "requesting", now)
 
     def prompted(self, offset: int, now: float) -> None:
-        """Note that a prompt was sent: only a result behind this offset answers it."""
+        """Note that a prompt was sent: only a result after this offset answers it."""
         self.heard_from = offset
         self._enter("requesting", now)
 
     def note_denial(self, tool: object, given: object) -> None:
-        """Note that a call was refused: which file it meant, or which command it was."""
+        """Note a denied call: its file or its command."""
         path = path_in(given) or read_field(given, "command")
         entry = {"tool": str(tool), "path": clean_line(path)[:DENIED_LIMIT]}
         if entry not in self.denied:
@@ -9881,7 +9875,7 @@ class Heard:
             record["tool_uses"] = max(record["tool_uses"], uses)
 
     def _read_stream_event(self, event: dict[str, Any], _: int, now: float) -> None:
-        # The line of the answer itself has what stood at its beginning: 0 of a local model.
+        # The answer's own line has the count at its beginning: 0 for a local model.
         if not event.get("parent_tool_use_id"):
             usage = event["event"]["usage"]
             count = sum(int(usage.get(word) or 0) for word in (
@@ -9890,7 +9884,7 @@ class Heard:
 
     def _read_assistant(self, event: dict[str, Any], _: int, now: float) -> None:
         message = event["message"]
-        if message.get("model") == "<synthetic>":  # the client's own words for an error
+        if message.get("model") == "<synthetic>":  # Claude Code's own text of an error
             return
         for block in message["content"]:
             if block.get("type") == "tool_use":
@@ -9924,7 +9918,7 @@ class Heard:
             identity = str(block.get("tool_use_id"))
             call = self.calls.pop(identity, None)
             for asked, request in list(self.requests.items()):
-                if request.get("tool_use_id") == identity:  # somebody has answered it
+                if request.get("tool_use_id") == identity:  # it was answered
                     del self.requests[asked]
             if block.get("is_error"):
                 self.tool_errors += 1
@@ -9957,7 +9951,7 @@ class Heard:
 
 
 def question_of(request: Mapping[str, Any]) -> str:
-    """Return what a request asks a person, in one line."""
+    """Return a request's question to a person, in one line."""
     questions = questions_in(request)
     if questions:
         return questions[0][0]
@@ -9982,7 +9976,7 @@ def questions_in(request: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def ask_in_words(text: str) -> dict[str, Any]:
-    """Return the request of an agent that has ended its answer with a question."""
+    """Return an answer that ended with a question, in the form of a request."""
     line = text.strip().splitlines()[-1].strip()
     return {"input": {"questions": [{"question": line[-400:], "options": []}]}}
 
@@ -9990,8 +9984,8 @@ def ask_in_words(text: str) -> dict[str, Any]:
 def plan_answers(request: Mapping[str, Any], words: Sequence[str]) -> dict[str, str]:
     """Return {question: answer} of typed words, each a number or text; {} if they do not fit.
 
-    One question takes all words as one answer, several take one word each. A number must be
-    one of the choices.
+    A single question takes all words as its answer, several take one word each. A number must
+    be one of the choices.
     """
     questions = questions_in(request)
     typed = [" ".join(words)] if len(questions) == 1 else list(words)
@@ -10008,7 +10002,7 @@ def plan_answers(request: Mapping[str, Any], words: Sequence[str]) -> dict[str, 
 
 
 def api_error_of(result: Mapping[str, Any] | None) -> str:
-    """Return what a result says of the API: nothing, `transient`, or `final`."""
+    """Return the kind of API error in a result: "", `transient` or `final`."""
     if not result or not result.get("is_error"):
         return ""
     if result.get("terminal_reason") == PROMPT_TOO_LONG:
@@ -10020,7 +10014,7 @@ def api_error_of(result: Mapping[str, Any] | None) -> str:
 
 
 def error_of(result: Mapping[str, Any]) -> str:
-    """Return the error that a result is in place of an answer; "" of an answer."""
+    """Return the error in a result; "" if it is an answer."""
     if not result.get("is_error"):
         return ""
     errors = result.get("errors")
@@ -10030,11 +10024,11 @@ def error_of(result: Mapping[str, Any]) -> str:
 
 
 def is_unknown_session(result: Mapping[str, Any]) -> bool:
-    """Tell whether a result says that there is no session to resume (2.1.327)."""
+    """Tell whether a result means that there is no session to resume (2.1.327)."""
     return result.get("subtype") == "error_during_execution" and not result.get("num_turns")
 
 
-# -- words to an agent --
+# -- messages to an agent --
 
 
 def render_stream_line(kind: str, **parts: object) -> bytes:
@@ -10042,7 +10036,7 @@ def render_stream_line(kind: str, **parts: object) -> bytes:
 
 
 def render_prompt_line(text: str) -> bytes:
-    """Return a prompt as Claude Code reads it on its standard input (2.1.327)."""
+    """Return a prompt as a line for Claude Code's standard input (2.1.327)."""
     return render_stream_line("user", message={"role": "user", "content": text})
 
 
@@ -10053,7 +10047,7 @@ def render_answer_line(request: str, answer: Mapping[str, Any]) -> bytes:
 
 
 def answer_to(request: Mapping[str, Any], answers: Mapping[str, str]) -> dict[str, Any]:
-    """Return a person's answers as Claude Code takes them."""
+    """Return a person's answers in the form that Claude Code expects."""
     given = request.get("input")
     return {"behavior": "allow",
             "updatedInput": {**(given if isinstance(given, dict) else {}),
@@ -10061,7 +10055,7 @@ def answer_to(request: Mapping[str, Any], answers: Mapping[str, str]) -> dict[st
 
 
 def tell_answers(answers: Mapping[str, str]) -> str:
-    """Return answers as the prompt of a session that was ended while it asked."""
+    """Return answers as a prompt, for a session that ended while it asked."""
     if len(answers) == 1:
         return f"The answer to your question is: {next(iter(answers.values()))}"
     lines = [f"- {question} {answer}" for question, answer in answers.items()]
@@ -12953,7 +12947,7 @@ def load_model(warmth: Warmth, world: World, how: WarmUp) -> None:
     try:
         _ask_to_load(warmth, world, how)
     except NodeFailure as failure:
-        words = backend_of(warmth.node).load_by_words(warmth.model)
+        words = backend_of(warmth.node).load_with_prompt(warmth.model)
         if failure.reason == "http 400" and words and not how.unload:
             until = world.clock() + (how.seconds or warmth.model.timeout)
             ask_node(world, warmth.node, words, deadline=until)
@@ -17049,7 +17043,7 @@ class Dashboard(Reception):
         self._codes.append(self.world.token(CODE_BYTES))
         return f"{self.place}?code={self._codes[-1]}"
 
-    def awaits(self, address: str) -> bool:
+    def is_unused(self, address: str) -> bool:
         """Tell whether a link has not been used yet."""
         return address.rpartition("=")[2] in self._codes
 
@@ -26204,7 +26198,7 @@ def known_fleet(options: Namespace, world: World) -> Fleet | None:
 
 # == steps/gateway_seen.py, from line 37 ======================================
 #
-# A gateway, seen from outside.
+# A running gateway: which one it is, and what it says.
 
 def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
     """Return the answer to a GET."""
@@ -26215,15 +26209,15 @@ def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
 
 
 def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
-    """Return who holds a fleet's gateway port."""
+    """Return what listens on a fleet's gateway port."""
     return see_gateway(world, fleet, key, until).holder
 
 
 def see_gateway(world: World, fleet: Fleet, key: str, until: float) -> GatewayView:
-    """Return who serves a fleet, and its page where that is a gateway of ours.
+    """Return what serves a fleet, and its `/fleet` if it is our gateway.
 
-    Whoever came first can hold the port and say any name. So the key is sent only after a
-    proof that it is known there already.
+    Any program can take the port and claim any name. So the key is sent only after a proof that
+    the other side has it already.
     """
     is_far = not is_here(world, fleet.gateway.host)
     if is_far and any(stake.fact.startswith("gateway ")
@@ -26234,25 +26228,25 @@ def see_gateway(world: World, fleet: Fleet, key: str, until: float) -> GatewayVi
         if b'"subagent-fleet"' in get_page(world, url + "/", until).body:
             page = None
             if key and _knows_key(world, fleet, key, until):
-                page = read(FleetPage, prove_to(world, url + "/fleet", key, until))
+                page = read(FleetPage, get_page_with_key(world, url + "/fleet", key, until))
             if not page or page.fleet != fleet.name:
                 return GatewayView("subagent-fleet")
             is_new = page.config == fleet_digest(fleet)
             return GatewayView(OUR_GATEWAY if is_new else OLD_GATEWAY, page)
-        # LiteLLM can prove nothing, so it is shown nothing: the file says that it serves.
+        # LiteLLM cannot prove anything, so it gets no key: the file says that it serves.
         if (fleet.gateway.provider == "litellm"
                 and b"I'm alive!" in get_page(world, url + "/health/liveliness", until).body):
             return GatewayView(OUR_GATEWAY)
     except NodeFailure as failure:
         if failure.reason in ("refused", "unreachable", "dns"):
             return GatewayView("")
-        if failure.reason == "timeout":  # of a busy or hung gateway nothing else can be told
+        if failure.reason == "timeout":  # a busy or hung gateway: nothing else is known
             return GatewayView(SILENT_GATEWAY)
     return GatewayView("another program")
 
 
 def _knows_key(world: World, fleet: Fleet, key: str, until: float) -> bool:
-    """Tell whether the gateway proves that it knows the key, which it is not shown."""
+    """Tell whether the gateway proves, without being sent the key, that it has it."""
     nonce = world.token(32)
     url = f"{gateway_url(fleet.gateway)}{PROOF_PATH}{nonce}"
     with contextlib.closing(world.open_exchange(url, deadline=until)) as exchange:
@@ -26262,8 +26256,8 @@ def _knows_key(world: World, fleet: Fleet, key: str, until: float) -> bool:
     return proves_key(page.get("proof"), prove_key(key, nonce, address, port))
 
 
-def prove_to(world: World, url: str, key: str, until: float) -> dict[str, Any]:
-    """Return the page that a gateway shows to who has its key; to others it is empty."""
+def get_page_with_key(world: World, url: str, key: str, until: float) -> dict[str, Any]:
+    """Return the page that a gateway shows with the key; empty if it does not answer."""
     try:
         body = get_page(world, url, until, Authorization=f"Bearer {key}").body
     except (NodeFailure, UnicodeEncodeError):  # no answer, or a key that no header can hold
@@ -26272,7 +26266,7 @@ def prove_to(world: World, url: str, key: str, until: float) -> dict[str, Any]:
 
 
 def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) -> bool:
-    """Tell whether this fleet's gateway runs; refuse another, and its absence if needed."""
+    """Tell whether this fleet's gateway runs; refuse another one, or none if one is needed."""
     holder = who_serves(world, fleet, key, world.clock() + CONNECT_SECONDS)
     finding = check_gateway(fleet, holder)
     runs = finding.slug == "gateway-up"
@@ -26285,13 +26279,13 @@ def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) 
 
 
 def name_free_port(world: World, fleet: Fleet, fix: str) -> str:
-    """Return a fix that names a free port."""
+    """Return a fix with a free port."""
     port = world.find_free_port(fleet.gateway.host, fleet.gateway.port)
     return fix.replace("another `port:`", f"`port: {port}`") if port else fix
 
 
 def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any]]:
-    """Return {node: what it has served} from a gateway of ours that serves this fleet."""
+    """Return {node: its totals} from this fleet's gateway."""
     view = see_gateway(world, fleet, key, world.clock() + CONNECT_SECONDS)
     if not view.page or view.holder != OUR_GATEWAY:
         return {}
@@ -26300,9 +26294,9 @@ def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any
 
 def follow_events(world: World, fleet: Fleet, key: str, wait: Callable[[], object]
                   ) -> Iterator[dict[str, Any]]:
-    """Yield what this fleet's gateway tells until it ends; NodeFailure if nothing answers.
+    """Yield the events of this fleet's gateway until it ends; NodeFailure if nothing answers.
 
-    `wait` is called while it tells nothing, and comes back soon.
+    `wait` is called between events, and must return soon.
     """
     holder = who_serves(world, fleet, key, world.clock() + CONNECT_SECONDS)
     if holder not in (OUR_GATEWAY, OLD_GATEWAY):
@@ -26315,7 +26309,7 @@ def follow_events(world: World, fleet: Fleet, key: str, wait: Callable[[], objec
 
 
 def _read_frame(reply: Reply) -> dict[str, Any] | None:
-    """Return the object that a line of `/events` holds, None for a line that holds none."""
+    """Return the object in a line of `/events`, or None."""
     if reply.status != 200:
         raise NodeFailure("bad answer", f"it answers {reply.status} instead of its events")
     if not reply.body.startswith(b"data: "):
@@ -26324,7 +26318,7 @@ def _read_frame(reply: Reply) -> dict[str, Any] | None:
 
 
 def avoid_taken_port(world: World, gateway: Gateway) -> Gateway:
-    """Return a gateway as is if nobody listens on its port, else with the next free one."""
+    """Return a gateway unchanged if its port is free, else with the next free port."""
     try:
         get_page(world, gateway_url(gateway) + "/", world.clock() + 1.0)
     except NodeFailure as failure:
@@ -26336,7 +26330,7 @@ def avoid_taken_port(world: World, gateway: Gateway) -> Gateway:
 
 def plan_asking(workspace: Workspace, fleet: Fleet, seconds: float
                 ) -> dict[str, Callable[[], Any]]:
-    """Return what is to be asked of all machines and of the gateway, each by itself."""
+    """Return the jobs that ask all machines, and the gateway."""
     world, key = workspace.world, known_key(workspace, fleet)
     until = world.clock() + seconds
     return {"states": lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models),
@@ -26344,7 +26338,7 @@ def plan_asking(workspace: Workspace, fleet: Fleet, seconds: float
 
 
 def known_key(workspace: Workspace, fleet: Fleet) -> str:
-    """Return the gateway's key if it can be read, else "": then who serves is unknown."""
+    """Return the gateway's key if it can be read, else ""."""
     try:
         return workspace.find_key(fleet)
     except FleetError:
@@ -26360,17 +26354,17 @@ LITELLM_START_SECONDS = 90.0
 
 def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
                   stops: contextlib.ExitStack) -> None:
-    """Start what serves the fleet, or find that it runs; `stops` will stop it."""
+    """Start the gateway unless it runs already; `stops` will stop it."""
     runs = find_gateway(world, fleet, key)
     url = gateway_url(fleet.gateway)
 
     if fleet.gateway.provider == "builtin":
-        listener = None if runs else open_door(world, fleet, key)
+        listener = None if runs else open_gateway_port(world, fleet, key)
         server = Server(fleet, key, world, receipts=receipts_path(world, out))
         serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
         serving.start()
         server.study()
-        stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
+        stops.callback(serving.join, GRACE_SECONDS + 1)  # callbacks run in reverse order
         stops.callback(server.stop, "up")
 
     if runs:
@@ -26383,7 +26377,7 @@ def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
 
 
 def quote_name(fleet: Fleet) -> str:
-    """Return a project's name as it may stand in a sentence."""
+    """Return a project's name for a sentence."""
     name = clean_line(fleet.name)
     return f'"{name}"' if " " in name else name
 
@@ -26392,8 +26386,8 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
                   stops: contextlib.ExitStack) -> None:
     """Start LiteLLM, and wait until it has every alias.
 
-    Its config can name Python to import, which it finds where the config lies and where it
-    was started (1.106.2). So it gets one that was just made, in a directory of its own.
+    Its config can name Python modules, which it imports from the config's directory and from the
+    working directory (1.106.2). So it gets a fresh config in a directory of its own.
     """
     program = world.which("litellm")
     if not program:
@@ -26419,8 +26413,8 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
         world.sleep(TICK_SECONDS)
 
 
-def open_door(world: World, fleet: Fleet, key: str) -> Listener:
-    """Return the port at which the fleet will be served; of a taken one, say who serves there."""
+def open_gateway_port(world: World, fleet: Fleet, key: str) -> Listener:
+    """Return the Listener of the gateway port; if it is taken, say by what."""
     gateway = fleet.gateway
     try:
         return world.listen(gateway.host, gateway.port)
@@ -26439,13 +26433,13 @@ def open_door(world: World, fleet: Fleet, key: str) -> Listener:
 
 
 def receipts_path(world: World, out: str) -> str:
-    """Return where the gateway of a workspace files what each request came to."""
+    """Return the path of the receipts of a workspace's gateway."""
     world.make_directory(Place(out, STATE_DIRECTORY))
     return world.enter(out, RECEIPTS_FILE)
 
 
 def check_key(fleet: Fleet, key: str, world: World) -> None:
-    """Refuse to serve beyond this machine with a weak key, wherever that stands."""
+    """Refuse to serve other machines with a weak key, wherever it comes from."""
     if not is_loopback(fleet.gateway.host):
         tell_findings(lint_key(fleet, {fleet.gateway.master_key_env: key}), world)
 
@@ -26455,7 +26449,7 @@ def check_key(fleet: Fleet, key: str, world: World) -> None:
 # Writing a fleet file, and putting a machine into one.
 
 def write_fleet(world: World, output: str, text: str) -> list[str]:
-    """Write a new fleet file as its name wants it: JSON, or YAML that names its schema."""
+    """Write a new fleet file: JSON if its name says so, else YAML that names its schema."""
     directory, name = world.split(output)
     if name.lower().endswith(".json"):
         text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
@@ -26466,7 +26460,7 @@ def write_fleet(world: World, output: str, text: str) -> list[str]:
 
 
 def replace_config(world: World, path: str, text: str) -> list[str]:
-    """Write a fleet file, keep a copy of the old one; say so in lines."""
+    """Write a fleet file and keep a copy of the old one; return lines that say so."""
     directory, name = world.split(path)
     beside = Workspace(world, directory)
     old = beside.read(name)
@@ -26475,7 +26469,7 @@ def replace_config(world: World, path: str, text: str) -> list[str]:
         world.replace_files([(path, content, 0o644)])
         return [f"Created {path}"]
 
-    if b"\r\n" in old:  # as Windows ends its lines
+    if b"\r\n" in old:  # keep Windows line ends
         content = content.replace(b"\n", b"\r\n")
     mode = 0o644 if world.others_may_read(path) else 0o600
     copy = beside.enter(backup_of(name, old))
@@ -26484,17 +26478,17 @@ def replace_config(world: World, path: str, text: str) -> list[str]:
 
 
 def insert_node(world: World, config: Config, path: str, text: str) -> str:
-    """Write a fleet file with one more machine; return where the old one is kept."""
+    """Write a fleet file with another machine; return where the old one is kept."""
     is_agreed = not find_untrusted(world, config.fleet)
     _, kept = replace_config(world, path, text)
-    if is_agreed:  # and the machine was typed
+    if is_agreed:  # the person typed the new machine, so that is accepted, too
         keep_trusted(world, load_config(world, path).fleet, accepts=True)
     return kept
 
 
 def plan_insertion(config: Config, node: Node, names: Sequence[str], world: World
                    ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the sections of one more machine, which is asked for its models."""
+    """Ask a new machine for its models; return its sections for the fleet file."""
     fleet = config.fleet
     source = fleet.document.source
     for other in fleet.nodes.values():
@@ -26539,7 +26533,7 @@ def find_usual_port(world: World, state: NodeState, command: str) -> str:
 
 
 def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[NodeModel]:
-    """Return the models of a machine that shall be put in, and are not yet."""
+    """Return the models of a machine to add that are not in the fleet file yet."""
     models = []
     for name in names:
         matches = find_models(state.models, name)
@@ -26573,7 +26567,7 @@ def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[
 # Machines as typed, this machine, the first fleet file.
 
 def format_answers(states: Sequence[NodeState]) -> str:
-    """Return which machines were asked for models, and what each said."""
+    """Return a line for each machine that was asked for its models."""
     text = ""
     for state in states:
         answer = state.reason or count_of(state.models, "model")
@@ -26609,7 +26603,7 @@ def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
 
 def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[NodeState]
                  ) -> None:
-    """Refuse to replace a fleet that works by one with placeholders or without a machine."""
+    """Refuse to replace a working fleet by one with placeholders or without a machine."""
     try:
         fleet = load_config(world, output).fleet
     except FleetError:
@@ -26629,7 +26623,7 @@ def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[N
 
 def plan_first_fleet(world: World, states: Sequence[NodeState], measured: Sequence[Measurement]
                      ) -> Starter:
-    """Return the fleet of what was found, with what this machine can spare for models."""
+    """Plan the first fleet from the models that were found, with this machine's free memory."""
     unknown = plan_starter(states, measured, {})
     own = int(with_own_memory(world, {})["local"])
     if not own:
@@ -26644,12 +26638,12 @@ def plan_first_fleet(world: World, states: Sequence[NodeState], measured: Sequen
 
 
 def with_own_memory(world: World, memory: Mapping[str, float]) -> dict[str, float]:
-    """Return how much memory models may take, with what this machine can spare for them."""
+    """Return the memory for models of each machine, with the free memory of this one."""
     return {"local": world.total_gigabytes() * USABLE_SHARE, **memory}
 
 
 def suggest_node(text: str, taken: Iterable[str]) -> str:
-    """Return a machine as it is typed, as near as may be to what was."""
+    """Return NAME=URL as close as possible to the typed text."""
     name, equals, url = text.partition("=")
     if not equals and re.search("[.:]", text):
         name, url = "", text
@@ -26665,7 +26659,7 @@ def suggest_node(text: str, taken: Iterable[str]) -> str:
 
 
 def with_this_machine(world: World, nodes: Mapping[str, Node]) -> dict[str, Node]:
-    """Return nodes with this machine first, unless one of them is it by another name."""
+    """Return nodes with this machine first, unless it is among them under another name."""
     def name_place(endpoint: str) -> Endpoint:
         place = split_endpoint(endpoint)
         return replace(place, host="localhost") if is_here(world, place.host) else place
@@ -26677,7 +26671,7 @@ def with_this_machine(world: World, nodes: Mapping[str, Node]) -> dict[str, Node
 
 
 def ask_machines(world: World, nodes: Mapping[str, Node]) -> list[NodeState]:
-    """Return what machines have, this one also where it has no Ollama, but another server."""
+    """Ask machines for their models; on this one also look for servers other than Ollama."""
     states = probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS, are_known=False)
     here = states.get("local")
     if here and here.reason == "refused" and not world.environ.get("OLLAMA_HOST"):
@@ -26688,7 +26682,7 @@ def ask_machines(world: World, nodes: Mapping[str, Node]) -> list[NodeState]:
 
 def write_starter(world: World, output: str, starter: Starter, *,
                   offline: bool = False) -> str:
-    """Write a fleet file of what was found; say what was written."""
+    """Write the planned fleet file; return lines that say so."""
     gateway = Gateway()
     if not offline:
         gateway = avoid_taken_port(world, gateway)
@@ -26705,9 +26699,9 @@ def write_starter(world: World, output: str, starter: Starter, *,
 
 
 def own_endpoint(world: World) -> str:
-    """Return where Ollama answers on this machine: OLLAMA_HOST says where it listens."""
+    """Return Ollama's address on this machine, from OLLAMA_HOST."""
     text = world.environ.get("OLLAMA_HOST", "").strip(" \"'")
-    # Everywhere is here, too. Without a port it reads 80 in http://, else its own (0.32.15).
+    # 0.0.0.0 includes this machine. Without a port, http:// means 80, else 11434 (0.32.15).
     text = re.sub(r"^(https?://)?(0\.0\.0\.0|\[::\]|::)?(?=:\d*$|$)", r"\1localhost", text)
     if text.startswith("http://") and not re.search(r":\d+$", text):
         text += ":80"
@@ -26717,7 +26711,7 @@ def own_endpoint(world: World) -> str:
         return OLLAMA_ENDPOINT
 
 
-# How each other kind of server is opened to the LAN.
+# How to open each other kind of server to the LAN.
 SERVER_SETUPS = {
     "llamacpp": "start llama-server with `--host 0.0.0.0`, and with `--api-key KEY` where "
                 "others are in the network",
@@ -26727,7 +26721,7 @@ SERVER_SETUPS = {
 
 def look_for_servers(world: World, addresses: Sequence[str], seconds: float
                      ) -> list[list[NodeState]]:
-    """Return what else than Ollama answers on this machine, and it at its open addresses."""
+    """Return other servers on this machine, each with the addresses at which it is open."""
     places = ("127.0.0.1", *addresses)
     nodes = {f"{kind} {address}": Node(
         address, f"http://{show_host(address)}:{NODE_KINDS[kind].port}", provider=kind)
@@ -26747,7 +26741,7 @@ def look_for_servers(world: World, addresses: Sequence[str], seconds: float
 
 def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = PLAIN,
                    memory: Mapping[str, float] | None = None) -> str:
-    """Return who was asked for models, and who does what where with one reason each."""
+    """Return the answers of machines, and who does what where and why."""
     memory = memory or {}
     text = format_answers(states)
     if starter.has_models:
@@ -26775,7 +26769,7 @@ def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = P
 
 def format_flaw(flaw: str, states: Collection[NodeState], following: str, look: Look,
                 memory: Mapping[str, float]) -> str:
-    """Return what the main session's model lacks, and what to type for a better one."""
+    """Return the flaw of the main session's model, and what to type for a better one."""
     if not flaw:
         return ""
     room = max((memory.get(state.name, 0.0) for state in states if state.online), default=0.0)
@@ -26790,11 +26784,11 @@ def format_flaw(flaw: str, states: Collection[NodeState], following: str, look: 
 
 
 def format_assignment(starter: Starter, look: Look = PLAIN) -> str:
-    """Return a table of who does what where and why, then who stands in and who idles."""
+    """Return a table of who does what where and why, then the fallbacks and idle machines."""
     assignment = starter.assignment
     models = {load.model.name: load.model for load in assignment.placements}
     rows = []
-    if "claude" in starter.tree:  # what no machine does
+    if "claude" in starter.tree:  # no machine of the fleet does it
         main = starter.tree["models"][starter.tree["claude"]["main"]]
         rows.append((MAIN_JOB, main["model"], main["node"],
                      "your Claude login; its prompts leave the house"))
@@ -26839,7 +26833,7 @@ def format_route(fleet: Fleet, agent: str, model: Model) -> str:
 
 
 def format_routes(fleet: Fleet, look: Look = PLAIN) -> str:
-    """Return where each agent's work will go."""
+    """Return each agent's route."""
     lines = [format_words([format_route(fleet, agent, model)], look, margin="  ", indent="  ")
              for agent, model in plan_routes(fleet).items()]
     return paint("Agent routing:", "bold", look) + "\n" + "".join(lines)
@@ -26847,7 +26841,7 @@ def format_routes(fleet: Fleet, look: Look = PLAIN) -> str:
 
 def format_nodes(fleet: Fleet, states: Mapping[str, NodeState], headers: Sequence[str],
                  look: Look = PLAIN, resting: Collection[str] = ()) -> str:
-    """Return the name of a fleet and a table of its nodes: models, or why there are none."""
+    """Return the name of a fleet and a table of its nodes with their models or failures."""
     rows = []
     for state in states.values():
         word, role = ("online", "ok") if state.online else ("offline", "bad")
@@ -26872,7 +26866,7 @@ def format_nodes(fleet: Fleet, states: Mapping[str, NodeState], headers: Sequenc
 # Waking machines and loading models, with progress.
 
 def format_waking(waking: Waking, look: Look = PLAIN) -> str:
-    """Return how a machine was woken."""
+    """Return the outcome of waking a machine."""
     role, words = {
         "stopped": ("bad", "is awake, but nothing listens there: start Ollama"),
         "woken": ("ok", f"answered after {waking.seconds:.0f} s"),
@@ -26882,7 +26876,7 @@ def format_waking(waking: Waking, look: Look = PLAIN) -> str:
 
 
 def wake_sleepers(fleet: Fleet, names: Collection[str], teller: Teller, world: World) -> None:
-    """Wake those of these nodes that have a hardware address and do not answer; say so."""
+    """Wake those nodes that have a `mac` and do not answer; say so."""
     nodes = [node for name, node in fleet.nodes.items() if node.mac and name in names]
     if not nodes or find_untrusted(world, fleet):
         return
@@ -26911,9 +26905,9 @@ def format_share(loaded: LoadedModel) -> str:
 
 def format_warmth(warmth: Warmth, row: Sequence[str], widths: Sequence[int],
                   look: Look = PLAIN) -> str:
-    """Return how it ended, behind its row, and what fixes it.
+    """Return a row with the outcome and its fix.
 
-    Of one that waits for others, it says for whom.
+    If the model waits for others, the row says for which.
     """
     fix = ""
     if warmth.stage == "busy":
@@ -26929,14 +26923,14 @@ def format_warmth(warmth: Warmth, row: Sequence[str], widths: Sequence[int],
         outcome = mark(f"{warmth.state}:", "warn" if warmth.state == "busy" else "bad", look)
         said = warmth.detail
         fix = format_fix(warmth.fix, look, margin="    ")
-    # Then without what the machine calls it.
+    # If it is too narrow, leave out the model.
     if look.columns and sum(widths) + 36 > look.columns:
         row, widths = row[:2], widths[:2]
     return format_entry(row, widths, [outcome, said], look, margin="  ") + fix
 
 
 def tell_progress(works: Iterable[Warmth], now: float) -> str:
-    """Return one line about what is going on."""
+    """Return a line with the progress of each model."""
     parts = []
     for work in works:
         stage = work.stage
@@ -26951,7 +26945,7 @@ def tell_progress(works: Iterable[Warmth], now: float) -> str:
 
 
 class Teller(Record):
-    """Where a command says what it does: to whom, and how text looks there."""
+    """Where messages go, and how text looks there."""
 
     say: Callable[[str], None]
     look: Look
@@ -26959,7 +26953,7 @@ class Teller(Record):
 
 def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, teller: Teller,
                busy_seconds: float = WarmUp.busy_seconds) -> dict[str, Warmth]:
-    """Load models as their routes will ask for them; say how each ended, when it does."""
+    """Load models as their routes need them; print each outcome as it comes."""
     say, look = teller.say, teller.look
     warmths = plan_warmths(fleet, options)
     groups: dict[str, list[Warmth]] = {}
@@ -26978,7 +26972,7 @@ def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, teller: Teller
     rows = {name: (name, warmth.node.name, warmth.model.ollama_model)
             for name, warmth in warmths.items()}
     widths = [max(map(width_of, column)) for column in zip(*rows.values())]
-    said: dict[str, str] = {}  # by the model's name: each state is said once
+    said: dict[str, str] = {}  # by route: each state is printed once
     kept_at = 0.0
     try:
         with LiveLine(world) as line:
@@ -26999,13 +26993,13 @@ def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, teller: Teller
 
 
 WARMUP_FILE = f"{STATE_DIRECTORY}/warmup.json"
-WARMUP_SECONDS = 10.0  # what is older was left by one that was cut off, or is long over
+WARMUP_SECONDS = 10.0  # an older file is from a warm-up that ended or was cut off
 SHOWN_WARMTHS_LIMIT = 200
 WARMUP_SCHEMA = "warmup-progress/2"
 
 
 class WarmRow(Record):
-    """How far the warm-up of a model is."""
+    """The progress of a model's warm-up."""
 
     route: str
     node: str
@@ -27019,26 +27013,26 @@ class WarmRow(Record):
 
 
 class WarmPage(Record):
-    """What a warm-up writes while it runs."""
+    """The progress file of a warm-up."""
 
     time: float
     models: tuple[WarmRow, ...]
 
 
 def keep_warmths(workspace: Workspace, warmths: Mapping[str, Warmth]) -> None:
-    """Keep how far a warm-up is where the dashboard reads it, if there is a workspace."""
+    """Write the progress file for the dashboard, if there is a workspace."""
     world = workspace.world
     if world.kind_of(workspace.path(STATE_DIRECTORY)) != "directory":
         return
     rows = [report_warmth(name, warmth, world.clock()) for name, warmth in warmths.items()]
     page = {"schema": f"subagent-fleet/{WARMUP_SCHEMA}", "time": round(world.now(), 1),
             "models": [{key: row[key] for key in fields(WarmRow)} for row in rows]}
-    with contextlib.suppress(FleetError):  # a full disk is no reason to load no model
+    with contextlib.suppress(FleetError):  # a full disk must not stop the loading
         workspace.keep(WARMUP_FILE, render_json(page) + b"\n")
 
 
 def read_warmup(workspace: Workspace) -> list[dict[str, Any]]:
-    """Return how far a warm-up is that runs or has just ended; nothing if there is none."""
+    """Return the rows of a warm-up that runs or has just ended, if any."""
     page = read_page(WarmPage, workspace.read(WARMUP_FILE), WARMUP_SCHEMA)
     if not page or abs(workspace.world.now() - page.time) >= WARMUP_SECONDS:
         return []
@@ -27071,7 +27065,7 @@ def plan_warmths(fleet: Fleet, options: Namespace) -> dict[str, Warmth]:
 
 
 def report_warmth(name: str, warmth: Warmth, now: float) -> dict[str, object]:
-    """Return what `warmup --json` says of a model."""
+    """Return the JSON of a model's warm-up."""
     seconds = warmth.seconds or (now - warmth.began if warmth.began else 0.0)
     return {"route": name, "node": warmth.node.name,
             "model": warmth.model.ollama_model, "ok": warmth.ok,
@@ -27085,7 +27079,7 @@ def report_warmth(name: str, warmth: Warmth, now: float) -> dict[str, object]:
 # Running Claude Code on the fleet.
 
 def format_lean(denied: Sequence[str], look: Look = PLAIN) -> str:
-    """Return which of Claude Code's tools are off, and how they come back."""
+    """Return which of Claude Code's tools are off, and how to turn them on."""
     sentence = (f"Started with {len(denied)} rarely used tools off ({some_of(denied, 3)}) "
                 "for a faster first answer. To get them back: `lean: false` under "
                 "`project.claude`.")
@@ -27094,7 +27088,7 @@ def format_lean(denied: Sequence[str], look: Look = PLAIN) -> str:
 
 def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
                   tells_lean: bool = False) -> int:
-    """Say what will disturb Claude Code, see that the fleet is served, run it to its end."""
+    """Warn of problems, check that a gateway serves the fleet, and run Claude Code."""
     world = workspace.world
     program = world.which("claude")
     if not program:
@@ -27102,7 +27096,7 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
                          fix=CLAUDE_INSTALL)
     key = workspace.read_key(fleet)
 
-    managed = find_settings(world, managed_settings(world))  # ours beat all the others
+    managed = find_settings(world, managed_settings(world))  # they override ours
     refuse_managed(fleet, managed, options, world)
     words = options.passed
     own = words[:words.index("--")] if "--" in words else words
@@ -27133,9 +27127,9 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
 
 @late_decorator(lambda: contextlib.contextmanager)
 def claude_settings(world: World, settings: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yield the words that hand settings to Claude Code, in a file removed when it ends.
+    """Yield the arguments that pass settings to Claude Code in a temporary file.
 
-    They hold the key, and a key in an argument is seen by all.
+    They contain the key, and other users can read arguments.
     """
     with PrivateDirectory() as place:
         path = world.path(place, "settings.json")
@@ -27145,7 +27139,7 @@ def claude_settings(world: World, settings: Mapping[str, Any]) -> Iterator[list[
 
 def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]],
                    options: Namespace, world: World) -> None:
-    """Refuse to start Claude Code where an administrator's settings lead it elsewhere."""
+    """Refuse to start Claude Code if an administrator's settings send it elsewhere."""
     for path, environment in managed.items():
         names = [name for name in overridden_names(fleet, environment) if leads_away(name)]
         names.sort(key=lambda name: name not in ADDRESSES)
@@ -27161,11 +27155,11 @@ def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]],
 
 
 def tell_session(workspace: Workspace, began: float, command: str) -> None:
-    """Say how to continue the session that ended: Claude Code's own words lack the fleet."""
+    """Say how to continue the session: Claude Code's own hint would not use the fleet."""
     try:
         receipts = ReceiptsReader(workspace).read()
         session = last_session(receipts, workspace, since=began)
-    except FleetError:  # they cannot be read, which is no reason to fail now
+    except FleetError:  # unreadable records are no reason to fail here
         return
     if session:
         workspace.world.err(
@@ -27230,7 +27224,7 @@ def plan_backing(fleet: Fleet | None, options: Namespace, folder: Folder) -> Bac
 
     def look() -> Mapping[str, Any]:
         with contextlib.suppress(FleetError):  # `run` itself may have made the key by now
-            return prove_to(world, gateway_url(fleet.gateway) + "/fleet",
+            return get_page_with_key(world, gateway_url(fleet.gateway) + "/fleet",
                              known_key(workspace, fleet), world.clock() + 1.0)
         return {}
 
@@ -27695,7 +27689,9 @@ def match_tasks(folder: Folder, options: Namespace, command: str) -> list[TaskSt
     for pattern in options.patterns:
         names = [name for name, state in tasks.items()
                  if glob_pattern(pattern).fullmatch(name) or state.task.group == pattern]
-        if pattern != "*":  # all there are, be it none
+        if pattern == "*" and not tasks:
+            folder.world.err("There are no tasks.\n")
+        else:
             check_names("task", () if names else [pattern], tasks, command)
         matched.update(names)
     return [state for name, state in tasks.items() if name in matched]
@@ -28319,12 +28315,12 @@ class RunJob:
 
 def format_served(before: Mapping[str, Mapping[str, Any]],
                   after: Mapping[str, Mapping[str, Any]], look: Look = PLAIN) -> str:
-    """Return what each node served between two readings of a gateway's totals."""
-    if not after:  # LiteLLM has no such page
+    """Return a table of what each node served between two readings of the totals."""
+    if not after:  # LiteLLM has no totals
         return "\nLiteLLM does not say which machine served what.\n"
     if any(before.get(name, node)["requests"] > node["requests"]
            for name, node in after.items()):
-        before = {}  # another gateway took over, and began at 0
+        before = {}  # the gateway was restarted, and counts from 0
     rows = []
     for name, node in after.items():
         earlier = before.get(name, {})
@@ -28341,7 +28337,7 @@ def format_served(before: Mapping[str, Mapping[str, Any]],
 
 
 class LogTable:
-    """A table of requests that grows: time, agent, model, machine, seconds, outcome."""
+    """A growing table of requests: time, agent, model, machine, seconds, outcome."""
 
     def __init__(self, requests: Iterable[Mapping[str, Any]], look: Look, now: float) -> None:
         self._look = look
@@ -28357,15 +28353,15 @@ class LogTable:
                 "Took": show_span(request["total_seconds"]).rjust(7)}
 
     def head(self) -> str:
-        """Return the line above it."""
+        """Return the header line."""
         names = pad_row(list(self._widths), list(self._widths.values()))
         line = f"{names}  Outcome"
-        if 0 < self._look.columns < width_of(line):  # it is below
+        if 0 < self._look.columns < width_of(line):  # the outcome is on its own line then
             line = crop(names.rstrip(), self._look.columns)
         return f"{paint(line, 'bold', self._look)}\n"
 
     def line(self, request: Mapping[str, Any], now: float) -> str:
-        """Return a request."""
+        """Return the row of a request."""
         role = "bad"
         if request["outcome"] == "ok":
             role = "warn" if request["failures"] else "ok"
@@ -28375,7 +28371,7 @@ class LogTable:
 
 
 def _describe_outcome(request: Mapping[str, Any]) -> str:
-    """Return how a request ended, and which machines failed: in words, else by class."""
+    """Return how a request ended, and the failures: in the machine's words if there are any."""
     tries = [f"{tried.node}: {tried.why}" for tried in request["failures"]]
     said = request["said"] or ", ".join(tries)
     if said:
@@ -28384,12 +28380,12 @@ def _describe_outcome(request: Mapping[str, Any]) -> str:
 
 
 def choose_failed(receipts: Iterable[Receipt]) -> list[Receipt]:
-    """Return those in which something failed."""
+    """Return the receipts with a failure."""
     return [receipt for receipt in receipts if receipt.outcome != "ok" or receipt.failures]
 
 
 def log_requests(world: World, fleet: Fleet) -> Callable[[list[Receipt | Rejection]], None]:
-    """Begin a log; return the function that prints each request and each refusal."""
+    """Print a log's header; return the function that prints requests and refusals."""
     look, now = look_of(world, "stderr"), world.now()
     names = AgentNames(world, agents_by_alias(fleet))
     known = [("", model.ollama_model, model.node) for model in fleet.models.values()]
@@ -28417,7 +28413,7 @@ def known_agents(options: Namespace, world: World) -> dict[str, list[str]]:
 
 
 class AgentNames:
-    """Who asked: the name of an agent is not on the wire, only its id (2.1.326)."""
+    """The names of agents: requests contain only their ids (2.1.326)."""
 
     def __init__(self, world: World, agents: dict[str, list[str]]) -> None:
         self.world = world
@@ -28425,11 +28421,11 @@ class AgentNames:
         self._kept: dict[tuple[str, str], str] = {}
 
     def find(self, session: str, agent: str, alias: str) -> str:
-        """Return a name, `NAME?` where only its alias tells it, else the id."""
+        """Return an agent's name; `NAME?` if it is guessed from the alias; else the id."""
         if not agent:
             return "main"
         name = self._kept.get((session, agent)) or find_agent_type(self.world, session, agent)
-        if name:  # else it may still be written
+        if name:  # else Claude Code may write it later
             self._kept[session, agent] = name
             return name
         namesakes = self._agents.get(alias, [])
@@ -28438,7 +28434,7 @@ class AgentNames:
         return agent
 
     def title(self, session: str) -> str:
-        """Return the first words of a session's prompt, where Claude Code has kept it."""
+        """Return the first words of a session's prompt, if Claude Code kept it."""
         if not self._kept.get((session, "title")):
             self._kept[session, "title"] = find_session_words(self.world, session)
         return self._kept[session, "title"]
@@ -28451,7 +28447,7 @@ def report_receipt(receipt: Receipt, names: AgentNames) -> dict[str, Any]:
 
 
 def name_task_sessions(options: Namespace, world: World) -> dict[str, str]:
-    """Return {session: the task's name}; one that has not begun has no session."""
+    """Return {session: task name} of the tasks that have begun."""
     return {row.session: row.name for row in find_task_rows(world, None, options)
             if row.session}
 
@@ -28475,12 +28471,12 @@ FAILURES_SHOWN = 5
 
 
 def list_failures(workspace: Workspace, fleet: Fleet, began: float, stream: str) -> str:
-    """Return the last requests since then that failed or fell back, as `logs` shows them."""
+    """Return a table of the latest requests since then that failed or fell back."""
     try:
         receipts = choose_failed(ReceiptsReader(workspace).read())
-    except FleetError:  # they cannot be read, which is no reason to fail now
+    except FleetError:  # unreadable records are no reason to fail here
         return ""
-    # Who left or stopped the gateway ended a request: that is no failure.
+    # A client that left, or a stopped gateway, is not a failure.
     failed = [receipt for receipt in receipts if receipt.time >= began
               and (receipt.failures or receipt.outcome not in ("left", "stopped"))]
     if not failed:
@@ -28502,7 +28498,7 @@ def list_failures(workspace: Workspace, fleet: Fleet, began: float, stream: str)
 # Measurements as a table, and keeping them.
 
 def format_measurements(measured: Sequence[Measurement], look: Look = PLAIN) -> str:
-    """Return a table of measurements, and below it what models did instead."""
+    """Return a table of measurements, with notes below it."""
     numbers = ("Load s", "Prompt tok/s", "Answer tok/s", "First s")
     headers = ["Model", "Machine", *numbers, "Tools", "Context"]
     rows = []
@@ -28540,7 +28536,7 @@ def _score_cell(score: Score | None, look: Look) -> Cell:
 
 
 def _measured_notes(known: Measurement) -> Iterator[str]:
-    """Yield what a model did instead, and why measuring stopped."""
+    """Yield notes on what a model did wrong, and why measuring stopped."""
     topics = {"tools": known.tools, "context": known.context}
     for topic, score in topics.items():
         if score and not score.is_full:
@@ -28554,7 +28550,7 @@ def _measured_notes(known: Measurement) -> Iterator[str]:
 def find_chosen(fleet: Fleet, options: Namespace, world: World
                 ) -> Iterator[tuple[Model, NodeState, NodeModel]]:
     """Yield the models to ask, with their nodes' facts; cloud models only if named."""
-    if options.exam:  # for which a model needs a route
+    if options.exam:  # the exam needs a route to each model
         check_names("model", options.model, fleet.models, fleet.name)
     states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
     models = list(fleet.models.values())
@@ -28594,7 +28590,7 @@ def keep_measurements(workspace: Workspace, measured: Sequence[Measurement]) -> 
 
 # == views/observe.py, from line 38 ===========================================
 #
-# Looking at all that `doctor` judges.
+# Collecting the facts that `doctor` judges.
 
 def find_task_file_near(world: World, source: str) -> str:
     """Return the task file beside a fleet file, or nothing."""
@@ -28618,7 +28614,7 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
             seconds: float) -> Facts:
     """Return the Facts of this machine and, if there is a fleet, of its nodes and files."""
     world = workspace.world
-    until = world.clock() + seconds  # at which every job ends by itself
+    until = world.clock() + seconds  # each job ends by itself then
     facts = Facts(problems=tuple(problems), has_litellm=bool(world.which("litellm")))
     jobs: dict[str, Callable[[], Any]] = {}
 
@@ -28648,7 +28644,7 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
 
 
 def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
-    """Add which task file lies beside the fleet file, if its agents are to be confined."""
+    """Add the task file beside the fleet file, if its agents will be confined."""
     path = find_task_file_near(world, fleet.document.source)
     if not path:
         return facts
@@ -28673,7 +28669,7 @@ def find_unconfined(world: World, until: float) -> str:
 
 
 def ask_version(world: World, program: str, until: float) -> str:
-    """Return the first word that a program prints of its version, or `?`."""
+    """Return the first word of a program's version, or `?`."""
     ran = world.run_program([program, "--version"], seconds=until - world.clock())
     words = ran.text.split() if ran.code == 0 else []
     numbers = [word for word in words if re.match(r"v?\d+\.\d", word)]
@@ -28688,7 +28684,7 @@ def find_addresses(world: World, fleet: Fleet, until: float) -> dict[str, tuple[
 
 
 def addresses_of(world: World, node: Node, until: float) -> tuple[str, ...]:
-    """Return the addresses of a node's host; how a node fails is in its state."""
+    """Return the addresses of a node's host; failures are in the node's state."""
     with contextlib.suppress(NodeFailure):
         places = world.resolve(split_endpoint(node.endpoint).host, 0, until)
         return tuple(sorted({address[0] for *_, address in places}))
@@ -28697,20 +28693,20 @@ def addresses_of(world: World, node: Node, until: float) -> tuple[str, ...]:
 
 # == views/lookout.py, from line 49 ===========================================
 #
-# What the page shows, looked up again and again.
+# The lookout, which keeps the dashboard up to date.
 
 PAGE_PORT = 8080
-PICTURE_SECONDS = 2.0  # how often machines are asked while somebody looks
+PICTURE_SECONDS = 2.0  # how often machines are asked while a page is open
 FINDINGS_SECONDS = 60.0
 
 LOG_PART_BYTES = 32 * 1024
 
 
 class Lookout:
-    """Looks at a fleet for its dashboard: machines, work, problems.
+    """Watches a fleet for its dashboard: machines, work, problems.
 
-    One loop feeds the page: from the gateway's stream, else from what was filed. Machines are
-    asked beside it, so a dead one does not hold up what is told.
+    One loop feeds the page: with the gateway's events, else with new receipts. Machines are
+    asked beside it, so a dead one does not delay events.
     """
 
     def __init__(self, workspace: Workspace, fleet: Fleet, options: Namespace,
@@ -28719,16 +28715,16 @@ class Lookout:
         self._fleet, self._options, self._dashboard = fleet, options, dashboard
         self._names = AgentNames(workspace.world, agents_by_alias(fleet))
         self._file_changed = self._find_change()
-        self._problems: Sequence[Finding] = ()  # of the fleet file as it is now
-        # Here, so that a request for the page gets the error.
+        self._problems: Sequence[Finding] = ()  # errors in the fleet file as it is now
+        # Opened here, so that `ui` itself reports an error.
         self._reader = ReceiptsReader(workspace)
         self._folder: Folder | None = None
-        with contextlib.suppress(FleetError):  # there are no tasks outside of a repository
+        with contextlib.suppress(FleetError):  # outside of a repository there are no tasks
             self._folder = open_folder(workspace.world)
         self._is_followed = False
-        self._looks: Iterator[tuple[Any, Any]] | None = None  # answers that are awaited
+        self._looks: Iterator[tuple[Any, Any]] | None = None  # jobs under way
         self._look_at = self._examine_at = 0.0
-        self._seen: dict[str, Any] = {}  # the latest of each answer
+        self._seen: dict[str, Any] = {}  # the latest result of each job
 
     def run(self) -> None:
         """Feed the page until it ends."""
@@ -28749,14 +28745,14 @@ class Lookout:
         key = known_key(self._workspace, fleet)
         for told in follow_events(self._world, fleet, key, self._wait):
             if self._fleet is not fleet:
-                return  # another gateway may be meant now
+                return  # the file changed: it may be another gateway
             if told.get("kind") == "hello":
                 self._is_followed = True
             elif told.get("kind") in ("request", "rest") and isinstance(told.get("id"), str):
                 self._dashboard.log.put(told)
 
     def _wait(self) -> None:
-        """Wait a tick, ask every machine in time while a page is open, show their answers."""
+        """Wait a tick; while a page is open, ask machines regularly and show their answers."""
         now = self._world.clock()
         if not self._looks:
             if now < self._look_at or not self._dashboard.is_watched:
@@ -28764,7 +28760,7 @@ class Lookout:
                 return
             self._read_fleet()
             jobs = plan_asking(self._workspace, self._fleet, PICTURE_SECONDS)
-            # The first picture does not wait for it.
+            # The first picture does not wait for findings.
             if self._seen and now >= self._examine_at:
                 jobs["findings"] = self._examine
                 self._examine_at = now + FINDINGS_SECONDS
@@ -28785,7 +28781,7 @@ class Lookout:
         return 0.0
 
     def _read_fleet(self) -> None:
-        """Read the fleet file again if it has changed; while it is invalid, the page says so."""
+        """Read the fleet file again if it has changed; if it is invalid, the page says so."""
         changed = self._find_change()
         if changed == self._file_changed:
             return
@@ -28797,7 +28793,7 @@ class Lookout:
             return
         self._problems = ()
         self._names = AgentNames(self._world, agents_by_alias(self._fleet))
-        self._seen = {}  # of other machines
+        self._seen = {}  # results of the old file's machines
         self._examine_at = 0.0
 
     def _show(self) -> None:
@@ -28813,7 +28809,7 @@ class Lookout:
                               "log": parse_log(self._read_log())})
 
     def _name_askers(self, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the names of agents and sessions: only their ids are on the wire."""
+        """Return the names of agents and sessions: requests contain only ids."""
         names = {}
         begun = [task for task in tasks if task["session"]]
         titles = {task["session"]: task["name"] for task in begun}
@@ -28832,7 +28828,7 @@ class Lookout:
                              for session, title in titles.items()]}
 
     def _find_tasks(self) -> list[dict[str, Any]]:
-        """Return the tasks of the repository in which this was started."""
+        """Return the tasks of this directory's repository."""
         if not self._folder:
             return []
         sight = see_tasks(self._folder,
@@ -28841,7 +28837,7 @@ class Lookout:
                 for row in plan_task_rows(sight)]
 
     def _read_log(self) -> list[bytes]:
-        """Return the last lines of LiteLLM's log, where LiteLLM serves."""
+        """Return the last lines of LiteLLM's log, if LiteLLM serves."""
         if self._fleet.gateway.provider != "litellm":
             return []
         path = self._workspace.enter(LITELLM_LOG_FILE)
@@ -28866,7 +28862,7 @@ def report_task(row: TaskRow, state: TaskState) -> dict[str, Any]:
                             for number, label in enumerate(questions[0][1], 1))
     return {"name": row.name, "state": row.state, "mark": TASK_MARKS[level], "level": level,
             "agent": row.agent, "where": row.runs_on, "session": row.session,
-            "now": row.now.removesuffix(f"; {row.fix}" if row.fix else ""),  # it is beside
+            "now": row.now.removesuffix(f"; {row.fix}" if row.fix else ""),  # it has its own line
             "seconds": row.total_seconds, "diff": f"+{row.plus} -{row.minus}" if row.files else "",
             "over": state.is_over and level not in ("warn", "bad"), "fix": fix,
             "answers": answers}
@@ -28880,7 +28876,7 @@ def open_dashboard(workspace: Workspace, fleet: Fleet, options: Namespace, liste
     serving.start()
     lookout = Lookout(workspace, fleet, options, dashboard)
     threading.Thread(target=lookout.run, daemon=True).start()
-    stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
+    stops.callback(serving.join, GRACE_SECONDS + 1)  # callbacks run in reverse order
     stops.callback(dashboard.stop, "end")
 
     if not options.no_open and workspace.world.is_terminal("stderr"):
@@ -28889,8 +28885,8 @@ def open_dashboard(workspace: Workspace, fleet: Fleet, options: Namespace, liste
 
 
 def listen_for_page(world: World, gateway: Gateway, typed: int | None = None) -> Listener:
-    """Return the port of the page: the typed one, else the usual or the next free one."""
-    host = "127.0.0.1"  # the page is for this machine alone
+    """Return the Listener of the page: at the typed port, else the usual or next free one."""
+    host = "127.0.0.1"  # the page is only for this machine
     port = PAGE_PORT if typed is None else typed
     if port == gateway.port:
         raise FleetError("usage", f"--port: {port} is the gateway's port", status=EXIT_USAGE,
@@ -30367,7 +30363,7 @@ def cmd_ui(options: Namespace, world: World) -> int:
         world.out(f"Dashboard: {address}\nThis link works once. Ctrl-C stops.\n")
         while not signals:
             world.sleep(TICK_SECONDS)
-            if not dashboard.awaits(address):
+            if not dashboard.is_unused(address):
                 address = dashboard.invite()
                 world.out(f"For another browser: {address}\n")
     return EXIT_INTERRUPTED if "SIGINT" in signals else EXIT_OK
@@ -31157,7 +31153,7 @@ def cmd_serve(options: Namespace, world: World) -> int:
     ask_trust(fleet, options, world)
     key = workspace.read_key(fleet)
     check_key(fleet, key, world)
-    listener = open_door(world, fleet, key)
+    listener = open_gateway_port(world, fleet, key)
     server = Server(fleet, key, world, receipts=receipts_path(world, workspace.out))
     world.on_stop(server.stop)
 

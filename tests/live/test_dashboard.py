@@ -249,7 +249,7 @@ def test_a_code_is_typed_where_the_short_address_leads(browser, board):
     board.show(hostile_picture("local-dev"))
     opened.wait("document.querySelectorAll('.card').length === 1")
     assert opened.run("location.href") == place
-    assert not board.awaits(code)
+    assert not board.is_unused(code)
     (said,) = opened.complaints()
     assert "401" in said and said.endswith(place)
 

@@ -82,9 +82,9 @@ def test_a_code_that_can_be_typed_becomes_a_cookie_that_opens_the_page(door):
 
 
 def test_a_code_opens_the_page_once(door):
-    assert door.page.awaits(f"http://127.0.0.1/?code={door.code}")
+    assert door.page.is_unused(f"http://127.0.0.1/?code={door.code}")
     assert door.ask(f"/?code={door.code}")[0] == 200
-    assert not door.page.awaits(f"http://127.0.0.1/?code={door.code}")
+    assert not door.page.is_unused(f"http://127.0.0.1/?code={door.code}")
     assert door.ask(f"/?code={door.code}")[0] == 401
     # A browser that asks for an address twice, or goes back to it, has its cookie.
     assert door.ask(f"/?code={door.code}", Cookie=door.cookie)[0] == 200

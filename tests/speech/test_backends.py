@@ -641,7 +641,7 @@ agents: {{planner: {{model: m, description: Plans.}}}}
     warmed = quick("warmup", "--model", name)
     assert warmed.returncode == 0 and "ok" in warmed.stdout, warmed
     status = json.loads(quick("status", "--json").stdout)
-    assert [(one["name"], one["state"]) for one in status["models"] if one["node"] == "tower"] \
+    assert [(one["route"], one["state"]) for one in status["models"] if one["node"] == "tower"] \
         == [(name, "ready")]
     assert {one["name"]: one["provider"] for one in status["nodes"]}["tower"] == kind
     doctor = quick("doctor", "--verbose").stdout

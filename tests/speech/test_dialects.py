@@ -812,5 +812,5 @@ def test_receipts_name_session_and_agent_of_codex(rig):
     names = {key.replace("-", "_"): request["headers"][key] for key in ("session-id", "thread-id")}
     served.raw(served.post({**request["body"], "model": "x"}, target=RESPONSES, **names))
     receipt = served.receipts()[0]
-    assert (receipt["session"], receipt["agent"]) == (
+    assert (receipt["session"], receipt["agent_id"]) == (
         request["headers"]["session-id"], request["headers"]["thread-id"])

@@ -74,7 +74,7 @@ def test_a_page_of_another_version_is_read_as_far_as_it_is_known(world, serve, m
     page = {"fleet": fleet.name, "config": sf.fleet_digest(fleet), "waiting": "few",
             "nodes": [{"name": "mini", "requests": 3, "failures": None}, 7, {"requests": 1}],
             "models": [{"route": "x"}, {"route": "m", "running": 1, "slots": 2, "more": 5}]}
-    monkeypatch.setattr(sf, "prove_to", lambda *words: page)
+    monkeypatch.setattr(sf, "get_page_with_key", lambda *words: page)
     served = sf.ask_gateway(world, fleet, KEY)
     assert list(served) == ["mini"] and served["mini"]["requests"] == 3
     view = sf.see_gateway(world, fleet, KEY, world.clock() + 3)
@@ -85,7 +85,7 @@ def test_a_page_of_another_version_is_read_as_far_as_it_is_known(world, serve, m
 def test_a_gateway_with_another_key_is_not_shown_this_one(world, serve, monkeypatch):
     fleet = serve(fleet_at(1), key="sk-another-0123456789abcdef")
     shown = []
-    monkeypatch.setattr(sf, "prove_to", lambda *words: shown.append(words) or {})
+    monkeypatch.setattr(sf, "get_page_with_key", lambda *words: shown.append(words) or {})
     assert ask_who_serves(world, fleet) == "subagent-fleet" and shown == []
 
 

@@ -9,7 +9,7 @@ from fleet.cli.say import open_workspace, tell
 from fleet.config.address import show_host
 from fleet.gateway.server import Server
 from fleet.start.constants import EXIT_INTERRUPTED, EXIT_OK
-from fleet.steps.gateway_start import check_key, open_door, quote_name, receipts_path
+from fleet.steps.gateway_start import check_key, open_gateway_port, quote_name, receipts_path
 from fleet.text.phrases import count_of
 from fleet.text.tables import wrap_text
 from fleet.views.requests import format_served, list_failures, log_requests
@@ -31,7 +31,7 @@ def cmd_serve(options: Namespace, world: World) -> int:
     ask_trust(fleet, options, world)
     key = workspace.read_key(fleet)
     check_key(fleet, key, world)
-    listener = open_door(world, fleet, key)
+    listener = open_gateway_port(world, fleet, key)
     server = Server(fleet, key, world, receipts=receipts_path(world, workspace.out))
     world.on_stop(server.stop)
 

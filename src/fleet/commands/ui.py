@@ -32,7 +32,7 @@ def cmd_ui(options: Namespace, world: World) -> int:
         world.out(f"Dashboard: {address}\nThis link works once. Ctrl-C stops.\n")
         while not signals:
             world.sleep(TICK_SECONDS)
-            if not dashboard.awaits(address):
+            if not dashboard.is_unused(address):
                 address = dashboard.invite()
                 world.out(f"For another browser: {address}\n")
     return EXIT_INTERRUPTED if "SIGINT" in signals else EXIT_OK

@@ -142,7 +142,7 @@ def load_model(warmth: Warmth, world: World, how: WarmUp) -> None:
     try:
         _ask_to_load(warmth, world, how)
     except NodeFailure as failure:
-        words = backend_of(warmth.node).load_by_words(warmth.model)
+        words = backend_of(warmth.node).load_with_prompt(warmth.model)
         if failure.reason == "http 400" and words and not how.unload:
             until = world.clock() + (how.seconds or warmth.model.timeout)
             ask_node(world, warmth.node, words, deadline=until)

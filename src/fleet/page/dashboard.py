@@ -76,7 +76,7 @@ class Dashboard(Reception):
         self._codes.append(self.world.token(CODE_BYTES))
         return f"{self.place}?code={self._codes[-1]}"
 
-    def awaits(self, address: str) -> bool:
+    def is_unused(self, address: str) -> bool:
         """Tell whether a link has not been used yet."""
         return address.rpartition("=")[2] in self._codes
 

@@ -1,4 +1,4 @@
-"""An answer in nobody's dialect: End, Delta, Sieve."""
+"""A model's answer, independent of any dialect: End, Delta, Sieve."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -15,23 +15,22 @@ class End(Record):
     """How an answer ended, and what it took."""
 
     reason: str  # end_turn, max_tokens, stop_sequence or tool_use
-    stop: str = ""  # the stop sequence it ended at
+    stop: str = ""  # the stop sequence that ended it
     input_tokens: int = 0
     output_tokens: int = 0
-    # By the node's own clock, where it tells; what of the prompt was cached is not in it.
+    # By the node's own clock, if it says; without cached parts of the prompt.
     load_seconds: float | None = None
     prompt_seconds: float | None = None
     answer_seconds: float | None = None
-    cache_read: int = 0  # of the input tokens: what the node had read before
-    cache_written: int = 0  # and what it keeps
-    broken_calls: int = 0  # calls that were no calls: cut, or their arguments were not JSON
+    cache_read: int = 0  # input tokens that the node had in its cache
+    cache_written: int = 0  # input tokens that it adds to its cache
+    broken_calls: int = 0  # dropped calls: cut off, or their arguments were not JSON
 
 
 class Delta(Record):
-    """One step of an answer: thinking or text that grows, a call, or the end.
+    """One step of an answer: a piece of thinking or text, a call, or the end.
 
-    A cloud's answer to a Messages client is `raw`: the JSON of an event,
-    whose name is the text.
+    A cloud's answer to a Messages client is `raw`: an event's JSON, with its name as the text.
     """
 
     kind: str  # thinking, text, call, end or raw
@@ -42,10 +41,10 @@ class Delta(Record):
 
 
 class Sieve:
-    """Tells thinking from text in what a model prints, and ends the text at a stop sequence.
+    """Separates thinking from text in a model's output, and ends the text at a stop sequence.
 
-    Text that may yet grow to a mark is held back until more comes. A <think> section counts
-    only at the very beginning.
+    Text that could be the beginning of a mark is held back until more comes. A <think> section
+    counts only at the very beginning.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -54,15 +53,15 @@ class Sieve:
         self._phase, self._held = "start", ""
 
     def passes_text(self) -> bool:
-        """Tell whether nothing is looked for any more: what is printed is text."""
+        """Tell whether all further output is text: no mark is looked for any more."""
         return self._phase == "text" and not self._stops
 
     def skip_thinking(self) -> None:
-        """Note that the model tells its thinking apart: what it prints is text."""
+        """Note that the model sends its thinking separately: all it prints is text."""
         self._phase = "text"
 
     def feed(self, text: str, *, last: bool = False) -> list[Delta]:
-        """Return what can be told now; with `last`, nothing is held back."""
+        """Return what can be passed on now; with `last`, hold nothing back."""
         if self.stop:
             return []
         text, self._held = self._held + text, ""
@@ -84,7 +83,7 @@ class Sieve:
         return [delta for delta in deltas if delta.text]
 
     def _begin(self, text: str, last: bool) -> str:
-        """Choose the first phase once enough was printed; return what belongs to it."""
+        """Choose the first phase once there is enough output; return what belongs to it."""
         bare = text.lstrip()
         if bare.startswith("<think>"):
             self._phase = "think"
@@ -98,7 +97,7 @@ class Sieve:
         return text
 
     def _part(self, text: str, marks: list[str], last: bool) -> tuple[str, str, str]:
-        """Return what stands before the first mark, the mark, and what stands behind it."""
+        """Return the text before the first mark, the mark, and the text after it."""
         places = [(text.index(mark), mark) for mark in marks if mark in text]
         if places:
             at, mark = min(places)
@@ -112,7 +111,7 @@ class Sieve:
 
 
 def _growing_tail(text: str, mark: str) -> int:
-    """Return the length of the longest end of a text that may yet grow to the mark."""
+    """Return the length of the longest end of a text that is the beginning of the mark."""
     at = text.find(mark[0], max(0, len(text) - len(mark) + 1))
     while at >= 0 and not mark.startswith(text[at:]):
         at = text.find(mark[0], at + 1)

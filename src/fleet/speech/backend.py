@@ -1,4 +1,4 @@
-"""What all servers have in common, and reading what they say."""
+"""What all model servers have in common, and reading their answers."""
 from __future__ import annotations
 
 import abc
@@ -32,22 +32,19 @@ if TYPE_CHECKING:
     from fleet.speech.talk import Reply, Talk
 
 
-# What a node speaks. A Backend makes Asks and reads Replies; it knows no socket and no
-# clock. What a node says is not trusted: a field of the wrong type counts as absent, only
-# an answer without its list makes the node `bad answer`, and what is wrong in an answer
-# is the node's fault.
+# The language of a node. A Backend makes Asks and reads Replies, without sockets or clocks. A
+# node's answers are not trusted: a field of the wrong type counts as absent; only an answer
+# without its list is a `bad answer`; and an error in an answer is a failure of the node.
 #
-# There are three wires: Ollama's own API, Chat Completions for all other servers at home, and
-# Messages for the cloud, where what comes is passed on as it came. llama-server and vLLM
-# make Chat Completions of Messages before they do anything else, so nothing is lost by
-# speaking them.
+# There are three protocols: Ollama's own API, Chat Completions for all other servers at home,
+# and Messages for the cloud, which is passed on unchanged. llama-server and vLLM translate
+# Messages to Chat Completions themselves, so nothing is lost by sending them those.
 
 ANSWER_MARKS = 100_000  # values in one answer of a node; see count_marks
-TOKENS_LIMIT = 10 ** 9  # a higher count, of tokens or seconds, is none
+TOKENS_LIMIT = 10 ** 9  # a higher count of tokens or seconds is ignored
 ARGUMENTS_DEPTH_LIMIT = 64
-# Words for a prompt that the context does not hold: Ollama 0.32.15 and llama.cpp, LM Studio,
-# Anthropic, vLLM, OpenAI and OpenRouter. What counts the tokens is `n`,
-# what they may be `most`.
+# The messages of a prompt longer than the context: Ollama 0.32.15 and llama.cpp, LM Studio,
+# Anthropic, vLLM, OpenAI and OpenRouter. `n` is the number of its tokens, `most` the limit.
 _TOO_LONG = tuple(map(LatePattern, (
     r"(?:\((?P<n>\d{1,9}) tokens\) )?exceeds the available context size"
     r" \((?P<most>\d{1,9}) tokens\)",
@@ -63,26 +60,25 @@ _NOT_ABLE = LatePattern(r"does not support|image input")
 
 
 class Backend(abc.ABC):
-    """What one kind of node speaks: what to ask of it, and how to read what it says.
+    """The language of one kind of node: what to ask, and how to read the answers.
 
-    An Ask that a server has nothing for is one that it answers all the same:
-    its version page.
+    If a server has no such request, the method asks for its version page instead.
     """
 
-    name = ""  # as `provider:` and a node's reason have it
-    log = ""  # where it says more, in words
-    loads_twice = False  # a second load of a model gives a second instance of it
-    loads_as_asked = False  # a question loads the model, with the context of its route
+    name = ""  # its name in `provider:` and in reasons
+    log = ""  # where its own log is, in words
+    loads_twice = False  # loading a loaded model starts a second instance
+    loads_as_asked = False  # a chat request loads the model, with the context of its route
     version_path = list_path = "/v1/models"
-    version_field = ""  # on its version page; "": it says none
-    list_field, list_key = "data", "id"  # where its list is, and a model's name in an entry
-    takes_formats = True  # it can be asked for JSON, or for what a schema says
-    takes_messages = False  # it gets a Messages request as it came
+    version_field = ""  # in its version page; "": it does not say
+    list_field, list_key = "data", "id"  # where its model list is, and the name in an entry
+    takes_formats = True  # it can be asked for JSON, or for a JSON Schema
+    takes_messages = False  # it gets Messages requests unchanged
     reads: type[Reader]
 
     @property
     def title(self) -> str:
-        """As people call it."""
+        """Its name for people."""
         return kind_title(self.name)
 
     def key_headers(self, key: str) -> dict[str, str]:
@@ -90,7 +86,7 @@ class Backend(abc.ABC):
         return {"Authorization": f"Bearer {key}"}
 
     def _ask(self, path: str, parse: Callable[[Any], Any], payload: object = None) -> Ask:
-        """Return an Ask whose refusal is a NodeFailure and whose JSON is read by `parse`."""
+        """Return an Ask; a refusal becomes a NodeFailure, and `parse` reads the JSON."""
         def extract(reply: Reply) -> Any:
             if reply.status != 200:
                 words = error_words(reply)
@@ -111,15 +107,15 @@ class Backend(abc.ABC):
             named = [entry for entry in entries if read_field(entry, key)]
         if not named and entries != []:
             raise NodeFailure("bad answer", f"{path} holds no list of models")
-        # Ollama's own order changes by ask.
+        # Ollama's order changes with each request.
         return sorted(named, key=lambda entry: entry[key])
 
     def _list(self, path: str, make: Callable[[dict[str, Any]], Any]) -> Ask:
-        """Ask for a list of models; `make` makes something of each entry."""
+        """Ask for a list of models; `make` converts each entry."""
         return self._ask(path, lambda value: tuple(map(make, self._entries(value, path))))
 
     def identify(self) -> Ask:
-        """Ask for its version; the quickest thing that only this kind answers."""
+        """Ask for its version: the fastest request that only this kind of server answers."""
         def parse(value: Any) -> str:
             if not self.version_field:
                 self._entries(value, self.version_path)
@@ -137,49 +133,49 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def list_loaded(self) -> Ask:
-        """Ask for the LoadedModels in memory; context 0: the server does not say which."""
+        """Ask for the LoadedModels in memory; context 0 means that the server does not say."""
 
     def describe(self, model_name: str) -> Ask:
-        """Ask for what a NodeModel's list entry does not tell, as a dict of its fields."""
-        return self._ask(self.list_path, lambda value: {})  # the list has said all
+        """Ask for the fields of a NodeModel that the list lacks, as a dict."""
+        return self._ask(self.list_path, lambda value: {})  # the list has everything
 
     @abc.abstractmethod
     def load(self, model: Model, *, unload: bool = False) -> Ask:
         """Ask to load a model as its route will use it, or to unload it.
 
-        `http 404` of its answer means that the model is not there, and may be pulled. What it
-        extracts, if anything, is said to people.
+        The answer `http 404` means that the model is not there and may be pulled. The extracted
+        text, if any, is shown to people.
         """
 
-    def load_by_words(self, model: Model) -> Ask | None:
-        """Ask to load a model that was refused because nothing was asked; None: no such way."""
+    def load_with_prompt(self, model: Model) -> Ask | None:
+        """Ask to load a model with a short prompt, if a server refuses an empty one; or None."""
         return None
 
     def pull(self, model: Model) -> Ask:
-        """Ask to download a model; each line of the answer is read as a PullStep."""
+        """Ask to download a model; each line of the answer is a PullStep."""
         def extract(reply: Reply) -> Any:
             raise NodeFailure("no downloads", f"{self.title} takes no downloads from here",
                               fix=f"{obtain_model(self.name, model.ollama_model)} there")
         return Ask(self.identify().path, extract)
 
     def check_loading(self, model: Model) -> Ask | None:
-        """Ask whether a load that outlasts its answer has ended: a boolean; None: none does.
+        """Ask whether a load in the background has ended: a boolean; None: there are none.
 
-        NodeFailure where it has failed.
+        NodeFailure if it has failed.
         """
         return None
 
     @abc.abstractmethod
     def chat(self, talk: Talk, model: Model) -> Ask:
-        """Ask a model to go on with a talk; `extract` reads the words of a refusal."""
+        """Ask a model to continue a talk; `extract` reads the text of a refusal."""
 
     def reader(self, talk: Talk, model: Model, estimate: int) -> Reader:
-        """Return what reads the answer to `chat`; `estimate` is what the prompt may take."""
+        """Return the Reader of the answer to `chat`; `estimate`: the tokens of the prompt."""
         return self.reads(self.name, talk, model, estimate)
 
 
 class PullStep(Record):
-    """One line of a download: how far a layer is, and whether all is done."""
+    """One line of a download: the progress of a layer, and whether all is done."""
 
     layer: str = ""
     completed: int = 0
@@ -187,11 +183,11 @@ class PullStep(Record):
     is_done: bool = False
 
 
-# -- reading what a node says --
+# -- reading a node's answers --
 
 
 def read_field(value: object, key: str, kind: type[Any] = str) -> Any:
-    """Return a field of an answer; absent, of another type or below 0 it is empty."""
+    """Return a field of an answer; the empty value if it is absent, of another type or negative."""
     field_value: Any = value.get(key) if isinstance(value, dict) else None
     if type(field_value) is not kind or (kind is int and field_value < 0):
         return kind()
@@ -199,7 +195,7 @@ def read_field(value: object, key: str, kind: type[Any] = str) -> Any:
 
 
 def first_field(value: object, paths: Iterable[str], kind: type[Any] = str) -> Any:
-    """Return the first field of these paths (`meta.n_ctx`) that holds something."""
+    """Return the first non-empty field at these paths (`meta.n_ctx`)."""
     for path in paths:
         *places, name = path.split(".")
         inner = value
@@ -212,7 +208,7 @@ def first_field(value: object, paths: Iterable[str], kind: type[Any] = str) -> A
 
 
 def error_text(error: object) -> str:
-    """Return a node's own words, out of the JSON that its engine wraps them in."""
+    """Return a node's error message, out of the JSON that its engine wraps it in."""
     while True:
         if isinstance(error, dict):
             wrapped: dict[str, Any] | None = error
@@ -223,7 +219,7 @@ def error_text(error: object) -> str:
         error = wrapped.get("error", wrapped.get("message", "an error without words"))
 
 
-# Why a node failed, as far as that may be kept: its message may quote a prompt or an answer.
+# The kinds of failures that may be recorded: a message itself may quote a prompt or an answer.
 _FAILURES = {
     "out of memory": LatePattern(r"(?i)out of memory|more (?:system |gpu )?memory"
                               r"|failed to allocate"),
@@ -234,13 +230,13 @@ _FAILURES = {
 
 
 def name_failure(status: int, words: str) -> str:
-    """Return what is kept of a refusal: its status, and its kind where that is known."""
+    """Return what may be recorded of a refusal: its status, and its kind if known."""
     kinds = [kind for kind, pattern in _FAILURES.items() if pattern.search(words)]
     return ", ".join([f"http {status}", *kinds[:1]])
 
 
 def error_words(reply: Reply) -> str:
-    """Return what a node says about a request it refused, in its own words."""
+    """Return a node's own message about a refused request."""
     if 300 <= reply.status < 400:
         return f"it redirects to {reply.headers.get('location', 'elsewhere')}; not followed"
     # What Go and nginx say on a TLS port.
@@ -250,20 +246,20 @@ def error_words(reply: Reply) -> str:
 
 
 def parse_answer(body: bytes | bytearray, backend: Backend) -> Any:
-    """Return the JSON value of an answer; refuse what would grow in memory or take long."""
+    """Return the JSON value of an answer; refuse one that would take much memory or time."""
     if count_marks(body) > ANSWER_MARKS:
         raise NodeFailure("bad answer", f"far more in it than any {backend.title} answers")
     try:
         return parse_json(body)
     except ValueError:
-        pass  # its own exception would hold the whole text
+        pass  # the original exception would keep the whole text
     if re.match(rb"\s*[\[{]", body):
         raise NodeFailure("bad answer", "its JSON is broken")
     raise NodeFailure(f"not {backend.name}", "it does not answer with JSON")
 
 
 def refuse_error(value: Any) -> Any:
-    """Return an answer; refuse an error, which Ollama also sends under HTTP 200."""
+    """Return an answer; raise if it is an error, which Ollama also sends with HTTP 200."""
     if isinstance(value, dict) and "error" in value:
         raise NodeFailure("error", error_text(value["error"]))
     return value
@@ -272,25 +268,25 @@ def refuse_error(value: Any) -> Any:
 class Reader:
     """Reads one answer of a model, line by line.
 
-    It tells thinking from text, finds the stop sequence, makes calls and counts: a server's
-    own `read` makes calls of `say`, `call` and `end`. Which stop sequence ended an answer no
-    server tells, so they are looked for here. What is not counted is estimated.
+    It separates thinking from text, finds the stop sequence, collects calls and counts. A
+    server's own `read` calls `say`, `call` and `end`. No server says which stop sequence ended
+    an answer, so this looks for them. Tokens that the server does not count are estimated.
     """
 
-    has_begun = False  # the model has said something; until then only its server has
+    has_begun = False  # the model has begun; before that, only its server has answered
 
     def __init__(self, provider: str, talk: Talk, model: Model, estimate: int) -> None:
         self._provider, self._talk, self._model = provider, talk, model
         self._estimate, self._calls, self._lines = estimate, 0, 0
         self._broken_calls = 0
         self._sieve = Sieve(talk.stops)
-        self._kind = ""  # of the Delta before
+        self._kind = ""  # of the previous Delta
         self._deltas: list[Delta] = []  # of this line
 
     def feed(self, line: bytes | bytearray) -> list[Delta]:
-        """Return what a line says; NodeFailure or Refusal where it is no answer.
+        """Return the Deltas of a line; raise NodeFailure or Refusal if it is not an answer.
 
-        The last Delta of an answer is its end; without one the node has failed.
+        The last Delta of an answer is its end; an answer without it is a failure.
         """
         try:
             part = parse_json(line)
@@ -299,7 +295,7 @@ class Reader:
         if type(part) is not dict:
             raise NodeFailure("bad answer", "it sent something that is not an answer")
         error = part.get("error")
-        if error:  # which comes under HTTP 200, too
+        if error:  # an error may come with HTTP 200
             status = (read_field(part, "status", int)
                       or first_field(error, ("code", "status"), int)
                       or ERROR_STATUSES.get(read_field(error, "type"), 500))
@@ -312,14 +308,14 @@ class Reader:
 
     @abc.abstractmethod
     def read(self, part: dict[str, Any]) -> None:
-        """Take one object of the answer."""
+        """Read one JSON object of the answer."""
 
     def close(self) -> list[Delta]:
-        """Return what is said by the node's closing, where it names no end."""
+        """Return the Deltas at the end of the connection, if no line was the end."""
         return []
 
     def say(self, kind: str, text: str) -> None:
-        """Tell thinking or text; what a model prints of its thinking is told apart."""
+        """Add thinking or text; thinking inside the text is separated."""
         if not text:
             return
         self.has_begun = True
@@ -334,7 +330,7 @@ class Reader:
             self._tell([Delta(kind, text)])
 
     def _tell(self, deltas: Iterable[Delta]) -> None:
-        """Add Deltas without blank thinking that begins no thought."""
+        """Add Deltas, but no blank thinking at the beginning."""
         for delta in deltas:
             if delta.kind != self._kind:
                 if delta.kind == "thinking" and not delta.text.strip():
@@ -344,17 +340,17 @@ class Reader:
 
     def call(self, call_id: str, name: str, arguments: object, *,
              is_cut: bool = False) -> None:
-        """Tell a call: its arguments are an object, or its text, which may be cut.
+        """Add a call; its arguments are an object, or text that may be cut off.
 
-        A client runs what it is told, so a call is never guessed. One whose arguments are
-        broken becomes text, and one that the token limit cut becomes nothing:
-        Bash `{"command": "ls` would run as Bash `{}`.
+        A client runs every call, so arguments are never guessed. A call with broken arguments
+        becomes text, and one that the token limit cut is dropped: otherwise Bash
+        `{"command": "ls` would run as Bash `{}`.
         """
         if not name or self._sieve.stop or (self._talk.one_call and self._calls):
             return
         values = read_arguments(arguments)
         if is_cut and not values:
-            values = None  # nothing of them has come
+            values = None  # no arguments arrived
         if values is None:
             self._broken_calls += 1
             if not is_cut:
@@ -369,7 +365,7 @@ class Reader:
         self._deltas.append(Delta("call", call=Call(call_id, name, values)))
 
     def end(self, reason: str, **counts: Any) -> None:
-        """Tell what was held back, and the end; `counts` are fields of an End."""
+        """Add held-back text and the end; `counts` are fields of the End."""
         self._tell(self._sieve.feed("", last=True))
         if self._sieve.stop:
             reason = "stop_sequence"
@@ -382,11 +378,11 @@ class Reader:
         self._deltas.append(Delta("end", end=End(reason, self._sieve.stop, **told)))
 
     def refuse(self, reply: Reply, words: str) -> Refusal:
-        """Return what the client is told; `words` are what the Ask of the answer extracts."""
+        """Return the Refusal for the client; `words` is what the Ask extracted."""
         return self.refusal(reply.status, words)
 
     def refusal(self, status: int, words: str) -> Refusal:
-        """Return what a client is told of a node that refused, in the words it acts on."""
+        """Return the Refusal for a client, in the words that clients react to."""
         model = self._model
         for pattern in _TOO_LONG:
             match = pattern.search(words)
@@ -417,7 +413,7 @@ class Reader:
 
 
 def is_deeper(value: object, limit: int) -> bool:
-    """Tell whether a JSON value has more levels than the limit."""
+    """Tell whether a JSON value is nested deeper than the limit."""
     level = [value]
     for _ in range(limit + 1):
         if not level:

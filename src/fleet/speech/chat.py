@@ -1,4 +1,4 @@
-"""Chat Completions, and what Responses shares with it."""
+"""Chat Completions, and what it shares with Responses."""
 from __future__ import annotations
 
 import abc
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 #
 # Facts of the real clients (opencode 1.18, codex 0.169, aider 0.86, qwen-code 0.24, pi 0.73,
 # cn 1.5): system and developer messages may come twice and in the middle, and are joined at
-# the front; a content is null, text or parts, that of a tool result, too. What no local model
-# has a word for (reasoning effort, encrypted reasoning, stores, seeds, service tiers) is left
-# out; what would change the answer's shape is refused.
+# the front; a content, even a tool result's, is null, text or parts. Fields without a meaning for
+# local models (reasoning effort, encrypted reasoning, stores, seeds, service tiers) are ignored;
+# fields that would change the shape of the answer are refused.
 
-# Fields that ask for what no node has, and the values that do not.
+# Fields that ask for something no node has, and the harmless values of each.
 _UNKEPT_FIELDS: dict[str, tuple[object, ...]] = {
     "n": (None, 1), "logprobs": (None, False), "previous_response_id": (None, ""),
     "conversation": (None,), "background": (None, False)}
 
 
 class OpenTools:
-    """The tools of a request, each under a name that only it has."""
+    """The tools of a request, each under a unique name."""
 
     def __init__(self, tools: Iterable[Any]) -> None:
         self._by_name: dict[str, Tool] = {}
@@ -53,21 +53,21 @@ class OpenTools:
             self._add(tool, "")
 
     def _add(self, tool: Any, namespace: str) -> None:
-        """Add a tool; of any other type it is one that OpenAI's servers run."""
+        """Add a tool; tools of other types run on OpenAI's servers and are ignored."""
         kind = read_field(tool, "type")
         if kind == "namespace" and not namespace:
             for inner in read_field(tool, "tools", list):
                 self._add(inner, read_field(tool, "name"))
         if kind not in ("function", "custom"):
             return
-        words = tool.get(kind, tool)  # which Chat Completions wraps
+        words = tool.get(kind, tool)  # Chat Completions wraps it
         own_name = read_field(words, "name")
         if not own_name or (namespace, own_name) in self._names:
             return
         name = own_name
         if name in self._by_name:
             name = f"{namespace}__{own_name}"
-        while name in self._by_name:  # which may be the name of another tool
+        while name in self._by_name:  # another tool may have that name already
             name += "_"
         is_custom = kind == "custom"
         schema = _custom_schema(words) if is_custom else read_field(words, "parameters", dict)
@@ -76,7 +76,7 @@ class OpenTools:
                                    own_name, is_custom)
 
     def name_of(self, namespace: str, own_name: str) -> str:
-        """Return the name under which the model knows a tool, which may be gone."""
+        """Return the model's name of a tool, which may be gone."""
         return self._names.get((namespace, own_name), own_name) or "unknown"
 
     def tools(self) -> tuple[Tool, ...]:
@@ -84,7 +84,7 @@ class OpenTools:
 
 
 def _custom_schema(words: object) -> dict[str, Any]:
-    """Return the schema of a tool that takes one text; its grammar is told in words."""
+    """Return the schema of a tool that takes one text; its grammar becomes a description."""
     form = read_field(words, "format", dict)
     told = "The whole text."
     if read_field(form, "definition"):
@@ -96,7 +96,7 @@ def _custom_schema(words: object) -> dict[str, Any]:
 
 
 def _read_choice(choice: object, tools: OpenTools) -> tuple[str, str]:
-    """Return which tools the client wants called, and the name of the one."""
+    """Return which tools must be called (any, none, …), and the name if it is a single one."""
     if choice == "required":
         return "any", ""
     if choice == "none":
@@ -109,7 +109,7 @@ def _read_choice(choice: object, tools: OpenTools) -> tuple[str, str]:
 
 
 def read_call_item(call_id: str, words: dict[str, Any], where: str, tools: OpenTools) -> Call:
-    """Return a call of an earlier answer; a tool that takes one text gets it as `input`."""
+    """Return a call of an earlier answer; a tool that takes one text has it as `input`."""
     name = tools.name_of(read_field(words, "namespace"), block_text(words, "name", where))
     if "input" in words:
         return Call(call_id, name, {"input": block_text(words, "input", where)})
@@ -117,13 +117,13 @@ def read_call_item(call_id: str, words: dict[str, Any], where: str, tools: OpenT
     sent = text.encode("utf-8", "surrogatepass")
     is_bounded = len(sent) < PROMPT_MARKS or count_marks(sent) < PROMPT_MARKS
     arguments = read_arguments(text) if is_bounded else None
-    if arguments is None:  # Ollama answers 400 to what is no object
+    if arguments is None:  # Ollama answers 400 to anything but an object
         arguments = {"input": text}
     return Call(call_id, name, arguments)
 
 
 def _read_format(form: object) -> object:
-    """Return what an answer must be: "json", a schema, or None for anything."""
+    """Return the required form of the answer: "json", a schema, or None."""
     kind = read_field(form, "type")
     if kind == "json_object":
         return "json"
@@ -134,7 +134,7 @@ def _read_format(form: object) -> object:
 
 
 class OpenDialect(Dialect):
-    """What Chat Completions and Responses read alike."""
+    """The parts of requests that Chat Completions and Responses share."""
 
     def _read(self, request: dict[str, Any]) -> Talk:
         for name, harmless in _UNKEPT_FIELDS.items():
@@ -168,14 +168,14 @@ class OpenDialect(Dialect):
     @abc.abstractmethod
     def _said(self, request: dict[str, Any],
               tools: OpenTools) -> Iterator[tuple[str, Parts]]:
-        """Yield who said something, and what."""
+        """Yield (who, what) of each message."""
 
 
 # -- Chat Completions: the rest of the world --
 
 
 def _read_message(message: Any, where: str, tools: OpenTools) -> tuple[str, Parts]:
-    """Return who said a message, and what."""
+    """Return (who, what) of a message."""
     role = read_field(message, "role")
     if role not in ("system", "developer", "user", "assistant", "tool"):
         raise Refusal(400, f"{where}: expected the role system, developer, user, "
@@ -209,7 +209,8 @@ _CHAT_FIELDS = {"text": "content", "thinking": "reasoning_content"}
 class ChatWriter(Writer):
     """Writes a completion.
 
-    Without a `finish_reason` opencode asks again for ever: only `end` writes the last event.
+    Without a `finish_reason` opencode repeats its request forever, so only `end` writes the
+    last event.
     """
 
     field_name = "messages"  # that an error is about
@@ -238,10 +239,10 @@ class ChatWriter(Writer):
 
     @classmethod
     def error(cls, refusal: Refusal) -> dict[str, Any]:
-        """Return an error in the words on which clients act.
+        """Return an error in the words that clients react to.
 
-        On these words and this code for a prompt that is too long opencode, pi and qwen-code
-        compact, codex stops and says so, and aider gives its help.
+        If a prompt is too long, this code and these words make opencode, pi and qwen-code compact,
+        codex stop with a message, and aider show its help.
         """
         codes = {401: "invalid_api_key", 404: "not_found"}
         error = {"message": refusal.what, "type": refusal.kind, "param": None,
@@ -254,7 +255,7 @@ class ChatWriter(Writer):
         return {"error": error}
 
     def is_custom(self, call: Call) -> bool:
-        """Tell whether the tool that is called takes one text."""
+        """Tell whether a called tool takes one text."""
         return call.name in self._tools and self._tools[call.name].is_custom
 
     def input_text(self, call: Call) -> str:
@@ -276,7 +277,7 @@ class ChatWriter(Writer):
             self._count += 1
             call = {"index": self._count - 1, **self._show_call(block)}
             return self._chunk({"tool_calls": [call]})
-        # Once a token: a template costs a third of rendering the event.
+        # Called for each token: a template costs a third of rendering the event.
         words = json.encoder.encode_basestring_ascii(text)
         return (f'data: {self._before},"choices":[{{"index":0,"delta":'
                 f'{{"{_CHAT_FIELDS[block.kind]}":{words}}},"finish_reason":null}}]}}\n\n'

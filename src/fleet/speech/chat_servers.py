@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from fleet.speech.talk import Reply, Talk
 
 
-# A server is a row: where it says its version, where its models are listed, what it takes.
-# What they say of a model stands at one of a few places, whoever says it.
+# A server is a row: where its version and its models are, and what it accepts. The facts about a
+# model are in one of a few places, whatever the server.
 
 OPTIONAL_FIELDS = ("metadata", "context_management", "output_config",
                    "thinking", "tool_choice", "temperature", "top_k", "top_p", "service_tier",
@@ -39,7 +39,7 @@ OPTIONAL_FIELDS = ("metadata", "context_management", "output_config",
                    "parallel_tool_calls", "response_format", "max_tokens")
 _PIXELS = {"/9j/": "image/jpeg", "R0lG": "image/gif", "UklG": "image/webp"}  # else PNG
 
-# What a list says of a model, and where; llama-server, vLLM and others, LM Studio.
+# Where a list has the facts of a model: llama-server; vLLM and others; LM Studio.
 _SIZES = ("meta.size", "size_bytes")
 _QUANTIZATIONS = ("meta.ftype", "quantization.name")
 _TRAINED_CONTEXTS = ("meta.n_ctx_train", "max_context_length")
@@ -48,17 +48,17 @@ _CONTEXTS = ("meta.n_ctx", "max_model_len", "context_length", "context_window",
 
 
 class ChatServer(Backend):
-    """Whatever speaks Chat Completions; all it lists is loaded, unless its kind says more."""
+    """Any server for Chat Completions; listed models are loaded unless a subclass knows more."""
 
-    fixes_schemas = False  # it takes only such schemas as llama.cpp does
-    # It tells the chat template whether to think, and shows it old thoughts.
+    fixes_schemas = False  # it accepts only the schemas that llama.cpp accepts
+    # It passes `enable_thinking` and old thoughts to the chat template.
     has_template = False
 
     def list_models(self) -> Ask:
         return self._list(self.list_path, self._model)
 
     def _model(self, entry: dict[str, Any]) -> NodeModel:
-        """Return what a list says of a model; it says little of one a router does not run."""
+        """Return a listed model; for one that a router does not run, little is known."""
         count = first_field(entry, ("meta.n_params",), int)
         parameters = f"{count / 1e9:.1f}B" if count >= 5e7 else ""
         trained = first_field(entry, _TRAINED_CONTEXTS, int)
@@ -82,7 +82,7 @@ class ChatServer(Backend):
         return self._ask(self.list_path, parse)
 
     def _instances(self, entry: dict[str, Any]) -> list[Any]:
-        """Return each time that a listed model is loaded, as what says with which context."""
+        """Return the instances of a listed model; each says its context."""
         return [entry]
 
     def load(self, model: Model, *, unload: bool = False) -> Ask:
@@ -114,13 +114,13 @@ class ChatServer(Backend):
 
 
 def _read_context(entry: object) -> int:
-    """Return the context of a listed model, 0 where its server does not say."""
+    """Return the context of a listed model, 0 if the server does not say."""
     context = first_field(entry, _CONTEXTS, int)
     return context if context < TOKENS_LIMIT else 0
 
 
 def _read_abilities(entry: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return what a listed model can do, None where its server does not say."""
+    """Return what a listed model can do, None if the server does not say."""
     if entry.get("type") == "embedding":
         return ("embedding",)
     if "image" in first_field(entry, ("architecture.input_modalities",), list):
@@ -132,12 +132,12 @@ def _read_abilities(entry: dict[str, Any]) -> tuple[str, ...] | None:
 
 
 def _open_messages(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Make chat messages those of Chat Completions: images are parts, arguments are text.
+    """Convert chat messages to Chat Completions: images are parts, arguments are text.
 
-    A result is only text there: its images are shown behind all results.
+    There a tool result is only text, so its images follow after all results.
     """
     shown = []
-    images: list[dict[str, Any]] = []  # that no message has shown yet
+    images: list[dict[str, Any]] = []  # images not yet in a message
     for message in messages:
         role, text = message["role"], message["content"]
         if role == "assistant" and images:
@@ -163,20 +163,20 @@ def _open_messages(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class ChatReader(Reader):
-    """Reads the `data:` lines of a Chat Completion; the rest are names and comments."""
+    """Reads the `data:` lines of a Chat Completion; other lines are names and comments."""
 
     def __init__(self, *words: Any) -> None:
         super().__init__(*words)
         self._reason = ""
         self._usage: dict[str, Any] = {}
         self._drafts: list[dict[str, Any]] = []  # calls, in the order they began
-        self._growing: dict[int, dict[str, Any]] = {}  # the last of each index
+        self._growing: dict[int, dict[str, Any]] = {}  # the latest call of each index
 
     def feed(self, line: bytes | bytearray) -> list[Delta]:
         if line.startswith(b"data:"):
             line = line[5:].strip()
             return self.close() if line == b"[DONE]" else super().feed(line)
-        # An error may come without the form of a stream.
+        # An error may come without `data:`.
         return super().feed(line) if line.startswith(b"{") else []
 
     def read(self, part: dict[str, Any]) -> None:
@@ -208,9 +208,9 @@ class ChatReader(Reader):
             draft["pieces"].append(arguments if isinstance(arguments, str) else "")
 
     def _draft_of(self, index: int, call_id: str) -> dict[str, Any]:
-        """Return the call that grows at an index; another id there begins another call.
+        """Return the call under construction at an index; a new id starts a new call.
 
-        Some servers say index 0, or none, of each of several calls.
+        Some servers send index 0, or none, for each of several calls.
         """
         draft = self._growing.get(index)
         if draft is None or (call_id and draft["id"] and call_id != draft["id"]):
@@ -232,7 +232,7 @@ class ChatReader(Reader):
     def refusal(self, status: int, words: str) -> Refusal:
         refusal = super().refusal(status, words)
         if type(refusal) is Refusal and refusal.http == 400:
-            # A server that knows only some of them can do without.
+            # A server may refuse some of them, and then works without.
             for name in OPTIONAL_FIELDS:
                 if re.search(rf"(?<![\w.]){name}(?!\w)", words):
                     is_needed = name == "max_tokens" and self._provider != OpenAI.name
@@ -280,7 +280,7 @@ class LlamaCpp(ChatServer):
                 raise NodeFailure(f"http {reply.status}", error_words(reply))
             build = read_field(parse_answer(reply.body, self), "build_info")
             number = build.partition("-")[0]
-            return "" if number == "b0" else number  # b0: built without knowing it
+            return "" if number == "b0" else number  # b0: a build without a number
         return Ask("/props", extract)
 
     def _instances(self, entry: dict[str, Any]) -> list[Any]:
@@ -289,9 +289,9 @@ class LlamaCpp(ChatServer):
     def describe(self, model_name: str) -> Ask:
         def parse(value: Any) -> dict[str, object]:
             abilities = read_field(value, "chat_template_caps", dict)
-            if not abilities:  # a router does not know its models
+            if not abilities:  # a router cannot say this about its models
                 return {}
-            words = ["completion", "thinking"]  # it refuses no wish to think
+            words = ["completion", "thinking"]  # it never refuses `think`
             if abilities.get("supports_tools") is True:
                 words.append("tools")
             if first_field(value, ("modalities.vision",), bool):
@@ -304,8 +304,8 @@ class LlamaCpp(ChatServer):
             said = error_words(reply)
             if reply.status == 404 and unload:
                 return "stays: llama-server keeps its one model"
-            # Where there is one model there is nothing at this path;
-            # the rest is no wish to load.
+            # A server with one model has no such path; other answers do not forbid
+            # loading.
             if reply.status in (200, 404) or "running" in said:
                 return ""
             raise NodeFailure(f"http {reply.status}", said)
@@ -330,12 +330,12 @@ class LlamaCpp(ChatServer):
 
 
 def _load_state(entry: dict[str, Any]) -> str:
-    """Return whether a listed model is loaded; one that stands alone always is."""
+    """Return whether a listed model is loaded; the only model of a server always is."""
     return first_field(entry, ("status.value",)) or "loaded"
 
 
 class LMStudio(ChatServer):
-    """LM Studio: models are loaded with a context of one's own.
+    """LM Studio: each load chooses its context.
 
     Facts: its documentation of the v1 REST API (0.4.1 and later); it was not run here.
     """

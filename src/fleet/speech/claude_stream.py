@@ -21,12 +21,12 @@ QUESTION_TOOL = "AskUserQuestion"
 
 
 def path_in(given: object) -> str:
-    """Return the path that a tool is called with; "" where it has none."""
+    """Return the path in a tool's arguments, or ""."""
     given = given if isinstance(given, dict) else {}
     return str(given.get("file_path") or given.get("notebook_path") or "")
 
 
-# -- what an agent's output says --
+# -- reading an agent's output --
 
 PROMPT_TOO_LONG = "prompt_too_long"
 TRANSIENT_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504, 529)
@@ -35,7 +35,7 @@ SUMMARY_CHARACTERS = 60
 
 
 class OpenCall(Record):
-    """A tool call whose result has not come."""
+    """A tool call without a result yet."""
 
     tool: str
     summary: str
@@ -47,13 +47,13 @@ DENIED_LIMIT = 200  # characters of a call that was denied
 
 
 class Heard:
-    """What an agent has said so far, line by line: its state, what it did, what it asks."""
+    """The state of an agent, from its output so far: what it did, does and asks."""
 
     result: dict[str, Any] | None = None
-    result_at = -1  # the offset behind it
+    result_at = -1  # the offset after it
     phase = "silent"  # then requesting, answering, tool, asking, settled
-    since = last = 0.0  # by the clock of who listens
-    turn_at = -1  # the offset behind the line that began its last turn
+    since = last = 0.0  # by the listener's clock
+    turn_at = -1  # the offset after the line that began its last turn
     has_background = False
     worked = 0  # calls that changed something, or may have
     tool_errors = turns = questions = context = repeats = 0
@@ -62,7 +62,7 @@ class Heard:
     def __init__(self, *, heard_from: int = 0) -> None:
         self.heard_from = heard_from  # a result before this offset answers an earlier prompt
         self.calls: dict[str, OpenCall] = {}
-        # What it asks leave for, or asks a person.
+        # A permission that it asks for, or a question to a person.
         self.requests: dict[str, dict[str, Any]] = {}
         self.tools: dict[str, int] = {}
         self.denied: list[dict[str, str]] = []
@@ -71,7 +71,7 @@ class Heard:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has answered the last prompt, and nothing goes on behind it."""
+        """Whether it has answered the last prompt, and nothing runs in the background."""
         return self.phase == "settled" and self.result_at >= self.heard_from \
             and not self.has_background
 
@@ -87,8 +87,8 @@ class Heard:
                 "answering": "writing", "settled": "has answered"}.get(self.phase, self.phase)
 
     def feed(self, line: bytes, end: int, now: float) -> None:
-        """Take one line, which ends at an offset; one that is none is passed over."""
-        # Most lines are pieces of an answer: they only say that it lives.
+        """Read a line that ends at an offset; skip it if it is not JSON."""
+        # Most lines are pieces of an answer, and only show that it is alive.
         if (line.startswith(b'{"type":"stream_event"')
                 and b'"message_delta"' not in line[:200]):
             self.last = now
@@ -110,12 +110,12 @@ class Heard:
             self._enter("tool" if self.calls else "requesting", now)
 
     def prompted(self, offset: int, now: float) -> None:
-        """Note that a prompt was sent: only a result behind this offset answers it."""
+        """Note that a prompt was sent: only a result after this offset answers it."""
         self.heard_from = offset
         self._enter("requesting", now)
 
     def note_denial(self, tool: object, given: object) -> None:
-        """Note that a call was refused: which file it meant, or which command it was."""
+        """Note a denied call: its file or its command."""
         path = path_in(given) or read_field(given, "command")
         entry = {"tool": str(tool), "path": clean_line(path)[:DENIED_LIMIT]}
         if entry not in self.denied:
@@ -142,7 +142,7 @@ class Heard:
             record["tool_uses"] = max(record["tool_uses"], uses)
 
     def _read_stream_event(self, event: dict[str, Any], _: int, now: float) -> None:
-        # The line of the answer itself has what stood at its beginning: 0 of a local model.
+        # The answer's own line has the count at its beginning: 0 for a local model.
         if not event.get("parent_tool_use_id"):
             usage = event["event"]["usage"]
             count = sum(int(usage.get(word) or 0) for word in (
@@ -151,7 +151,7 @@ class Heard:
 
     def _read_assistant(self, event: dict[str, Any], _: int, now: float) -> None:
         message = event["message"]
-        if message.get("model") == "<synthetic>":  # the client's own words for an error
+        if message.get("model") == "<synthetic>":  # Claude Code's own text of an error
             return
         for block in message["content"]:
             if block.get("type") == "tool_use":
@@ -185,7 +185,7 @@ class Heard:
             identity = str(block.get("tool_use_id"))
             call = self.calls.pop(identity, None)
             for asked, request in list(self.requests.items()):
-                if request.get("tool_use_id") == identity:  # somebody has answered it
+                if request.get("tool_use_id") == identity:  # it was answered
                     del self.requests[asked]
             if block.get("is_error"):
                 self.tool_errors += 1
@@ -218,7 +218,7 @@ class Heard:
 
 
 def question_of(request: Mapping[str, Any]) -> str:
-    """Return what a request asks a person, in one line."""
+    """Return a request's question to a person, in one line."""
     questions = questions_in(request)
     if questions:
         return questions[0][0]
@@ -243,7 +243,7 @@ def questions_in(request: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def ask_in_words(text: str) -> dict[str, Any]:
-    """Return the request of an agent that has ended its answer with a question."""
+    """Return an answer that ended with a question, in the form of a request."""
     line = text.strip().splitlines()[-1].strip()
     return {"input": {"questions": [{"question": line[-400:], "options": []}]}}
 
@@ -251,8 +251,8 @@ def ask_in_words(text: str) -> dict[str, Any]:
 def plan_answers(request: Mapping[str, Any], words: Sequence[str]) -> dict[str, str]:
     """Return {question: answer} of typed words, each a number or text; {} if they do not fit.
 
-    One question takes all words as one answer, several take one word each. A number must be
-    one of the choices.
+    A single question takes all words as its answer, several take one word each. A number must
+    be one of the choices.
     """
     questions = questions_in(request)
     typed = [" ".join(words)] if len(questions) == 1 else list(words)
@@ -269,7 +269,7 @@ def plan_answers(request: Mapping[str, Any], words: Sequence[str]) -> dict[str, 
 
 
 def api_error_of(result: Mapping[str, Any] | None) -> str:
-    """Return what a result says of the API: nothing, `transient`, or `final`."""
+    """Return the kind of API error in a result: "", `transient` or `final`."""
     if not result or not result.get("is_error"):
         return ""
     if result.get("terminal_reason") == PROMPT_TOO_LONG:
@@ -281,7 +281,7 @@ def api_error_of(result: Mapping[str, Any] | None) -> str:
 
 
 def error_of(result: Mapping[str, Any]) -> str:
-    """Return the error that a result is in place of an answer; "" of an answer."""
+    """Return the error in a result; "" if it is an answer."""
     if not result.get("is_error"):
         return ""
     errors = result.get("errors")
@@ -291,11 +291,11 @@ def error_of(result: Mapping[str, Any]) -> str:
 
 
 def is_unknown_session(result: Mapping[str, Any]) -> bool:
-    """Tell whether a result says that there is no session to resume (2.1.327)."""
+    """Tell whether a result means that there is no session to resume (2.1.327)."""
     return result.get("subtype") == "error_during_execution" and not result.get("num_turns")
 
 
-# -- words to an agent --
+# -- messages to an agent --
 
 
 def render_stream_line(kind: str, **parts: object) -> bytes:
@@ -303,7 +303,7 @@ def render_stream_line(kind: str, **parts: object) -> bytes:
 
 
 def render_prompt_line(text: str) -> bytes:
-    """Return a prompt as Claude Code reads it on its standard input (2.1.327)."""
+    """Return a prompt as a line for Claude Code's standard input (2.1.327)."""
     return render_stream_line("user", message={"role": "user", "content": text})
 
 
@@ -314,7 +314,7 @@ def render_answer_line(request: str, answer: Mapping[str, Any]) -> bytes:
 
 
 def answer_to(request: Mapping[str, Any], answers: Mapping[str, str]) -> dict[str, Any]:
-    """Return a person's answers as Claude Code takes them."""
+    """Return a person's answers in the form that Claude Code expects."""
     given = request.get("input")
     return {"behavior": "allow",
             "updatedInput": {**(given if isinstance(given, dict) else {}),
@@ -322,7 +322,7 @@ def answer_to(request: Mapping[str, Any], answers: Mapping[str, str]) -> dict[st
 
 
 def tell_answers(answers: Mapping[str, str]) -> str:
-    """Return answers as the prompt of a session that was ended while it asked."""
+    """Return answers as a prompt, for a session that ended while it asked."""
     if len(answers) == 1:
         return f"The answer to your question is: {next(iter(answers.values()))}"
     lines = [f"- {question} {answer}" for question, answer in answers.items()]

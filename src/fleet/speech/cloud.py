@@ -22,21 +22,20 @@ if TYPE_CHECKING:
     from fleet.speech.talk import Reply, Talk
 
 
-# What came as Messages goes there as it came, and its answer goes back as it came: signed
-# thinking, marks of the cache and blocks of its own servers are worth nothing changed, and
-# what is new there tomorrow passes. Who speaks another dialect is translated to Chat
-# Completions.
+# A Messages request goes there unchanged, and the answer comes back unchanged: signed thinking,
+# cache marks and blocks of its own servers would be useless if changed, and new fields pass
+# through. Other dialects are translated to Chat Completions.
 
 
 class HandedBack(Refusal):
-    """What a cloud refused, which goes back to the client as it came."""
+    """A refusal by a cloud, which goes back to the client unchanged."""
 
     def __init__(self, reply: Reply, words: str) -> None:
         seconds = reply.headers.get("retry-after", "")
         retry_seconds = int(seconds) if re.fullmatch("[0-9]{1,5}", seconds) else 0
         super().__init__(reply.status, words, retry_seconds=retry_seconds)
         self.reply = reply
-        # With 401 a client renews its login; nobody else can answer in its stead.
+        # After 401 the client renews its login; no fallback can do that.
         self.is_final = reply.status in (400, 401, 403, 404, 413)
 
 
@@ -44,20 +43,20 @@ HANDED_BACK = LatePattern("retry-after(-ms)?|x-should-retry|anthropic-ratelimit-
 
 
 class Anthropic(ChatServer):
-    """api.anthropic.com, or another Messages endpoint beyond the house."""
+    """api.anthropic.com, or another Messages endpoint outside the house."""
 
     name = "anthropic"
-    takes_formats = False  # it would ignore them without a word
+    takes_formats = False  # it ignores them silently
     takes_messages = True
 
     def key_headers(self, key: str) -> dict[str, str]:
         return {"x-api-key": key}
 
     def _instances(self, entry: dict[str, Any]) -> list[Any]:
-        return []  # nothing has to be loaded there
+        return []  # there is nothing to load
 
     def _ask(self, path: str, parse: Callable[[Any], Any], payload: object = None) -> Ask:
-        """Ask for the models; who is not shown a login is there all the same."""
+        """Ask for the models; an answer that asks for a login counts, too."""
         def extract(reply: Reply) -> Any:
             value = parse_answer(reply.body, self)
             words = error_words(reply)
@@ -81,11 +80,11 @@ class Anthropic(ChatServer):
 
 
 class CloudChatReader(ChatReader):
-    """Reads a cloud's answer; what it refuses is the client's to understand."""
+    """Reads a cloud's answer; refusals go back to the client."""
 
     def refuse(self, reply: Reply, words: str) -> Refusal:
         refusal = self.refusal(reply.status, words)
-        if isinstance(refusal, (PromptTooLong, NoImages)):  # each dialect has words for these
+        if isinstance(refusal, (PromptTooLong, NoImages)):  # these exist in each dialect
             return refusal
         return HandedBack(reply, words or f"it answered {reply.status}")
 
@@ -96,9 +95,9 @@ class CloudReader(CloudChatReader):
     def __init__(self, *words: Any) -> None:
         super().__init__(*words)
         self._came = b""  # the JSON of this line
-        # Goes with the first content: until then others may.
+        # Sent with the first content: until then another machine may take over.
         self._beginning: list[Delta] = []
-        self._pieces: list[bytes] = []  # of an answer that is no stream
+        self._pieces: list[bytes] = []  # of an answer without a stream
 
     def feed(self, line: bytes | bytearray) -> list[Delta]:
         if self._talk.is_stream:
@@ -123,7 +122,7 @@ class CloudReader(CloudChatReader):
         elif kind == "message_start":
             came = {**part, "message": {**message, "model": self._talk.alias}}
             self._beginning = [Delta("raw", kind, raw=render_json(came))]
-        elif kind != "ping":  # the gateway has its own
+        elif kind != "ping":  # the gateway sends its own
             self.has_begun = True
             self._deltas += [*self._beginning, Delta("raw", kind, raw=self._came)]
             self._beginning = []
@@ -149,5 +148,5 @@ BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (
 
 
 def backend_of(node: Node) -> Backend:
-    """Return what a node speaks."""
+    """Return the Backend of a node."""
     return BACKENDS[node.provider]

@@ -1,4 +1,4 @@
-"""What a client speaks: Dialect, Writer, and the blocks of a message."""
+"""The languages of clients: Dialect, Writer, and the blocks of a message."""
 from __future__ import annotations
 
 import abc
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
     from fleet.speech.talk import Talk
 
 
-# What a client speaks. A Dialect makes a Talk of a request; its Writers make bytes of Deltas.
+# The language of a client. A Dialect turns a request into a Talk; its Writers turn Deltas into
+# bytes.
 
 PROMPT_MARKS = 500_000  # values in one request; see count_marks
 
 
-# Headers in which a client names its session, and the agent in it. The first pair counts of
-# which the session was sent: Claude Code, opencode's subagents, opencode, codex, pi.
+# Pairs of headers with a client's session and agent; the first pair with a session counts:
+# Claude Code, opencode's subagents, opencode, codex, pi.
 CONVERSATION_HEADERS = (
     ("x-claude-code-session-id", "x-claude-code-agent-id"),
     ("x-parent-session-id", "x-session-id"),
@@ -44,18 +45,18 @@ CONVERSATION_HEADERS = (
 
 
 class Conversation(Record):
-    """Whose request it is: what one session and agent say belongs together."""
+    """The session and agent of a request: their requests belong together."""
 
     session: str = ""
     agent: str = ""
 
 
 class Dialect:
-    """What a kind of client speaks: its requests (JSON objects) and its answers' writer."""
+    """The language of a kind of client: how to read its requests and write its answers."""
 
-    path = ""  # where its requests go
-    count_path = ""  # where it asks how many tokens a request has; "" where it never does
-    # That translation reads; what is expected, in _FIELD_KINDS.
+    path = ""  # the path of its requests
+    count_path = ""  # the path that counts the tokens of a request; "": none
+    # The fields that translation reads, with their kinds in _FIELD_KINDS.
     fields: Mapping[str, str] = {}
     writes: type[Writer]
 
@@ -74,7 +75,7 @@ class Dialect:
             raise Refusal(400, "body: nested too deeply") from None
 
     def _check_fields(self, request: dict[str, Any]) -> None:
-        """Refuse a request whose fields have not the types that translation relies on."""
+        """Refuse a request with fields of the wrong type."""
         for name, kind in self.fields.items():
             value = request.get(name)
             if value is None and name not in REQUIRED_FIELDS:
@@ -88,10 +89,10 @@ class Dialect:
 
     @abc.abstractmethod
     def _read(self, request: dict[str, Any]) -> Talk:
-        """Return the Talk of a request whose fields have their types."""
+        """Return the Talk of a request; its fields have the right types."""
 
     def conversation(self, headers: Mapping[str, str], talk: Talk) -> Conversation:
-        """Return whose request it is, as its headers (lower-case names) or it itself tell."""
+        """Return the Conversation, from the headers (names in lower case) or the request."""
         for session_header, agent_header in CONVERSATION_HEADERS:
             session = _read_id(headers.get(session_header, ""))
             if session:
@@ -113,14 +114,14 @@ def _read_id(text: str) -> str:
     return text if text and re.fullmatch("[A-Za-z0-9_.-]{1,64}", text) else ""
 
 
-# -- reading what clients send, whatever they speak --
+# -- reading requests in any dialect --
 
 REQUIRED_FIELDS = ("model", "messages", "input")
 TOKEN_FIELDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 NUMBERS = ("whole", "number")
-# What is expected of a field: how it is said, and of which types it is.
+# The kinds of fields: the words for each, and its types.
 _FIELD_KINDS: dict[str, tuple[str, Any]] = {
     "text": ("text", str), "list": ("a list", list), "object": ("an object", dict),
     "boolean": ("true or false", bool), "whole": ("a whole number", int),
@@ -129,7 +130,7 @@ _FIELD_KINDS: dict[str, tuple[str, Any]] = {
 
 
 def read_stops(value: object, name: str) -> tuple[str, ...]:
-    """Return the texts at which an answer ends."""
+    """Return the stop sequences."""
     stops = [value] if isinstance(value, str) else value or ()
     if (not isinstance(stops, (list, tuple))
             or not all(isinstance(stop, str) for stop in stops)):
@@ -146,14 +147,14 @@ def read_sampling(request: dict[str, Any]) -> dict[str, float]:
 
 
 class History:
-    """The turns of a request in strict alternation, however the client cut them."""
+    """The turns of a request, merged so that user and assistant alternate."""
 
     def __init__(self) -> None:
         self._turns: list[tuple[str, Parts]] = []
-        self.system: list[str] = []  # what belongs at the front, wherever it stood
+        self.system: list[str] = []  # system text, wherever it was
 
     def add(self, role: str, parts: Parts) -> None:
-        """Add what a side said to its turn; to say nothing is no turn."""
+        """Add parts to the turn of a side; without parts there is no turn."""
         if role == "system":
             self.system += parts["texts"]
         elif any(parts.values()):
@@ -168,7 +169,7 @@ class History:
                      for role, parts in self._turns)
 
     def unshown(self) -> str:
-        """Return why a local model cannot be shown all of it, "" if it can."""
+        """Return what a local model cannot be shown; "" if it can see everything."""
         return next((why for _, parts in self._turns for why in parts["unshown"]), "")
 
 
@@ -181,11 +182,11 @@ def block_text(block: dict[str, Any], name: str, where: str) -> str:
     return value
 
 
-# -- what a block is, whoever sends it --
+# -- blocks of messages --
 
 
 def read_content(content: object, where: str, parts: Parts | None = None) -> Parts:
-    """Return all of a content that a local model can be shown; other blocks are left out."""
+    """Return the parts of a content that a local model can be shown."""
     if parts is None:
         parts = Parts()
     blocks = ([{"type": "text", "text": content}] if isinstance(content, str)
@@ -226,7 +227,7 @@ def _read_image_url(block: dict[str, Any], where: str, parts: Parts) -> None:
 
 
 def _read_pixels(text: str, where: str, parts: Parts) -> None:
-    try:  # one character that a node cannot decode costs the whole request
+    try:  # one invalid character would make a node refuse the whole request
         pixels = base64.b64decode("".join(text.split()), validate=True)
     except ValueError:
         raise Refusal(400, f"{where}: the image is not valid base64") from None
@@ -261,7 +262,7 @@ def _read_tool_reference(block: dict[str, Any], where: str, parts: Parts) -> Non
 
 def _read_tool_use(block: dict[str, Any], where: str, parts: Parts) -> None:
     arguments = block.get("input") or {}
-    if not isinstance(arguments, dict):  # Ollama answers 400 to any other
+    if not isinstance(arguments, dict):  # Ollama answers 400 to anything else
         arguments = {"input": arguments}
     name = block_text(block, "name", where) or "unknown"
     parts["calls"].append(Call(block_text(block, "id", where), name, arguments))
@@ -275,7 +276,7 @@ def _read_tool_result(block: dict[str, Any], where: str, parts: Parts) -> None:
 
 def read_tool_output(call_id: str, content: object, where: str, parts: Parts, *,
                  failed: bool = False) -> Parts:
-    """Add what came of a call; one that came to nothing is a result, too."""
+    """Add the result of a call, even an empty one."""
     inside = read_content(content, where)
     text = join_texts(inside["texts"])
     if failed and not text.startswith(("Error", "<tool_use_error>")):
@@ -296,12 +297,12 @@ _BLOCK_READERS: dict[str, Callable[[dict[str, Any], str, Parts], None]] = {
 
 
 class Block(Record):
-    """One piece of an answer: text or thinking that grows, or a call."""
+    """One block of an answer: text, thinking or a call."""
 
     kind: str  # text, thinking or call
     index: int
     pieces: list[str]
-    call: Call | None  # under the id that the client joins by
+    call: Call | None  # with the id that the client will refer to
 
     @property
     def text(self) -> str:
@@ -309,14 +310,14 @@ class Block(Record):
 
 
 class Writer:
-    """Writes one answer, which it gathers in blocks: whole, or each step as it comes.
+    """Writes one answer in blocks: at once, or as a stream.
 
-    Where it `is_stream`, each method returns what is sent now: a dialect says how a stream
+    If it `is_stream`, each method returns the bytes to send now: a dialect defines how a stream
     begins, waits, fails and ends, and how each block starts, grows and stops.
     """
 
     call_prefix = "call"
-    # Of the event written last, where a dialect numbers them; another may go on there.
+    # The number of the last event, in dialects that number them; another Writer may continue it.
     number = 0
 
     def __init__(self, talk: Talk, answer_id: str) -> None:
@@ -325,10 +326,10 @@ class Writer:
         self._ids = CallIds(f"{self.call_prefix}_{answer_id}", taken)
         self._tools = {tool.name: tool for tool in talk.tools}
         self._blocks: list[Block] = []
-        self._open: Block | None = None  # what grows
+        self._open: Block | None = None  # the open block
 
     def write(self, delta: Delta) -> bytes:
-        """Return what says a Delta that is not the end."""
+        """Return the bytes for a Delta that is not the end."""
         block = self._open
         if block and block.kind == delta.kind:  # once a token
             block.pieces.append(delta.text)
@@ -336,7 +337,7 @@ class Writer:
         return self.write_first(delta)
 
     def write_first(self, delta: Delta) -> bytes:
-        """Return what says a Delta that no open block is of."""
+        """Open a new block for this Delta; return the bytes."""
         said = self._close()
         call = delta.call and replace(delta.call, id=self._ids.take(delta.call.id))
         text = self.input_text(call) if call else delta.text
@@ -351,31 +352,30 @@ class Writer:
         return self.stop(block) if block and self.is_stream else b""
 
     def end(self, end: End) -> bytes:
-        """Return what ends the answer; of a Writer that is no stream, the whole body."""
+        """Return the bytes that end a stream, or the whole body."""
         closing = self._close()
         return closing + self.ending(end) if self.is_stream else render_json(self.whole(end))
 
     def input_text(self, call: Call) -> str:
-        """Return what a call is made with, as text."""
+        """Return the arguments of a call as text."""
         return render_json(call.arguments).decode("ascii")
 
     def begin(self) -> bytes:
-        """Return what opens the stream.
+        """Return the bytes that open the stream.
 
-        It may be sent long before the first Delta, and asked for after some that
-        wait to be sent.
+        They may be sent long before the first Delta, even if Deltas already wait to be sent.
         """
         return b""
 
     def ping(self) -> bytes:
-        """Return what keeps the client of a stream waiting."""
+        """Return the bytes that keep a client waiting."""
         return b""
 
     def start(self, block: Block) -> bytes:
         return b""
 
     def grow(self, block: Block, text: str) -> bytes:
-        """Return what says that a block grows: a call does so once."""
+        """Return the bytes that extend a block; a call is sent at once."""
         return b""
 
     def stop(self, block: Block) -> bytes:
@@ -385,7 +385,7 @@ class Writer:
         return b""
 
     def fail(self, refusal: Refusal) -> bytes:
-        """Return what ends a stream with an error."""
+        """Return the bytes that end a stream with an error."""
         return b""
 
     def whole(self, end: End) -> dict[str, Any]:
@@ -399,7 +399,7 @@ class Writer:
 
 
 def render_event(event: dict[str, Any]) -> bytes:
-    """Return an event as it goes down a stream whose events are named."""
+    """Return an event for a stream with named events."""
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode("ascii"), render_json(event))
 
 

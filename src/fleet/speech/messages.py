@@ -1,4 +1,4 @@
-"""Messages, the dialect of Claude Code and of whoever uses Anthropic's SDK."""
+"""Messages, the dialect of Claude Code and of Anthropic's SDKs."""
 from __future__ import annotations
 
 import json
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from fleet.speech.dialect import Block
 
 
-# What no local model can take (the bytes of a PDF, server tools, citations, cache marks) is
-# left out: a history that was refused stays refused.
+# Parts that no local model can read (the bytes of a PDF, server tools, citations, cache marks)
+# are left out instead of refused: a history that is refused once would be refused forever.
 
 
 def _read_turns(messages: list[Any]) -> tuple[History, frozenset[str]]:
-    """Return what was said, and the names of the deferred tools that may be used."""
+    """Return the history, and the names of the deferred tools that may be used."""
     history = History()
     usable: set[str] = set()
     for number, message in enumerate(messages):
@@ -39,7 +39,7 @@ def _read_turns(messages: list[Any]) -> tuple[History, frozenset[str]]:
                           "assistant or system")
 
         parts = read_content(message.get("content"), f"messages.{number}")
-        if role == "system":  # which many templates take only at the very beginning
+        if role == "system":  # many templates accept it only at the very beginning
             role = "user"
             parts = Parts(reminders=parts["texts"])
         history.add(role, parts)
@@ -48,12 +48,12 @@ def _read_turns(messages: list[Any]) -> tuple[History, frozenset[str]]:
 
 
 def _read_tools(tools: Iterable[Any], usable: frozenset[str]) -> tuple[Tool, ...]:
-    """Return the client's own tools; deferred ones once they were found or called."""
+    """Return the client's tools; deferred ones only after they were found or called."""
     shown: dict[str, Tool] = {}
     for tool in tools:
         name = read_field(tool, "name")
         if not name or tool.get("type") not in (None, "custom"):
-            continue  # any other type is a tool that Anthropic's servers run or describe
+            continue  # other types are tools of Anthropic's servers
         if tool.get("defer_loading") is True and name not in usable:
             continue
         description = read_field(tool, "description")
@@ -62,12 +62,12 @@ def _read_tools(tools: Iterable[Any], usable: frozenset[str]) -> tuple[Tool, ...
 
 
 class MessagesWriter(Writer):
-    """Writes a Message, or passes a cloud's own on."""
+    """Writes a Message, or passes on a cloud's."""
 
     call_prefix = "toolu"
     _has_begun = _passes = False
-    _before = ""  # what stands before the words of an event that grows a block
-    _raw = b""  # a cloud's own Message, that is no stream
+    _before = ""  # the beginning of an event that extends the open block
+    _raw = b""  # a cloud's own Message, without a stream
 
     def write_first(self, delta: Delta) -> bytes:
         if not delta.raw:
@@ -76,7 +76,7 @@ class MessagesWriter(Writer):
         if not self.is_stream:
             self._raw = delta.raw
             return b""
-        # That it begins the client may have been told already.
+        # The client may have had `message_start` already.
         if delta.text == "message_start" and not self._starts():
             return b""
         return b"event: %b\ndata: %b\n\n" % (delta.text.encode("ascii"), delta.raw)
@@ -91,7 +91,7 @@ class MessagesWriter(Writer):
         return render_event({"type": "message_start", "message": self._empty_message()})
 
     def _empty_message(self) -> dict[str, Any]:
-        """Return the Message as it begins; its tokens are known only at the end."""
+        """Return the Message at its beginning; its tokens are not known yet."""
         return {"id": f"msg_{self._id}", "type": "message", "role": "assistant",
                 "model": self._talk.alias, "content": [], "stop_reason": None,
                 "stop_sequence": None, "usage": {
@@ -109,7 +109,7 @@ class MessagesWriter(Writer):
         return {"type": "error", "error": {"type": refusal.kind, "message": refusal.what}}
 
     def _show(self, block: Block, **filled: Any) -> dict[str, Any]:
-        """Return a block as it starts, or `filled` with what it holds at last."""
+        """Return a block at its start, or `filled` at its end."""
         if block.call:
             shown = {"type": "tool_use", "id": block.call.id, "name": block.call.name,
                      "input": {}, **filled}
@@ -130,7 +130,7 @@ class MessagesWriter(Writer):
                              "content_block": self._show(block)})
 
     def grow(self, block: Block, text: str) -> bytes:
-        # Once a token: a template costs a third of rendering the event.
+        # Called for each token: a template costs a third of rendering the event.
         words = json.encoder.encode_basestring_ascii(text)
         return f"{self._before}{words}}}}}\n\n".encode("ascii")
 
@@ -160,7 +160,7 @@ class MessagesWriter(Writer):
 
 
 def _usage_of(end: End) -> dict[str, int]:
-    """Return the tokens of an answer; cached ones are counted apart, where there are any."""
+    """Return the usage of an answer; cached tokens, if any, are counted apart."""
     usage = {"input_tokens": end.input_tokens, "output_tokens": end.output_tokens}
     if end.cache_read or end.cache_written:
         usage["input_tokens"] = max(end.input_tokens - end.cache_read - end.cache_written, 0)
@@ -187,7 +187,7 @@ class Messages(Dialect):
         return Talk(
             alias=request["model"],
             turns=history.turns(),
-            # Claude Code's billing line always differs and would spoil the prompt cache.
+            # Claude Code's billing line changes every time and would defeat the prompt cache.
             system=tuple(text
                          for text in read_content(request.get("system"), "system")["texts"]
                          if not text.startswith("x-anthropic-billing-header:")),

@@ -1,4 +1,4 @@
-"""Ollama's own language."""
+"""Ollama's own API."""
 from __future__ import annotations
 
 import contextlib
@@ -16,7 +16,7 @@ from fleet.speech.backend import (
     read_field,
     refuse_error,
 )
-from fleet.speech.rendering import chat_messages, render_tools, with_wish
+from fleet.speech.rendering import chat_messages, render_tools, state_tool_choice
 from fleet.speech.talk import Ask
 from fleet.start.constants import ENOUGH_BYTES
 from fleet.start.errors import NodeFailure
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from fleet.speech.talk import Reply, Talk
 
 
-# Facts: Ollama 0.32.15. Its own /v1/messages cannot carry num_ctx, keep_alive, think or
-# truncate: every request there would reload the model or lose its beginning.
+# Facts: Ollama 0.32.15. Its /v1/messages has no num_ctx, keep_alive, think or truncate: each
+# request there would reload the model or lose the beginning of its prompt.
 
 
 class Ollama(Backend):
-    """Ollama's own API, translated."""
+    """The Backend for Ollama's own API."""
 
     name = "ollama"
     loads_as_asked = True
@@ -58,7 +58,7 @@ class Ollama(Backend):
         return self._load(model, 0 if unload else model.keep_alive, [])
 
     def _load(self, model: Model, keep_alive: Any, messages: list[dict[str, str]]) -> Ask:
-        # With another num_ctx than the route's, the route's first request would
+        # With a num_ctx other than the route's, the route's first request would
         # load it again.
         return self._ask("/api/chat", self._parse_loading, {
             "model": model.ollama_model, "messages": messages, "stream": False,
@@ -69,7 +69,7 @@ class Ollama(Backend):
         return self._ask("/api/pull", self._parse_pull, {"model": model.ollama_model})
 
     def chat(self, talk: Talk, model: Model) -> Ask:
-        messages = chat_messages(with_wish(talk), model.thinking)
+        messages = chat_messages(state_tool_choice(talk), model.thinking)
         # num_ctx must be what warm-up sent, else Ollama loads the model again.
         most = min(talk.max_tokens or model.max_output, model.max_output)
         options = {"num_ctx": model.context, "num_predict": most, **talk.sampling}
@@ -116,7 +116,7 @@ class Ollama(Backend):
         return {key: fact for key, fact in facts.items() if fact}
 
     def _parse_layers(self, info: Mapping[str, Any], reply: Reply) -> dict[str, object]:
-        """Return what a model's context takes, by the start of all that /api/show knows."""
+        """Return the memory of a model's context, from the beginning of a verbose /api/show."""
         known = dict(info)
         for name in unread_layers(info):
             key = re.escape(name).encode()
@@ -135,8 +135,8 @@ class Ollama(Backend):
             name=entry["name"], context=read_field(entry, "context_length", int),
             gpu_percent=percent, size=size, expires=read_field(entry, "expires_at"))
 
-    def load_by_words(self, model: Model) -> Ask:
-        # A server that only looks like Ollama may refuse a chat without a message.
+    def load_with_prompt(self, model: Model) -> Ask:
+        # A server that imitates Ollama may refuse a chat without a message.
         wish = {"role": "user", "content": "Reply with ok."}
         return self._load(model, model.keep_alive, [wish])
 
@@ -149,7 +149,7 @@ class Ollama(Backend):
         return PullStep(
             layer=read_field(step, "digest"), completed=read_field(step, "completed", int),
             total=read_field(step, "total", int),
-            is_done=read_field(step, "status") == "success")  # errors come under 200, too
+            is_done=read_field(step, "status") == "success")  # errors come with 200, too
 
 
 class OllamaReader(Reader):

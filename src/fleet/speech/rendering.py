@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from fleet.speech.talk import Call, Talk, Tool, Turn
 
 
-# What Ollama or its engine takes of a tool's schema; one other word can fail the
-# whole request.
+# The keys of a tool's schema that Ollama and its engine accept; another one can make them refuse
+# the whole request.
 SCHEMA_TYPES: dict[str, Any] = {
     "type": (str, list), "description": str, "enum": list, "required": list, "anyOf": list,
     "allOf": list, "properties": dict, "$defs": dict, "$ref": str, "items": object,
@@ -26,9 +26,9 @@ TOOLS_KEPT, TOOLS_KEPT_BYTES = 8, 1024 * 1024
 JSON_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 
 
-def with_wish(talk: Talk) -> Talk:
-    """Return a talk with the client's choice of tools as words in its last turn."""
-    # Ollama ignores tool_choice: showing fewer tools and a word in the last turn
+def state_tool_choice(talk: Talk) -> Talk:
+    """Return a talk with `tool_choice` as words in its last turn."""
+    # Ollama ignores tool_choice: showing fewer tools and a sentence in the last turn
     # is all there is.
     wishes = {"any": "Answer by calling one of your tools.",
               "tool": f"Answer by calling the tool `{talk.chosen_tool}`."}
@@ -40,10 +40,10 @@ def with_wish(talk: Talk) -> Talk:
 
 
 def chat_messages(talk: Talk, thinking: bool) -> list[dict[str, Any]]:
-    """Return chat messages in which every call has an id of its own and one result."""
+    """Return chat messages in which every call has a unique id and one result."""
     messages = []
     ids = CallIds("call")
-    calls: list[tuple[str, Call]] = []  # of the turn before, each with its own id
+    calls: list[tuple[str, Call]] = []  # of the previous turn, each with its id
     for turn in talk.turns:
         if turn.role == "user":
             messages += _user_messages(turn, calls)
@@ -63,15 +63,15 @@ def chat_messages(talk: Talk, thinking: bool) -> list[dict[str, Any]]:
                    if value or name == "content"}
         if message["content"] or len(message) > 2:
             kept.append(message)
-    if len(kept) == said:  # Ollama would take that for "load the model" and answer nothing
+    if len(kept) == said:  # for Ollama that means "load the model", and it answers nothing
         raise Refusal(400, "messages: at least one message with content is required")
     return kept
 
 
 class CallIds:
-    """Gives each call an id that no other has, in linear time."""
+    """Gives each call a unique id, in linear time."""
 
-    # Some templates number their calls from zero in every answer; the client joins by id.
+    # Some templates number calls from zero in every answer; the client needs unique ids.
     def __init__(self, prefix: str, taken: Iterable[str] = ()) -> None:
         self._prefix, self._taken, self._count = prefix, set(taken), 0
 
@@ -85,21 +85,21 @@ class CallIds:
 
 
 def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, Any]]:
-    """Return the results of the calls before this turn, then what the user says."""
-    waiting = Parts()  # by the id of their call, the first one last
+    """Return the results of the calls before this turn, then the user's text."""
+    waiting = Parts()  # by the id of their call; the first one is last
     for result in reversed(turn.results):
         waiting[result.call_id].append(result)
 
     messages: list[dict[str, Any]] = []
     for own_id, call in calls:
         result = Result(call.id, "(no result)")
-        results = waiting[call.id] or waiting[""]  # its own, or one without an id
+        results = waiting[call.id] or waiting[""]  # its own result, or one without an id
         if results:
             result = results.pop()
         messages.append({"role": "tool", "tool_call_id": own_id, "tool_name": call.name,
                          "content": result.text, "images": list(result.images)})
 
-    # Results of calls that are not there any more are told as text: none is dropped.
+    # Results of calls that are gone are sent as text: none is dropped.
     words: list[str] = []
     images: list[str] = []
     for results in reversed(waiting.values()):
@@ -111,7 +111,7 @@ def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, 
     reminders = [f"<system-reminder>\n{text}\n</system-reminder>" for text in turn.reminders]
 
     if messages and not words and not images:
-        # A message after the results would read as the user's next question.
+        # A message after the results would look like the user's next question.
         messages[-1]["content"] = join_texts([messages[-1]["content"], *reminders])
     else:
         content = join_texts([*reminders, *words])
@@ -119,15 +119,15 @@ def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, 
     return messages
 
 
-# Tools that were rendered: a client sends the same ones every time, and to compare them takes
-# a tenth of fixing them. A list that is replaced, never changed: any thread may read it.
+# The latest rendered tools: a client sends the same ones every time, and comparing takes a tenth
+# of the time. The list is replaced, never changed, so any thread may read it.
 _RENDERED_TOOLS: dict[bool, list[tuple[tuple[Tool, ...], list[dict[str, Any]]]]] = {}  # by `fixes`
 
 
 def render_tools(talk: Talk, *, fixes: bool) -> list[dict[str, Any]]:
     """Return tools as chat servers have them; `fixes`: with schemas as llama.cpp takes them.
 
-    Where one must be called it is shown alone: not every server takes its name.
+    A tool that must be called is shown alone: not every server accepts its name as a choice.
     """
     tools = talk.tools
     if talk.choice == "tool":
@@ -142,7 +142,7 @@ def render_tools(talk: Talk, *, fixes: bool) -> list[dict[str, Any]]:
         schema: dict[str, Any] = tool.schema if isinstance(tool.schema, dict) else {}
         parameters = {"properties": {}, **schema, "type": "object"}
         if fixes:
-            # One tool whose schema is not called an object and Ollama refuses the
+            # A single tool whose schema is not an object makes Ollama refuse the
             # whole request.
             root = {SCHEMA_SYNONYMS.get(word, word): value for word, value in schema.items()}
             root["type"] = "object"
@@ -155,9 +155,9 @@ def render_tools(talk: Talk, *, fixes: bool) -> list[dict[str, Any]]:
 
 
 def _fix_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
-    """Return what is left of a schema when nothing in it can fail the request."""
+    """Return a schema without anything that could make a server refuse the request."""
     words = {}
-    # All in this function: with another between, half as many levels could be followed.
+    # One function: with a second one, only half as many levels could be followed.
     if not isinstance(schema, dict):
         schema = {}
     for name, value in schema.items():
@@ -175,13 +175,13 @@ def _fix_schema(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
         elif word in ("anyOf", "allOf"):
             value = [_fix_schema(part, root) for part in value]
         elif word in ("properties", "$defs"):
-            # `$ref` as a name there the engine would follow.
+            # The engine would follow a property named `$ref`.
             value = {key: _fix_schema(part, root) for key, part in value.items()
                      if key != "$ref"}
         words[word] = value
 
     words = {word: value for word, value in words.items() if value not in ([], "")}
-    return words or {"description": "anything"}  # an empty one would be an object
+    return words or {"description": "anything"}  # an empty one would mean an object
 
 
 def _known_types(types: str | list[Any]) -> str | list[str]:
@@ -191,7 +191,7 @@ def _known_types(types: str | list[Any]) -> str | list[str]:
 
 
 def _known_reference(reference: str, root: dict[str, Any]) -> str:
-    """Return a reference to a definition that is there, else an empty text."""
+    """Return a reference to an existing definition, else ""."""
     reference = reference.replace("#/definitions/", "#/$defs/")
     match = re.fullmatch(r"#/(\$defs|properties)/([^/]+)", reference)
     if not match:

@@ -1,4 +1,4 @@
-"""Responses, which alone codex speaks, and the table of all dialects."""
+"""Responses, the only dialect of codex, and the table of all dialects."""
 from __future__ import annotations
 
 import json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _read_item(item: Any, where: str, tools: OpenTools) -> tuple[str, Parts]:
-    """Return who said an item of the input, and what; of an unknown type it says nothing."""
+    """Return (who, what) of an item of the input; an item of unknown type is empty."""
     if not isinstance(item, dict):
         raise Refusal(400, f"{where}: expected an object")
     kind = item.get("type", "message")
@@ -53,12 +53,12 @@ def _read_item(item: Any, where: str, tools: OpenTools) -> tuple[str, Parts]:
 
 
 class _ItemKind(Record):
-    """How an item of a response grows: its names in Responses' words."""
+    """A kind of item in a response: the names of its events and fields."""
 
     type: str
     id_prefix: str
     text_event: str
-    field: str  # which holds its text, or its only part
+    field: str  # the field with its text, or its only part
     part: dict[str, Any] | None = None
     index: str = ""  # the field of an event that says which part
     part_event: str = ""
@@ -79,17 +79,17 @@ _ITEM_KINDS = {
 class ResponsesWriter(ChatWriter):
     """Writes a response.
 
-    Clients act on `output_item.done` and `response.completed`; on `response.incomplete` codex
-    drops the turn, so that an answer cut at its length is completed, and says so inside.
-    Comments do not keep codex waiting, a `response.in_progress` does.
+    Clients react to `output_item.done` and `response.completed`. At `response.incomplete` codex
+    drops the turn, so an answer cut at its length is completed, and says so inside. Comments do
+    not keep codex waiting, `response.in_progress` does.
     """
 
     field_name = "input"
 
     def __init__(self, talk: Talk, answer_id: str) -> None:
         super().__init__(talk, answer_id)
-        self.number = 1  # 0 and 1 are those of `begin`
-        self._place = ""  # where an item grows, as rendered fields of an event
+        self.number = 1  # `begin` has 0 and 1
+        self._place = ""  # the position of the open item, as rendered fields of an event
 
     def _numbered(self, kind: str, **more: Any) -> bytes:
         self.number += 1
@@ -146,7 +146,7 @@ class ResponsesWriter(ChatWriter):
         return said + self._part(block, "added", "")
 
     def _part(self, block: Block, step: str, text: str) -> bytes:
-        """Return what says of an item's only part that it was added or is done."""
+        """Return the event that an item's only part was added or is done."""
         kind = self._kind(block)
         if not kind.part:
             return b""
@@ -154,7 +154,7 @@ class ResponsesWriter(ChatWriter):
                               part={**kind.part, "text": text})
 
     def grow(self, block: Block, text: str) -> bytes:
-        # Once a token: a template costs a third of rendering the event.
+        # Called for each token: a template costs a third of rendering the event.
         self.number += 1
         name = f"{self._kind(block).text_event}.delta"
         words = json.encoder.encode_basestring_ascii(text)
@@ -169,10 +169,10 @@ class ResponsesWriter(ChatWriter):
             "response.output_item.done", output_index=block.index, item=self._item(block))
 
     def fail(self, refusal: Refusal) -> bytes:
-        """Return both final events: the AI SDK acts on the first, codex on the other."""
+        """Return both final events: the AI SDK reacts to the first, codex to the second."""
         error = self.error(refusal)["error"]
         error["code"] = error["code"] or "server_error"
-        # On this code and these words codex comes back, and only then.
+        # Only this code and these words make codex retry.
         if refusal.retry_seconds:
             error["code"] = "rate_limit_exceeded"
             error["message"] += f". Please try again in {refusal.retry_seconds}s."
@@ -201,7 +201,7 @@ class ResponsesWriter(ChatWriter):
 
 
 class Responses(OpenDialect):
-    """OpenAI's Responses API, as far as a server that stores nothing can have it."""
+    """OpenAI's Responses API, without the parts that need a server with storage."""
 
     path = "/v1/responses"
     fields = {
@@ -226,7 +226,7 @@ DIALECTS: dict[str, Dialect] = {dialect.path: dialect for dialect in (
 
 
 def dialect_of(path: str) -> Dialect | None:
-    """Return what is spoken at a path; None where nothing is."""
+    """Return the Dialect at a path, or None."""
     for dialect in DIALECTS.values():
         if path and path in (dialect.path, dialect.count_path):
             return dialect

@@ -1,4 +1,4 @@
-"""A request in nobody's dialect: turns, calls, tools, refusals."""
+"""A request, independent of any dialect: turns, calls, tools, refusals."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# What a client asks and a model answers, in nobody's dialect. A Dialect makes a Talk
-# of a request and bytes of Deltas; a Backend makes an Ask of a Talk and Deltas of what
-# a node says. So there are as many translations as there are dialects and backends,
-# never one for each pair.
+# Requests and answers in a form between all dialects. A Dialect turns a request into a Talk, and
+# Deltas into bytes; a Backend turns a Talk into an Ask, and a node's answer into Deltas. So each
+# dialect and each backend needs one translation, not each pair of them.
 
 
 class Reply(Record):
@@ -27,48 +26,48 @@ class Reply(Record):
 
 
 class Ask(Record):
-    """One request to a node, and how its answer is read; who makes it knows the path."""
+    """One request to a node: its path, its content, and how to read the answer."""
 
     path: str
-    extract: Callable[[Reply], Any]  # raises NodeFailure where the answer is none
+    extract: Callable[[Reply], Any]  # raises NodeFailure if the answer is invalid
     payload: object = None  # sent as JSON; None: a GET
     headers: dict[str, str] = {}
-    enough: int = 0  # bytes of the answer, if its beginning will do
+    enough: int = 0  # read only so many bytes of the answer
 
 
-IMAGE_WEIGHT = 4_000  # bytes of JSON that take as many tokens as an image
-BYTES_A_TOKEN = 4.0  # of JSON; learned per model from its first answer on
+IMAGE_WEIGHT = 4_000  # an image counts as so many bytes of JSON
+BYTES_A_TOKEN = 4.0  # of JSON; corrected for each model after its first answer
 REFUSAL_KINDS = {400: "invalid_request_error", 401: "authentication_error",
                  403: "permission_error", 404: "not_found_error", 408: "timeout_error",
                  413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error"}
 RETRY_STATUSES, RETRY_SECONDS = (429, 503, 529), 2
 NO_IMAGE = "(an image was left out: this model takes none)"
 BROKEN_CALL = "(A call of the tool `%s` was dropped: its arguments are not a JSON object.)"
-STOPS_LIMIT = 64  # more stop sequences, or longer ones than this, no client sends
+STOPS_LIMIT = 64  # no client sends more, or longer, stop sequences
 STOP_LIMIT_CHARACTERS = 1_000
 
 
 class Refusal(FleetError):
-    """Why a request is not answered. Each dialect says it in its own shape and words."""
+    """The reason not to answer a request. Each dialect has its own form of it."""
 
-    reason = ""  # what of it may be kept; "": all that it says, which is ours
+    reason = ""  # the part that may be recorded; "": all of it, as it is our own text
 
     def __init__(self, http: int, what: str, *, retry_seconds: int = 0) -> None:
         super().__init__("api-error", what)
         self.http = http
-        self.kind = REFUSAL_KINDS.get(http, "api_error")  # in the words of the Messages API
-        # Above 0: when the client should come back. codex 0.169 asks 30 times in 25 s
-        # if not told.
+        self.kind = REFUSAL_KINDS.get(http, "api_error")  # as the Messages API calls it
+        # Above 0: when the client should retry. Otherwise codex 0.169 retries 30 times
+        # in 25 s.
         self.retry_seconds = retry_seconds
         if http in RETRY_STATUSES and not retry_seconds:
             self.retry_seconds = RETRY_SECONDS
 
 
 class PromptTooLong(Refusal):
-    """A prompt of more tokens than the model's context holds, as its node or we counted."""
+    """A prompt longer than the model's context, by the node's count or ours."""
 
     def __init__(self, tokens: int, maximum: int) -> None:
-        # Claude Code 2.1.326 compacts on exactly these words.
+        # Claude Code 2.1.326 compacts at exactly these words.
         super().__init__(400, f"prompt is too long: {tokens} tokens > {maximum} maximum")
         self.tokens, self.maximum = tokens, maximum
 
@@ -78,7 +77,7 @@ class NoImages(Refusal):
 
 
 class NoField(Refusal):
-    """The server does not know a field of the request, which it can do without."""
+    """The server refuses a field of the request that is not essential."""
 
     def __init__(self, what: str, name: str) -> None:
         super().__init__(400, what)
@@ -97,13 +96,13 @@ def read_arguments(arguments: object) -> dict[str, Any] | None:
     """Return the arguments of a call, from an object or its text; None if they are broken."""
     if isinstance(arguments, str):
         return parse_object(arguments) if arguments.strip() else {}
-    if arguments is None:  # a tool that takes none
+    if arguments is None:  # a tool without arguments
         return {}
     return arguments if isinstance(arguments, dict) else None
 
 
 class Result(Record):
-    """What came of a call."""
+    """The result of a call."""
 
     call_id: str
     text: str
@@ -111,10 +110,10 @@ class Result(Record):
 
 
 class Turn(Record):
-    """What one side said in its turn, sorted by kind. Images are base64 text."""
+    """The turn of one side, sorted by kind. Images are base64 text."""
 
     role: str  # user or assistant
-    reminders: tuple[str, ...] = ()  # of the client's program, not the person's own words
+    reminders: tuple[str, ...] = ()  # written by the client program, not by the person
     texts: tuple[str, ...] = ()
     thoughts: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
@@ -123,7 +122,7 @@ class Turn(Record):
 
 
 class Parts(dict):  # type: ignore[type-arg]
-    """What was said: lists by the field of a Turn that they belong to, `found` or `unshown`."""
+    """Parts of a message: lists by field of a Turn, and `found` and `unshown`."""
 
     def __missing__(self, kind: str) -> list[Any]:
         self[kind] = []
@@ -136,14 +135,14 @@ class Tool(Record):
     name: str
     description: str
     schema: object
-    # How the client knows it, where that is more than a name: a call of it is given back so.
+    # The client's own description of it, if it is more than a name; calls are returned in it.
     namespace: str = ""
     own_name: str = ""  # within its namespace
     is_custom: bool = False  # it takes one text, which the model gives as `input`
 
 
 class Talk(Record):
-    """A request: what was said so far, in turns that alternate, and how to go on."""
+    """A request: alternating turns so far, and how to continue."""
 
     alias: str
     turns: tuple[Turn, ...]
@@ -157,11 +156,11 @@ class Talk(Record):
     stops: tuple[str, ...] = ()
     answer_format: object = None  # "json", or the JSON Schema of what the answer must be
     is_stream: bool = False
-    thread: str = ""  # what the client calls the conversation, where its body says so
-    came: int = 0  # when, in seconds: some answers say it
-    wants_usage: bool = False  # in a last event of its own, which not every client expects
-    unshown: str = ""  # why only a cloud that is asked as it came can be shown all of it
-    original: Mapping[str, Any] | None = None  # the Messages request that it was read from
+    thread: str = ""  # the client's name of the conversation, if the body has it
+    came: int = 0  # its time in seconds since 1970: some answers contain it
+    wants_usage: bool = False  # in a separate last event, which not every client expects
+    unshown: str = ""  # the parts that only a cloud can be shown
+    original: Mapping[str, Any] | None = None  # the original Messages request
 
     def images(self) -> list[str]:
         """Return every image in it."""
@@ -173,7 +172,7 @@ class Talk(Record):
         return images
 
     def without_images(self) -> Talk:
-        """Return the talk with a note where images were; no cloud is asked it as it came."""
+        """Return the talk with notes in place of images; it is no longer passed on unchanged."""
         turns = []
         for turn in self.turns:
             results = [Result(result.call_id, join_texts([result.text, NO_IMAGE]))
@@ -184,7 +183,7 @@ class Talk(Record):
 
 
 def join_texts(texts: Iterable[str]) -> str:
-    """Join blocks of text; glued together, the last word of one runs into the next."""
+    """Join blocks of text with line breaks, so that words do not run together."""
     pieces: list[str] = []
     for text in filter(None, texts):
         if pieces and not pieces[-1].endswith("\n") and not text.startswith("\n"):
@@ -194,6 +193,6 @@ def join_texts(texts: Iterable[str]) -> str:
 
 
 def weigh(body: bytes, talk: Talk) -> int:
-    """Return the bytes of a rendered request that tell how many tokens it has."""
+    """Return the bytes of a rendered request from which its tokens are estimated."""
     images = talk.images()
     return len(body) - sum(map(len, images)) + len(images) * IMAGE_WEIGHT

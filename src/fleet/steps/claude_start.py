@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def format_lean(denied: Sequence[str], look: Look = PLAIN) -> str:
-    """Return which of Claude Code's tools are off, and how they come back."""
+    """Return which of Claude Code's tools are off, and how to turn them on."""
     sentence = (f"Started with {len(denied)} rarely used tools off ({some_of(denied, 3)}) "
                 "for a faster first answer. To get them back: `lean: false` under "
                 "`project.claude`.")
@@ -51,7 +51,7 @@ def format_lean(denied: Sequence[str], look: Look = PLAIN) -> str:
 
 def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
                   tells_lean: bool = False) -> int:
-    """Say what will disturb Claude Code, see that the fleet is served, run it to its end."""
+    """Warn of problems, check that a gateway serves the fleet, and run Claude Code."""
     world = workspace.world
     program = world.which("claude")
     if not program:
@@ -59,7 +59,7 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
                          fix=CLAUDE_INSTALL)
     key = workspace.read_key(fleet)
 
-    managed = find_settings(world, managed_settings(world))  # ours beat all the others
+    managed = find_settings(world, managed_settings(world))  # they override ours
     refuse_managed(fleet, managed, options, world)
     words = options.passed
     own = words[:words.index("--")] if "--" in words else words
@@ -90,9 +90,9 @@ def launch_claude(workspace: Workspace, fleet: Fleet, options: Namespace, *,
 
 @late_decorator(lambda: contextlib.contextmanager)
 def claude_settings(world: World, settings: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yield the words that hand settings to Claude Code, in a file removed when it ends.
+    """Yield the arguments that pass settings to Claude Code in a temporary file.
 
-    They hold the key, and a key in an argument is seen by all.
+    They contain the key, and other users can read arguments.
     """
     with PrivateDirectory() as place:
         path = world.path(place, "settings.json")
@@ -102,7 +102,7 @@ def claude_settings(world: World, settings: Mapping[str, Any]) -> Iterator[list[
 
 def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]],
                    options: Namespace, world: World) -> None:
-    """Refuse to start Claude Code where an administrator's settings lead it elsewhere."""
+    """Refuse to start Claude Code if an administrator's settings send it elsewhere."""
     for path, environment in managed.items():
         names = [name for name in overridden_names(fleet, environment) if leads_away(name)]
         names.sort(key=lambda name: name not in ADDRESSES)
@@ -118,11 +118,11 @@ def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]],
 
 
 def tell_session(workspace: Workspace, began: float, command: str) -> None:
-    """Say how to continue the session that ended: Claude Code's own words lack the fleet."""
+    """Say how to continue the session: Claude Code's own hint would not use the fleet."""
     try:
         receipts = ReceiptsReader(workspace).read()
         session = last_session(receipts, workspace, since=began)
-    except FleetError:  # they cannot be read, which is no reason to fail now
+    except FleetError:  # unreadable records are no reason to fail here
         return
     if session:
         workspace.world.err(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def write_fleet(world: World, output: str, text: str) -> list[str]:
-    """Write a new fleet file as its name wants it: JSON, or YAML that names its schema."""
+    """Write a new fleet file: JSON if its name says so, else YAML that names its schema."""
     directory, name = world.split(output)
     if name.lower().endswith(".json"):
         text = json.dumps(parse_yaml(text), indent=2, ensure_ascii=False) + "\n"
@@ -45,7 +45,7 @@ def write_fleet(world: World, output: str, text: str) -> list[str]:
 
 
 def replace_config(world: World, path: str, text: str) -> list[str]:
-    """Write a fleet file, keep a copy of the old one; say so in lines."""
+    """Write a fleet file and keep a copy of the old one; return lines that say so."""
     directory, name = world.split(path)
     beside = Workspace(world, directory)
     old = beside.read(name)
@@ -54,7 +54,7 @@ def replace_config(world: World, path: str, text: str) -> list[str]:
         world.replace_files([(path, content, 0o644)])
         return [f"Created {path}"]
 
-    if b"\r\n" in old:  # as Windows ends its lines
+    if b"\r\n" in old:  # keep Windows line ends
         content = content.replace(b"\n", b"\r\n")
     mode = 0o644 if world.others_may_read(path) else 0o600
     copy = beside.enter(backup_of(name, old))
@@ -63,17 +63,17 @@ def replace_config(world: World, path: str, text: str) -> list[str]:
 
 
 def insert_node(world: World, config: Config, path: str, text: str) -> str:
-    """Write a fleet file with one more machine; return where the old one is kept."""
+    """Write a fleet file with another machine; return where the old one is kept."""
     is_agreed = not find_untrusted(world, config.fleet)
     _, kept = replace_config(world, path, text)
-    if is_agreed:  # and the machine was typed
+    if is_agreed:  # the person typed the new machine, so that is accepted, too
         keep_trusted(world, load_config(world, path).fleet, accepts=True)
     return kept
 
 
 def plan_insertion(config: Config, node: Node, names: Sequence[str], world: World
                    ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the sections of one more machine, which is asked for its models."""
+    """Ask a new machine for its models; return its sections for the fleet file."""
     fleet = config.fleet
     source = fleet.document.source
     for other in fleet.nodes.values():
@@ -118,7 +118,7 @@ def find_usual_port(world: World, state: NodeState, command: str) -> str:
 
 
 def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[NodeModel]:
-    """Return the models of a machine that shall be put in, and are not yet."""
+    """Return the models of a machine to add that are not in the fleet file yet."""
     models = []
     for name in names:
         matches = find_models(state.models, name)

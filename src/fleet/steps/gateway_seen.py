@@ -1,4 +1,4 @@
-"""A gateway, seen from outside."""
+"""A running gateway: which one it is, and what it says."""
 from __future__ import annotations
 
 import contextlib
@@ -43,15 +43,15 @@ def get_page(world: World, url: str, until: float, **headers: str) -> Reply:
 
 
 def who_serves(world: World, fleet: Fleet, key: str, until: float) -> str:
-    """Return who holds a fleet's gateway port."""
+    """Return what listens on a fleet's gateway port."""
     return see_gateway(world, fleet, key, until).holder
 
 
 def see_gateway(world: World, fleet: Fleet, key: str, until: float) -> GatewayView:
-    """Return who serves a fleet, and its page where that is a gateway of ours.
+    """Return what serves a fleet, and its `/fleet` if it is our gateway.
 
-    Whoever came first can hold the port and say any name. So the key is sent only after a
-    proof that it is known there already.
+    Any program can take the port and claim any name. So the key is sent only after a proof that
+    the other side has it already.
     """
     is_far = not is_here(world, fleet.gateway.host)
     if is_far and any(stake.fact.startswith("gateway ")
@@ -62,25 +62,25 @@ def see_gateway(world: World, fleet: Fleet, key: str, until: float) -> GatewayVi
         if b'"subagent-fleet"' in get_page(world, url + "/", until).body:
             page = None
             if key and _knows_key(world, fleet, key, until):
-                page = read(FleetPage, prove_to(world, url + "/fleet", key, until))
+                page = read(FleetPage, get_page_with_key(world, url + "/fleet", key, until))
             if not page or page.fleet != fleet.name:
                 return GatewayView("subagent-fleet")
             is_new = page.config == fleet_digest(fleet)
             return GatewayView(OUR_GATEWAY if is_new else OLD_GATEWAY, page)
-        # LiteLLM can prove nothing, so it is shown nothing: the file says that it serves.
+        # LiteLLM cannot prove anything, so it gets no key: the file says that it serves.
         if (fleet.gateway.provider == "litellm"
                 and b"I'm alive!" in get_page(world, url + "/health/liveliness", until).body):
             return GatewayView(OUR_GATEWAY)
     except NodeFailure as failure:
         if failure.reason in ("refused", "unreachable", "dns"):
             return GatewayView("")
-        if failure.reason == "timeout":  # of a busy or hung gateway nothing else can be told
+        if failure.reason == "timeout":  # a busy or hung gateway: nothing else is known
             return GatewayView(SILENT_GATEWAY)
     return GatewayView("another program")
 
 
 def _knows_key(world: World, fleet: Fleet, key: str, until: float) -> bool:
-    """Tell whether the gateway proves that it knows the key, which it is not shown."""
+    """Tell whether the gateway proves, without being sent the key, that it has it."""
     nonce = world.token(32)
     url = f"{gateway_url(fleet.gateway)}{PROOF_PATH}{nonce}"
     with contextlib.closing(world.open_exchange(url, deadline=until)) as exchange:
@@ -90,8 +90,8 @@ def _knows_key(world: World, fleet: Fleet, key: str, until: float) -> bool:
     return proves_key(page.get("proof"), prove_key(key, nonce, address, port))
 
 
-def prove_to(world: World, url: str, key: str, until: float) -> dict[str, Any]:
-    """Return the page that a gateway shows to who has its key; to others it is empty."""
+def get_page_with_key(world: World, url: str, key: str, until: float) -> dict[str, Any]:
+    """Return the page that a gateway shows with the key; empty if it does not answer."""
     try:
         body = get_page(world, url, until, Authorization=f"Bearer {key}").body
     except (NodeFailure, UnicodeEncodeError):  # no answer, or a key that no header can hold
@@ -100,7 +100,7 @@ def prove_to(world: World, url: str, key: str, until: float) -> dict[str, Any]:
 
 
 def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) -> bool:
-    """Tell whether this fleet's gateway runs; refuse another, and its absence if needed."""
+    """Tell whether this fleet's gateway runs; refuse another one, or none if one is needed."""
     holder = who_serves(world, fleet, key, world.clock() + CONNECT_SECONDS)
     finding = check_gateway(fleet, holder)
     runs = finding.slug == "gateway-up"
@@ -113,13 +113,13 @@ def find_gateway(world: World, fleet: Fleet, key: str, *, needed: bool = False) 
 
 
 def name_free_port(world: World, fleet: Fleet, fix: str) -> str:
-    """Return a fix that names a free port."""
+    """Return a fix with a free port."""
     port = world.find_free_port(fleet.gateway.host, fleet.gateway.port)
     return fix.replace("another `port:`", f"`port: {port}`") if port else fix
 
 
 def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any]]:
-    """Return {node: what it has served} from a gateway of ours that serves this fleet."""
+    """Return {node: its totals} from this fleet's gateway."""
     view = see_gateway(world, fleet, key, world.clock() + CONNECT_SECONDS)
     if not view.page or view.holder != OUR_GATEWAY:
         return {}
@@ -128,9 +128,9 @@ def ask_gateway(world: World, fleet: Fleet, key: str) -> dict[str, dict[str, Any
 
 def follow_events(world: World, fleet: Fleet, key: str, wait: Callable[[], object]
                   ) -> Iterator[dict[str, Any]]:
-    """Yield what this fleet's gateway tells until it ends; NodeFailure if nothing answers.
+    """Yield the events of this fleet's gateway until it ends; NodeFailure if nothing answers.
 
-    `wait` is called while it tells nothing, and comes back soon.
+    `wait` is called between events, and must return soon.
     """
     holder = who_serves(world, fleet, key, world.clock() + CONNECT_SECONDS)
     if holder not in (OUR_GATEWAY, OLD_GATEWAY):
@@ -143,7 +143,7 @@ def follow_events(world: World, fleet: Fleet, key: str, wait: Callable[[], objec
 
 
 def _read_frame(reply: Reply) -> dict[str, Any] | None:
-    """Return the object that a line of `/events` holds, None for a line that holds none."""
+    """Return the object in a line of `/events`, or None."""
     if reply.status != 200:
         raise NodeFailure("bad answer", f"it answers {reply.status} instead of its events")
     if not reply.body.startswith(b"data: "):
@@ -152,7 +152,7 @@ def _read_frame(reply: Reply) -> dict[str, Any] | None:
 
 
 def avoid_taken_port(world: World, gateway: Gateway) -> Gateway:
-    """Return a gateway as is if nobody listens on its port, else with the next free one."""
+    """Return a gateway unchanged if its port is free, else with the next free port."""
     try:
         get_page(world, gateway_url(gateway) + "/", world.clock() + 1.0)
     except NodeFailure as failure:
@@ -164,7 +164,7 @@ def avoid_taken_port(world: World, gateway: Gateway) -> Gateway:
 
 def plan_asking(workspace: Workspace, fleet: Fleet, seconds: float
                 ) -> dict[str, Callable[[], Any]]:
-    """Return what is to be asked of all machines and of the gateway, each by itself."""
+    """Return the jobs that ask all machines, and the gateway."""
     world, key = workspace.world, known_key(workspace, fleet)
     until = world.clock() + seconds
     return {"states": lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models),
@@ -172,7 +172,7 @@ def plan_asking(workspace: Workspace, fleet: Fleet, seconds: float
 
 
 def known_key(workspace: Workspace, fleet: Fleet) -> str:
-    """Return the gateway's key if it can be read, else "": then who serves is unknown."""
+    """Return the gateway's key if it can be read, else ""."""
     try:
         return workspace.find_key(fleet)
     except FleetError:

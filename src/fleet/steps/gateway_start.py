@@ -38,17 +38,17 @@ LITELLM_START_SECONDS = 90.0
 
 def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
                   stops: contextlib.ExitStack) -> None:
-    """Start what serves the fleet, or find that it runs; `stops` will stop it."""
+    """Start the gateway unless it runs already; `stops` will stop it."""
     runs = find_gateway(world, fleet, key)
     url = gateway_url(fleet.gateway)
 
     if fleet.gateway.provider == "builtin":
-        listener = None if runs else open_door(world, fleet, key)
+        listener = None if runs else open_gateway_port(world, fleet, key)
         server = Server(fleet, key, world, receipts=receipts_path(world, out))
         serving = threading.Thread(target=server.run, args=(listener,), daemon=True)
         serving.start()
         server.study()
-        stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
+        stops.callback(serving.join, GRACE_SECONDS + 1)  # callbacks run in reverse order
         stops.callback(server.stop, "up")
 
     if runs:
@@ -61,7 +61,7 @@ def start_gateway(world: World, fleet: Fleet, key: str, *, out: str,
 
 
 def quote_name(fleet: Fleet) -> str:
-    """Return a project's name as it may stand in a sentence."""
+    """Return a project's name for a sentence."""
     name = clean_line(fleet.name)
     return f'"{name}"' if " " in name else name
 
@@ -70,8 +70,8 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
                   stops: contextlib.ExitStack) -> None:
     """Start LiteLLM, and wait until it has every alias.
 
-    Its config can name Python to import, which it finds where the config lies and where it
-    was started (1.106.2). So it gets one that was just made, in a directory of its own.
+    Its config can name Python modules, which it imports from the config's directory and from the
+    working directory (1.106.2). So it gets a fresh config in a directory of its own.
     """
     program = world.which("litellm")
     if not program:
@@ -97,8 +97,8 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
         world.sleep(TICK_SECONDS)
 
 
-def open_door(world: World, fleet: Fleet, key: str) -> Listener:
-    """Return the port at which the fleet will be served; of a taken one, say who serves there."""
+def open_gateway_port(world: World, fleet: Fleet, key: str) -> Listener:
+    """Return the Listener of the gateway port; if it is taken, say by what."""
     gateway = fleet.gateway
     try:
         return world.listen(gateway.host, gateway.port)
@@ -117,12 +117,12 @@ def open_door(world: World, fleet: Fleet, key: str) -> Listener:
 
 
 def receipts_path(world: World, out: str) -> str:
-    """Return where the gateway of a workspace files what each request came to."""
+    """Return the path of the receipts of a workspace's gateway."""
     world.make_directory(Place(out, STATE_DIRECTORY))
     return world.enter(out, RECEIPTS_FILE)
 
 
 def check_key(fleet: Fleet, key: str, world: World) -> None:
-    """Refuse to serve beyond this machine with a weak key, wherever that stands."""
+    """Refuse to serve other machines with a weak key, wherever it comes from."""
     if not is_loopback(fleet.gateway.host):
         tell_findings(lint_key(fleet, {fleet.gateway.master_key_env: key}), world)

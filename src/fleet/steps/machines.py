@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def format_answers(states: Sequence[NodeState]) -> str:
-    """Return which machines were asked for models, and what each said."""
+    """Return a line for each machine that was asked for its models."""
     text = ""
     for state in states:
         answer = state.reason or count_of(state.models, "model")
@@ -72,7 +72,7 @@ def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
 
 def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[NodeState]
                  ) -> None:
-    """Refuse to replace a fleet that works by one with placeholders or without a machine."""
+    """Refuse to replace a working fleet by one with placeholders or without a machine."""
     try:
         fleet = load_config(world, output).fleet
     except FleetError:
@@ -92,7 +92,7 @@ def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[N
 
 def plan_first_fleet(world: World, states: Sequence[NodeState], measured: Sequence[Measurement]
                      ) -> Starter:
-    """Return the fleet of what was found, with what this machine can spare for models."""
+    """Plan the first fleet from the models that were found, with this machine's free memory."""
     unknown = plan_starter(states, measured, {})
     own = int(with_own_memory(world, {})["local"])
     if not own:
@@ -107,12 +107,12 @@ def plan_first_fleet(world: World, states: Sequence[NodeState], measured: Sequen
 
 
 def with_own_memory(world: World, memory: Mapping[str, float]) -> dict[str, float]:
-    """Return how much memory models may take, with what this machine can spare for them."""
+    """Return the memory for models of each machine, with the free memory of this one."""
     return {"local": world.total_gigabytes() * USABLE_SHARE, **memory}
 
 
 def suggest_node(text: str, taken: Iterable[str]) -> str:
-    """Return a machine as it is typed, as near as may be to what was."""
+    """Return NAME=URL as close as possible to the typed text."""
     name, equals, url = text.partition("=")
     if not equals and re.search("[.:]", text):
         name, url = "", text
@@ -128,7 +128,7 @@ def suggest_node(text: str, taken: Iterable[str]) -> str:
 
 
 def with_this_machine(world: World, nodes: Mapping[str, Node]) -> dict[str, Node]:
-    """Return nodes with this machine first, unless one of them is it by another name."""
+    """Return nodes with this machine first, unless it is among them under another name."""
     def name_place(endpoint: str) -> Endpoint:
         place = split_endpoint(endpoint)
         return replace(place, host="localhost") if is_here(world, place.host) else place
@@ -140,7 +140,7 @@ def with_this_machine(world: World, nodes: Mapping[str, Node]) -> dict[str, Node
 
 
 def ask_machines(world: World, nodes: Mapping[str, Node]) -> list[NodeState]:
-    """Return what machines have, this one also where it has no Ollama, but another server."""
+    """Ask machines for their models; on this one also look for servers other than Ollama."""
     states = probe_nodes(world, nodes, INIT_TIMEOUT_SECONDS, are_known=False)
     here = states.get("local")
     if here and here.reason == "refused" and not world.environ.get("OLLAMA_HOST"):
@@ -151,7 +151,7 @@ def ask_machines(world: World, nodes: Mapping[str, Node]) -> list[NodeState]:
 
 def write_starter(world: World, output: str, starter: Starter, *,
                   offline: bool = False) -> str:
-    """Write a fleet file of what was found; say what was written."""
+    """Write the planned fleet file; return lines that say so."""
     gateway = Gateway()
     if not offline:
         gateway = avoid_taken_port(world, gateway)
@@ -168,9 +168,9 @@ def write_starter(world: World, output: str, starter: Starter, *,
 
 
 def own_endpoint(world: World) -> str:
-    """Return where Ollama answers on this machine: OLLAMA_HOST says where it listens."""
+    """Return Ollama's address on this machine, from OLLAMA_HOST."""
     text = world.environ.get("OLLAMA_HOST", "").strip(" \"'")
-    # Everywhere is here, too. Without a port it reads 80 in http://, else its own (0.32.15).
+    # 0.0.0.0 includes this machine. Without a port, http:// means 80, else 11434 (0.32.15).
     text = re.sub(r"^(https?://)?(0\.0\.0\.0|\[::\]|::)?(?=:\d*$|$)", r"\1localhost", text)
     if text.startswith("http://") and not re.search(r":\d+$", text):
         text += ":80"
@@ -180,7 +180,7 @@ def own_endpoint(world: World) -> str:
         return OLLAMA_ENDPOINT
 
 
-# How each other kind of server is opened to the LAN.
+# How to open each other kind of server to the LAN.
 SERVER_SETUPS = {
     "llamacpp": "start llama-server with `--host 0.0.0.0`, and with `--api-key KEY` where "
                 "others are in the network",
@@ -190,7 +190,7 @@ SERVER_SETUPS = {
 
 def look_for_servers(world: World, addresses: Sequence[str], seconds: float
                      ) -> list[list[NodeState]]:
-    """Return what else than Ollama answers on this machine, and it at its open addresses."""
+    """Return other servers on this machine, each with the addresses at which it is open."""
     places = ("127.0.0.1", *addresses)
     nodes = {f"{kind} {address}": Node(
         address, f"http://{show_host(address)}:{NODE_KINDS[kind].port}", provider=kind)

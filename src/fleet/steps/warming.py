@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def format_waking(waking: Waking, look: Look = PLAIN) -> str:
-    """Return how a machine was woken."""
+    """Return the outcome of waking a machine."""
     role, words = {
         "stopped": ("bad", "is awake, but nothing listens there: start Ollama"),
         "woken": ("ok", f"answered after {waking.seconds:.0f} s"),
@@ -43,7 +43,7 @@ def format_waking(waking: Waking, look: Look = PLAIN) -> str:
 
 
 def wake_sleepers(fleet: Fleet, names: Collection[str], teller: Teller, world: World) -> None:
-    """Wake those of these nodes that have a hardware address and do not answer; say so."""
+    """Wake those nodes that have a `mac` and do not answer; say so."""
     nodes = [node for name, node in fleet.nodes.items() if node.mac and name in names]
     if not nodes or find_untrusted(world, fleet):
         return
@@ -72,9 +72,9 @@ def format_share(loaded: LoadedModel) -> str:
 
 def format_warmth(warmth: Warmth, row: Sequence[str], widths: Sequence[int],
                   look: Look = PLAIN) -> str:
-    """Return how it ended, behind its row, and what fixes it.
+    """Return a row with the outcome and its fix.
 
-    Of one that waits for others, it says for whom.
+    If the model waits for others, the row says for which.
     """
     fix = ""
     if warmth.stage == "busy":
@@ -90,14 +90,14 @@ def format_warmth(warmth: Warmth, row: Sequence[str], widths: Sequence[int],
         outcome = mark(f"{warmth.state}:", "warn" if warmth.state == "busy" else "bad", look)
         said = warmth.detail
         fix = format_fix(warmth.fix, look, margin="    ")
-    # Then without what the machine calls it.
+    # If it is too narrow, leave out the model.
     if look.columns and sum(widths) + 36 > look.columns:
         row, widths = row[:2], widths[:2]
     return format_entry(row, widths, [outcome, said], look, margin="  ") + fix
 
 
 def tell_progress(works: Iterable[Warmth], now: float) -> str:
-    """Return one line about what is going on."""
+    """Return a line with the progress of each model."""
     parts = []
     for work in works:
         stage = work.stage
@@ -112,7 +112,7 @@ def tell_progress(works: Iterable[Warmth], now: float) -> str:
 
 
 class Teller(Record):
-    """Where a command says what it does: to whom, and how text looks there."""
+    """Where messages go, and how text looks there."""
 
     say: Callable[[str], None]
     look: Look
@@ -120,7 +120,7 @@ class Teller(Record):
 
 def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, teller: Teller,
                busy_seconds: float = WarmUp.busy_seconds) -> dict[str, Warmth]:
-    """Load models as their routes will ask for them; say how each ended, when it does."""
+    """Load models as their routes need them; print each outcome as it comes."""
     say, look = teller.say, teller.look
     warmths = plan_warmths(fleet, options)
     groups: dict[str, list[Warmth]] = {}
@@ -139,7 +139,7 @@ def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, teller: Teller
     rows = {name: (name, warmth.node.name, warmth.model.ollama_model)
             for name, warmth in warmths.items()}
     widths = [max(map(width_of, column)) for column in zip(*rows.values())]
-    said: dict[str, str] = {}  # by the model's name: each state is said once
+    said: dict[str, str] = {}  # by route: each state is printed once
     kept_at = 0.0
     try:
         with LiveLine(world) as line:
@@ -160,13 +160,13 @@ def warm_fleet(fleet: Fleet, options: Namespace, world: World, *, teller: Teller
 
 
 WARMUP_FILE = f"{STATE_DIRECTORY}/warmup.json"
-WARMUP_SECONDS = 10.0  # what is older was left by one that was cut off, or is long over
+WARMUP_SECONDS = 10.0  # an older file is from a warm-up that ended or was cut off
 SHOWN_WARMTHS_LIMIT = 200
 WARMUP_SCHEMA = "warmup-progress/2"
 
 
 class WarmRow(Record):
-    """How far the warm-up of a model is."""
+    """The progress of a model's warm-up."""
 
     route: str
     node: str
@@ -180,26 +180,26 @@ class WarmRow(Record):
 
 
 class WarmPage(Record):
-    """What a warm-up writes while it runs."""
+    """The progress file of a warm-up."""
 
     time: float
     models: tuple[WarmRow, ...]
 
 
 def keep_warmths(workspace: Workspace, warmths: Mapping[str, Warmth]) -> None:
-    """Keep how far a warm-up is where the dashboard reads it, if there is a workspace."""
+    """Write the progress file for the dashboard, if there is a workspace."""
     world = workspace.world
     if world.kind_of(workspace.path(STATE_DIRECTORY)) != "directory":
         return
     rows = [report_warmth(name, warmth, world.clock()) for name, warmth in warmths.items()]
     page = {"schema": f"subagent-fleet/{WARMUP_SCHEMA}", "time": round(world.now(), 1),
             "models": [{key: row[key] for key in fields(WarmRow)} for row in rows]}
-    with contextlib.suppress(FleetError):  # a full disk is no reason to load no model
+    with contextlib.suppress(FleetError):  # a full disk must not stop the loading
         workspace.keep(WARMUP_FILE, render_json(page) + b"\n")
 
 
 def read_warmup(workspace: Workspace) -> list[dict[str, Any]]:
-    """Return how far a warm-up is that runs or has just ended; nothing if there is none."""
+    """Return the rows of a warm-up that runs or has just ended, if any."""
     page = read_page(WarmPage, workspace.read(WARMUP_FILE), WARMUP_SCHEMA)
     if not page or abs(workspace.world.now() - page.time) >= WARMUP_SECONDS:
         return []
@@ -232,7 +232,7 @@ def plan_warmths(fleet: Fleet, options: Namespace) -> dict[str, Warmth]:
 
 
 def report_warmth(name: str, warmth: Warmth, now: float) -> dict[str, object]:
-    """Return what `warmup --json` says of a model."""
+    """Return the JSON of a model's warm-up."""
     seconds = warmth.seconds or (now - warmth.began if warmth.began else 0.0)
     return {"route": name, "node": warmth.node.name,
             "model": warmth.model.ollama_model, "ok": warmth.ok,

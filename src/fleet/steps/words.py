@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = PLAIN,
                    memory: Mapping[str, float] | None = None) -> str:
-    """Return who was asked for models, and who does what where with one reason each."""
+    """Return the answers of machines, and who does what where and why."""
     memory = memory or {}
     text = format_answers(states)
     if starter.has_models:
@@ -55,7 +55,7 @@ def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = P
 
 def format_flaw(flaw: str, states: Collection[NodeState], following: str, look: Look,
                 memory: Mapping[str, float]) -> str:
-    """Return what the main session's model lacks, and what to type for a better one."""
+    """Return the flaw of the main session's model, and what to type for a better one."""
     if not flaw:
         return ""
     room = max((memory.get(state.name, 0.0) for state in states if state.online), default=0.0)
@@ -70,11 +70,11 @@ def format_flaw(flaw: str, states: Collection[NodeState], following: str, look: 
 
 
 def format_assignment(starter: Starter, look: Look = PLAIN) -> str:
-    """Return a table of who does what where and why, then who stands in and who idles."""
+    """Return a table of who does what where and why, then the fallbacks and idle machines."""
     assignment = starter.assignment
     models = {load.model.name: load.model for load in assignment.placements}
     rows = []
-    if "claude" in starter.tree:  # what no machine does
+    if "claude" in starter.tree:  # no machine of the fleet does it
         main = starter.tree["models"][starter.tree["claude"]["main"]]
         rows.append((MAIN_JOB, main["model"], main["node"],
                      "your Claude login; its prompts leave the house"))
@@ -119,7 +119,7 @@ def format_route(fleet: Fleet, agent: str, model: Model) -> str:
 
 
 def format_routes(fleet: Fleet, look: Look = PLAIN) -> str:
-    """Return where each agent's work will go."""
+    """Return each agent's route."""
     lines = [format_words([format_route(fleet, agent, model)], look, margin="  ", indent="  ")
              for agent, model in plan_routes(fleet).items()]
     return paint("Agent routing:", "bold", look) + "\n" + "".join(lines)
@@ -127,7 +127,7 @@ def format_routes(fleet: Fleet, look: Look = PLAIN) -> str:
 
 def format_nodes(fleet: Fleet, states: Mapping[str, NodeState], headers: Sequence[str],
                  look: Look = PLAIN, resting: Collection[str] = ()) -> str:
-    """Return the name of a fleet and a table of its nodes: models, or why there are none."""
+    """Return the name of a fleet and a table of its nodes with their models or failures."""
     rows = []
     for state in states.values():
         word, role = ("online", "ok") if state.online else ("offline", "bad")

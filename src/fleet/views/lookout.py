@@ -1,4 +1,4 @@
-"""What the page shows, looked up again and again."""
+"""The lookout, which keeps the dashboard up to date."""
 from __future__ import annotations
 
 import contextlib
@@ -47,17 +47,17 @@ if TYPE_CHECKING:
 
 
 PAGE_PORT = 8080
-PICTURE_SECONDS = 2.0  # how often machines are asked while somebody looks
+PICTURE_SECONDS = 2.0  # how often machines are asked while a page is open
 FINDINGS_SECONDS = 60.0
 
 LOG_PART_BYTES = 32 * 1024
 
 
 class Lookout:
-    """Looks at a fleet for its dashboard: machines, work, problems.
+    """Watches a fleet for its dashboard: machines, work, problems.
 
-    One loop feeds the page: from the gateway's stream, else from what was filed. Machines are
-    asked beside it, so a dead one does not hold up what is told.
+    One loop feeds the page: with the gateway's events, else with new receipts. Machines are
+    asked beside it, so a dead one does not delay events.
     """
 
     def __init__(self, workspace: Workspace, fleet: Fleet, options: Namespace,
@@ -66,16 +66,16 @@ class Lookout:
         self._fleet, self._options, self._dashboard = fleet, options, dashboard
         self._names = AgentNames(workspace.world, agents_by_alias(fleet))
         self._file_changed = self._find_change()
-        self._problems: Sequence[Finding] = ()  # of the fleet file as it is now
-        # Here, so that a request for the page gets the error.
+        self._problems: Sequence[Finding] = ()  # errors in the fleet file as it is now
+        # Opened here, so that `ui` itself reports an error.
         self._reader = ReceiptsReader(workspace)
         self._folder: Folder | None = None
-        with contextlib.suppress(FleetError):  # there are no tasks outside of a repository
+        with contextlib.suppress(FleetError):  # outside of a repository there are no tasks
             self._folder = open_folder(workspace.world)
         self._is_followed = False
-        self._looks: Iterator[tuple[Any, Any]] | None = None  # answers that are awaited
+        self._looks: Iterator[tuple[Any, Any]] | None = None  # jobs under way
         self._look_at = self._examine_at = 0.0
-        self._seen: dict[str, Any] = {}  # the latest of each answer
+        self._seen: dict[str, Any] = {}  # the latest result of each job
 
     def run(self) -> None:
         """Feed the page until it ends."""
@@ -96,14 +96,14 @@ class Lookout:
         key = known_key(self._workspace, fleet)
         for told in follow_events(self._world, fleet, key, self._wait):
             if self._fleet is not fleet:
-                return  # another gateway may be meant now
+                return  # the file changed: it may be another gateway
             if told.get("kind") == "hello":
                 self._is_followed = True
             elif told.get("kind") in ("request", "rest") and isinstance(told.get("id"), str):
                 self._dashboard.log.put(told)
 
     def _wait(self) -> None:
-        """Wait a tick, ask every machine in time while a page is open, show their answers."""
+        """Wait a tick; while a page is open, ask machines regularly and show their answers."""
         now = self._world.clock()
         if not self._looks:
             if now < self._look_at or not self._dashboard.is_watched:
@@ -111,7 +111,7 @@ class Lookout:
                 return
             self._read_fleet()
             jobs = plan_asking(self._workspace, self._fleet, PICTURE_SECONDS)
-            # The first picture does not wait for it.
+            # The first picture does not wait for findings.
             if self._seen and now >= self._examine_at:
                 jobs["findings"] = self._examine
                 self._examine_at = now + FINDINGS_SECONDS
@@ -132,7 +132,7 @@ class Lookout:
         return 0.0
 
     def _read_fleet(self) -> None:
-        """Read the fleet file again if it has changed; while it is invalid, the page says so."""
+        """Read the fleet file again if it has changed; if it is invalid, the page says so."""
         changed = self._find_change()
         if changed == self._file_changed:
             return
@@ -144,7 +144,7 @@ class Lookout:
             return
         self._problems = ()
         self._names = AgentNames(self._world, agents_by_alias(self._fleet))
-        self._seen = {}  # of other machines
+        self._seen = {}  # results of the old file's machines
         self._examine_at = 0.0
 
     def _show(self) -> None:
@@ -160,7 +160,7 @@ class Lookout:
                               "log": parse_log(self._read_log())})
 
     def _name_askers(self, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the names of agents and sessions: only their ids are on the wire."""
+        """Return the names of agents and sessions: requests contain only ids."""
         names = {}
         begun = [task for task in tasks if task["session"]]
         titles = {task["session"]: task["name"] for task in begun}
@@ -179,7 +179,7 @@ class Lookout:
                              for session, title in titles.items()]}
 
     def _find_tasks(self) -> list[dict[str, Any]]:
-        """Return the tasks of the repository in which this was started."""
+        """Return the tasks of this directory's repository."""
         if not self._folder:
             return []
         sight = see_tasks(self._folder,
@@ -188,7 +188,7 @@ class Lookout:
                 for row in plan_task_rows(sight)]
 
     def _read_log(self) -> list[bytes]:
-        """Return the last lines of LiteLLM's log, where LiteLLM serves."""
+        """Return the last lines of LiteLLM's log, if LiteLLM serves."""
         if self._fleet.gateway.provider != "litellm":
             return []
         path = self._workspace.enter(LITELLM_LOG_FILE)
@@ -213,7 +213,7 @@ def report_task(row: TaskRow, state: TaskState) -> dict[str, Any]:
                             for number, label in enumerate(questions[0][1], 1))
     return {"name": row.name, "state": row.state, "mark": TASK_MARKS[level], "level": level,
             "agent": row.agent, "where": row.runs_on, "session": row.session,
-            "now": row.now.removesuffix(f"; {row.fix}" if row.fix else ""),  # it is beside
+            "now": row.now.removesuffix(f"; {row.fix}" if row.fix else ""),  # it has its own line
             "seconds": row.total_seconds, "diff": f"+{row.plus} -{row.minus}" if row.files else "",
             "over": state.is_over and level not in ("warn", "bad"), "fix": fix,
             "answers": answers}
@@ -227,7 +227,7 @@ def open_dashboard(workspace: Workspace, fleet: Fleet, options: Namespace, liste
     serving.start()
     lookout = Lookout(workspace, fleet, options, dashboard)
     threading.Thread(target=lookout.run, daemon=True).start()
-    stops.callback(serving.join, GRACE_SECONDS + 1)  # the last one comes first
+    stops.callback(serving.join, GRACE_SECONDS + 1)  # callbacks run in reverse order
     stops.callback(dashboard.stop, "end")
 
     if not options.no_open and workspace.world.is_terminal("stderr"):
@@ -236,8 +236,8 @@ def open_dashboard(workspace: Workspace, fleet: Fleet, options: Namespace, liste
 
 
 def listen_for_page(world: World, gateway: Gateway, typed: int | None = None) -> Listener:
-    """Return the port of the page: the typed one, else the usual or the next free one."""
-    host = "127.0.0.1"  # the page is for this machine alone
+    """Return the Listener of the page: at the typed port, else the usual or next free one."""
+    host = "127.0.0.1"  # the page is only for this machine
     port = PAGE_PORT if typed is None else typed
     if port == gateway.port:
         raise FleetError("usage", f"--port: {port} is the gateway's port", status=EXIT_USAGE,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def format_measurements(measured: Sequence[Measurement], look: Look = PLAIN) -> str:
-    """Return a table of measurements, and below it what models did instead."""
+    """Return a table of measurements, with notes below it."""
     numbers = ("Load s", "Prompt tok/s", "Answer tok/s", "First s")
     headers = ["Model", "Machine", *numbers, "Tools", "Context"]
     rows = []
@@ -65,7 +65,7 @@ def _score_cell(score: Score | None, look: Look) -> Cell:
 
 
 def _measured_notes(known: Measurement) -> Iterator[str]:
-    """Yield what a model did instead, and why measuring stopped."""
+    """Yield notes on what a model did wrong, and why measuring stopped."""
     topics = {"tools": known.tools, "context": known.context}
     for topic, score in topics.items():
         if score and not score.is_full:
@@ -79,7 +79,7 @@ def _measured_notes(known: Measurement) -> Iterator[str]:
 def find_chosen(fleet: Fleet, options: Namespace, world: World
                 ) -> Iterator[tuple[Model, NodeState, NodeModel]]:
     """Yield the models to ask, with their nodes' facts; cloud models only if named."""
-    if options.exam:  # for which a model needs a route
+    if options.exam:  # the exam needs a route to each model
         check_names("model", options.model, fleet.models, fleet.name)
     states = probe_nodes(world, fleet.nodes, PROBE_TIMEOUT_SECONDS, fleet.models)
     models = list(fleet.models.values())

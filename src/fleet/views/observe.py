@@ -1,4 +1,4 @@
-"""Looking at all that `doctor` judges."""
+"""Collecting the facts that `doctor` judges."""
 from __future__ import annotations
 
 import contextlib
@@ -57,7 +57,7 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
             seconds: float) -> Facts:
     """Return the Facts of this machine and, if there is a fleet, of its nodes and files."""
     world = workspace.world
-    until = world.clock() + seconds  # at which every job ends by itself
+    until = world.clock() + seconds  # each job ends by itself then
     facts = Facts(problems=tuple(problems), has_litellm=bool(world.which("litellm")))
     jobs: dict[str, Callable[[], Any]] = {}
 
@@ -87,7 +87,7 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
 
 
 def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
-    """Add which task file lies beside the fleet file, if its agents are to be confined."""
+    """Add the task file beside the fleet file, if its agents will be confined."""
     path = find_task_file_near(world, fleet.document.source)
     if not path:
         return facts
@@ -112,7 +112,7 @@ def find_unconfined(world: World, until: float) -> str:
 
 
 def ask_version(world: World, program: str, until: float) -> str:
-    """Return the first word that a program prints of its version, or `?`."""
+    """Return the first word of a program's version, or `?`."""
     ran = world.run_program([program, "--version"], seconds=until - world.clock())
     words = ran.text.split() if ran.code == 0 else []
     numbers = [word for word in words if re.match(r"v?\d+\.\d", word)]
@@ -127,7 +127,7 @@ def find_addresses(world: World, fleet: Fleet, until: float) -> dict[str, tuple[
 
 
 def addresses_of(world: World, node: Node, until: float) -> tuple[str, ...]:
-    """Return the addresses of a node's host; how a node fails is in its state."""
+    """Return the addresses of a node's host; failures are in the node's state."""
     with contextlib.suppress(NodeFailure):
         places = world.resolve(split_endpoint(node.endpoint).host, 0, until)
         return tuple(sorted({address[0] for *_, address in places}))

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 def format_served(before: Mapping[str, Mapping[str, Any]],
                   after: Mapping[str, Mapping[str, Any]], look: Look = PLAIN) -> str:
-    """Return what each node served between two readings of a gateway's totals."""
-    if not after:  # LiteLLM has no such page
+    """Return a table of what each node served between two readings of the totals."""
+    if not after:  # LiteLLM has no totals
         return "\nLiteLLM does not say which machine served what.\n"
     if any(before.get(name, node)["requests"] > node["requests"]
            for name, node in after.items()):
-        before = {}  # another gateway took over, and began at 0
+        before = {}  # the gateway was restarted, and counts from 0
     rows = []
     for name, node in after.items():
         earlier = before.get(name, {})
@@ -58,7 +58,7 @@ def format_served(before: Mapping[str, Mapping[str, Any]],
 
 
 class LogTable:
-    """A table of requests that grows: time, agent, model, machine, seconds, outcome."""
+    """A growing table of requests: time, agent, model, machine, seconds, outcome."""
 
     def __init__(self, requests: Iterable[Mapping[str, Any]], look: Look, now: float) -> None:
         self._look = look
@@ -74,15 +74,15 @@ class LogTable:
                 "Took": show_span(request["total_seconds"]).rjust(7)}
 
     def head(self) -> str:
-        """Return the line above it."""
+        """Return the header line."""
         names = pad_row(list(self._widths), list(self._widths.values()))
         line = f"{names}  Outcome"
-        if 0 < self._look.columns < width_of(line):  # it is below
+        if 0 < self._look.columns < width_of(line):  # the outcome is on its own line then
             line = crop(names.rstrip(), self._look.columns)
         return f"{paint(line, 'bold', self._look)}\n"
 
     def line(self, request: Mapping[str, Any], now: float) -> str:
-        """Return a request."""
+        """Return the row of a request."""
         role = "bad"
         if request["outcome"] == "ok":
             role = "warn" if request["failures"] else "ok"
@@ -92,7 +92,7 @@ class LogTable:
 
 
 def _describe_outcome(request: Mapping[str, Any]) -> str:
-    """Return how a request ended, and which machines failed: in words, else by class."""
+    """Return how a request ended, and the failures: in the machine's words if there are any."""
     tries = [f"{tried.node}: {tried.why}" for tried in request["failures"]]
     said = request["said"] or ", ".join(tries)
     if said:
@@ -101,12 +101,12 @@ def _describe_outcome(request: Mapping[str, Any]) -> str:
 
 
 def choose_failed(receipts: Iterable[Receipt]) -> list[Receipt]:
-    """Return those in which something failed."""
+    """Return the receipts with a failure."""
     return [receipt for receipt in receipts if receipt.outcome != "ok" or receipt.failures]
 
 
 def log_requests(world: World, fleet: Fleet) -> Callable[[list[Receipt | Rejection]], None]:
-    """Begin a log; return the function that prints each request and each refusal."""
+    """Print a log's header; return the function that prints requests and refusals."""
     look, now = look_of(world, "stderr"), world.now()
     names = AgentNames(world, agents_by_alias(fleet))
     known = [("", model.ollama_model, model.node) for model in fleet.models.values()]
@@ -134,7 +134,7 @@ def known_agents(options: Namespace, world: World) -> dict[str, list[str]]:
 
 
 class AgentNames:
-    """Who asked: the name of an agent is not on the wire, only its id (2.1.326)."""
+    """The names of agents: requests contain only their ids (2.1.326)."""
 
     def __init__(self, world: World, agents: dict[str, list[str]]) -> None:
         self.world = world
@@ -142,11 +142,11 @@ class AgentNames:
         self._kept: dict[tuple[str, str], str] = {}
 
     def find(self, session: str, agent: str, alias: str) -> str:
-        """Return a name, `NAME?` where only its alias tells it, else the id."""
+        """Return an agent's name; `NAME?` if it is guessed from the alias; else the id."""
         if not agent:
             return "main"
         name = self._kept.get((session, agent)) or find_agent_type(self.world, session, agent)
-        if name:  # else it may still be written
+        if name:  # else Claude Code may write it later
             self._kept[session, agent] = name
             return name
         namesakes = self._agents.get(alias, [])
@@ -155,7 +155,7 @@ class AgentNames:
         return agent
 
     def title(self, session: str) -> str:
-        """Return the first words of a session's prompt, where Claude Code has kept it."""
+        """Return the first words of a session's prompt, if Claude Code kept it."""
         if not self._kept.get((session, "title")):
             self._kept[session, "title"] = find_session_words(self.world, session)
         return self._kept[session, "title"]
@@ -168,7 +168,7 @@ def report_receipt(receipt: Receipt, names: AgentNames) -> dict[str, Any]:
 
 
 def name_task_sessions(options: Namespace, world: World) -> dict[str, str]:
-    """Return {session: the task's name}; one that has not begun has no session."""
+    """Return {session: task name} of the tasks that have begun."""
     return {row.session: row.name for row in find_task_rows(world, None, options)
             if row.session}
 
@@ -192,12 +192,12 @@ FAILURES_SHOWN = 5
 
 
 def list_failures(workspace: Workspace, fleet: Fleet, began: float, stream: str) -> str:
-    """Return the last requests since then that failed or fell back, as `logs` shows them."""
+    """Return a table of the latest requests since then that failed or fell back."""
     try:
         receipts = choose_failed(ReceiptsReader(workspace).read())
-    except FleetError:  # they cannot be read, which is no reason to fail now
+    except FleetError:  # unreadable records are no reason to fail here
         return ""
-    # Who left or stopped the gateway ended a request: that is no failure.
+    # A client that left, or a stopped gateway, is not a failure.
     failed = [receipt for receipt in receipts if receipt.time >= began
               and (receipt.failures or receipt.outcome not in ("left", "stopped"))]
     if not failed:

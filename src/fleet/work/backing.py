@@ -10,7 +10,7 @@ from fleet.findings.checks import OUR_GATEWAY
 from fleet.runs.agent import Backing
 from fleet.start.constants import CONFIG_VARIABLE
 from fleet.start.errors import FleetError
-from fleet.steps.gateway_seen import find_gateway, known_key, prove_to, who_serves
+from fleet.steps.gateway_seen import find_gateway, get_page_with_key, known_key, who_serves
 from fleet.steps.gateway_start import quote_name
 from fleet.text.terminal import clean_line
 from fleet.workspace.config import load_config, search_config
@@ -77,7 +77,7 @@ def plan_backing(fleet: Fleet | None, options: Namespace, folder: Folder) -> Bac
 
     def look() -> Mapping[str, Any]:
         with contextlib.suppress(FleetError):  # `run` itself may have made the key by now
-            return prove_to(world, gateway_url(fleet.gateway) + "/fleet",
+            return get_page_with_key(world, gateway_url(fleet.gateway) + "/fleet",
                              known_key(workspace, fleet), world.clock() + 1.0)
         return {}
 

@@ -39,7 +39,9 @@ def match_tasks(folder: Folder, options: Namespace, command: str) -> list[TaskSt
     for pattern in options.patterns:
         names = [name for name, state in tasks.items()
                  if glob_pattern(pattern).fullmatch(name) or state.task.group == pattern]
-        if pattern != "*":  # all there are, be it none
+        if pattern == "*" and not tasks:
+            folder.world.err("There are no tasks.\n")
+        else:
             check_names("task", () if names else [pattern], tasks, command)
         matched.update(names)
     return [state for name, state in tasks.items() if name in matched]
