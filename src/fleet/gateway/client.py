@@ -60,6 +60,7 @@ class Client:
                  answer_id: str) -> None:
         self._world, self._visitor = world, visitor
         self._dialect, self._talk, self._id = dialect, talk, answer_id
+        self._id_header = f"request-id: req_{answer_id}\r\n"
         self._out = bytearray()  # what was written and not yet sent
         self._has_headers = False
         self.has_content = False  # the client has some of an answer, which cannot be taken back
@@ -93,7 +94,7 @@ class Client:
         if self.is_stream:
             self._send(last=True)
         else:
-            self._visitor.reply(200, bytes(self._out), head=self._id_header())
+            self._visitor.reply(200, bytes(self._out), head=self._id_header)
 
     def refuse(self, refusal: Refusal) -> None:
         """Send a refusal in the client's own words."""
@@ -107,7 +108,7 @@ class Client:
             head = "".join(f"{name}: {value}\r\n"
                            for name, value in refusal.reply.headers.items()
                            if HANDED_BACK.fullmatch(name) and re.fullmatch("[ -~]*", value))
-        self._visitor.reply(refusal.http, body, head=self._id_header() + head)
+        self._visitor.reply(refusal.http, body, head=self._id_header + head)
 
     def wait(self, exchange: Exchange | None, until: float) -> bool:
         """Tell whether a node says more in time; pings keep the client from giving up.
@@ -133,14 +134,11 @@ class Client:
         if not self._has_headers:
             self._has_headers = True
             head = ("Content-Type: text/event-stream; charset=utf-8\r\n"
-                    f"Cache-Control: no-cache\r\n{self._id_header()}")
+                    f"Cache-Control: no-cache\r\n{self._id_header}")
             chunk = self._writer.begin() + chunk
         self._number = self._writer.number
         self._visitor.stream(chunk, head=head, last=last)
         self._ping_at = self._world.clock() + QUIET_SECONDS
-
-    def _id_header(self) -> str:
-        return f"request-id: req_{self._id}\r\n"
 
 
 def retry_header(refusal: Refusal) -> str:

@@ -241,12 +241,7 @@ class Log:
         if version == self.version:  # most of the time
             return version, []
         with self._lock:
-            changed = []
-            for row in reversed(self._rows.values()):
-                if row.version <= version:
-                    break
-                changed.append(row)
-            return self.version, changed[::-1]
+            return self.version, [row for row in self._rows.values() if row.version > version]
 
     def start_over(self) -> None:
         """Forget unfinished requests: the gateway that reported them is gone."""
