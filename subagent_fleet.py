@@ -24007,12 +24007,15 @@ def choose_files(work: Sequence[str], right: Sequence[str], before: Sequence[str
     """
     old = set(map(path_of, (*right, *before)))
     packages = {path.rpartition("/")[0] for path in old if path.endswith("/__init__.py")}
-    named = find_runners(commands)
+    words = set(re.findall(r"[\w./@+-]+", " ".join(commands)))
 
     def is_fixed(entry: str) -> bool:
         path = path_of(entry)
-        if path in named or any(pattern.search(word) for word in (path, path.lower())
-                                for pattern in (TEST_PATH, _GENERATED_PATH, _RUNNER_PATH)):
+        module = path.removesuffix(".py").removesuffix("/__main__")
+        if not words.isdisjoint((path, f"./{path}", module, module.replace("/", "."))):
+            return True  # a command may name it
+        if any(pattern.search(name) for name in (path, path.lower())
+               for pattern in (TEST_PATH, _GENERATED_PATH, _RUNNER_PATH)):
             return True
         if _SCRIPT_PATH.search(path):
             return path not in changed
@@ -24027,16 +24030,6 @@ def choose_files(work: Sequence[str], right: Sequence[str], before: Sequence[str
 def path_of(entry: str) -> str:
     """Return the path in an entry of `git ls-tree -r -z`."""
     return entry.partition("\t")[2]
-
-
-def find_runners(commands: Sequence[str]) -> set[str]:
-    """Return the files that commands may name: as paths, or as modules of Python."""
-    named = set()
-    for word in re.findall(r"[\w.@+-][\w./@+-]*", " ".join(commands)):
-        path = word.removeprefix("./")
-        module = path.replace(".", "/")
-        named |= {path, f"{path}/__main__.py", f"{module}.py", f"{module}/__main__.py"}
-    return named
 
 
 # -- what is kept, as anybody's text --
@@ -24077,18 +24070,11 @@ class ExamPage(Record):
 # -- what is kept for this user alone --
 
 
-class Tried(Record):
-    """A commit that was looked at: a question where there is no reason against it."""
+class Proof(Record):
+    """What came of looking at a commit: a question where there is no reason against it."""
 
-    key: str  # a digest of the commit and its check
     reason: str = ""
     tests: tuple[str, ...] = ()  # that fail without it
-
-
-class ProofPage(Record):
-    """What is known of the commits of a repository."""
-
-    tried: tuple[Tried, ...] = ()
 
 
 # -- what it comes to --
@@ -24155,7 +24141,7 @@ def find_outcome(state: TaskState, receipt: Mapping[str, Any], examinee: Examine
     return state.cause if state.state == "failed" else state.reason
 
 
-# == trials/exam.py, from line 49 =============================================
+# == trials/exam.py, from line 48 =============================================
 #
 # A repository for each question, and what models do in it.
 
@@ -24194,10 +24180,10 @@ class ExamPlan(Record):
 class Exam:
     """Finds questions in a repository and has models answer them, as tasks of `run`."""
 
-    def __init__(self, folder: Folder, plan: ExamPlan, page: ExamPage,
-                 keep: Callable[[ExamPage], object], confinement: Confinement) -> None:
+    def __init__(self, folder: Folder, plan: ExamPlan, sittings: Sequence[Sitting],
+                 keep: Callable[[Sequence[Sitting]], object], confinement: Confinement) -> None:
         self.plan = plan
-        self.page = page
+        self.sittings = list(sittings)
         self.fixes: list[Fix] = []  # the questions
         self.left: dict[str, str] = {}  # commit: why it is none
         self.troubles: list[str] = []  # of sittings that do not count
@@ -24219,8 +24205,12 @@ class Exam:
         self._folder = folder
         self._proofs_name = f"exam-{folder.run}.json"
         path = folder.place(self._proofs_name)
-        proofs = read_page(ProofPage, world.read_part(path, 0, STATE_LIMIT_BYTES), "proofs/1")
-        self._proofs = {one.key: one for one in proofs.tried} if proofs else {}
+        self._proofs: dict[str, Proof] = {}
+        kept = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
+        for key, value in kept.items():
+            proof = read(Proof, value)
+            if proof:
+                self._proofs[key] = proof
         self._lock = threading.Lock()
 
     # -- questions --
@@ -24243,9 +24233,8 @@ class Exam:
                 if self.stops:
                     return
                 self._proofs[key] = proof
-                self._folder.write({"schema": "subagent-fleet/proofs/1",
-                                    "tried": [*map(vars, self._proofs.values())]},
-                                   self._proofs_name)
+                self._folder.write({known: vars(each) for known, each in
+                                    self._proofs.items()}, self._proofs_name)
             reason = self._proofs[key].reason
             if reason:
                 self.left[fix.commit] = reason
@@ -24257,37 +24246,35 @@ class Exam:
         words = (fix.commit, self.plan.digest, task.sandbox, *task.sandbox_write)
         return digest("\n".join(words).encode("utf-8"))[:16]
 
-    def _prove(self, fix: Fix) -> Tried:
+    def _prove(self, fix: Fix) -> Proof:
         """Return whether a commit is a question: tests fail without it and pass with it."""
-        proof = Tried(self._key_of(fix))
         for code, wanted, words in ((fix.commit, True, "its check fails on the fix, too"),
                                     (fix.parent, False, "its tests pass without the fix")):
-            codes, output = self._check(code, fix, 2)
+            state, output = self._check(code, fix, "own")
+            checks = state.attempt.checks
             if self.stops:
                 break
-            if 124 in codes:
-                return replace(
-                    proof, reason=f"its check takes longer than {show_span(PROOF_SECONDS)}")
-            passes = [code == 0 for code in codes]
-            if passes[0] != passes[-1]:
-                return replace(proof, reason="its check is flaky")
-            if passes[0] != wanted:
-                return replace(proof, reason=words)
-        return replace(proof, tests=tuple(find_failed_tests(output)))
+            if 124 in checks:
+                return Proof(f"its check takes longer than {show_span(PROOF_SECONDS)}")
+            passes = checks == (0,)
+            if checks and passes != state.place.passes_on_base:
+                return Proof("its check is flaky")
+            if passes != wanted:
+                return Proof(words)
+        return Proof(tests=tuple(find_failed_tests(output)))
 
-    def _check(self, code: str, fix: Fix, times: int, objects: str = ""
-               ) -> tuple[list[int], str]:
+    def _check(self, code: str, fix: Fix, check_in: str, objects: str = ""
+               ) -> tuple[TaskState, str]:
         """Run the check on the code of a commit, with all that tests it from a fix.
 
         That is a task like any other, whose coder does nothing, in a repository in which no
         agent has been. The code there cannot look the fix up: of it there are only the files
-        that test. Return the exit codes, and what the last check has printed.
+        that test. With `own` the check is run twice: before the coder, and after it. Return
+        how the task has ended, and what the last check has printed.
         """
         world, main, plan = self._world, self._main, self.plan
-        task = replace(plan.task, prompt="check", coder=("true",), check_in="same",
-                       changes="none", deadline=PROOF_SECONDS)
-        codes: list[int] = []
-        output = ""
+        task = replace(plan.task, name="check", prompt="check", coder=("true",),
+                       check_in=check_in, changes="none", deadline=PROOF_SECONDS)
         with PrivateDirectory() as place:
             if not objects:
                 objects = world.path(place, "objects")
@@ -24300,19 +24287,14 @@ class Exam:
             both.out("update-index", "-z", "--replace", "--index-info", given=join_names(
                 choose_files(work, right, before, fix.code, plan.commands)))
             folder = make_room(both, place, both.out("write-tree"))
-            while len(codes) < times:
-                state = self._have_done(folder, replace(task, name=f"check-{len(codes)}"),
-                                        self._checks)
-                if self.stops:
-                    break
-                if state.cause == "check-missing":
-                    raise FleetError("check-missing", f"the check cannot be run: `{task.check}`",
-                                     fix="install its program, or type another --check")
-                if not state.attempt.checks and state.cause != "setup-failed":
-                    raise FleetError(state.cause, state.reason)
-                codes.append(state.attempt.checks[-1] if state.attempt.checks else 1)
-                output = read_tail(world, folder.of_try(state, "check-0.log"), TAIL_BYTES)
-        return codes, output
+            state = self._have_done(folder, task, self._checks)
+            if state.cause == "check-missing":
+                raise FleetError("check-missing", f"the check cannot be run: `{task.check}`",
+                                 fix="install its program, or type another --check")
+            if not (state.attempt.checks or self.stops or state.cause == "setup-failed"):
+                raise FleetError(state.cause, state.reason)
+            log = folder.of_try(state, "check-0.log")
+            return state, read_tail(world, log, TAIL_BYTES)
 
     def _hear_check(self, name: str, word: str, text: str) -> None:
         """Note what a person should know of how a check was run."""
@@ -24342,7 +24324,7 @@ class Exam:
         """Return how a model did at these questions so far."""
         commits = {fix.commit for fix in self.fixes}
         exam = self.plan.digest, self.repository, examinee.name, examinee.digest
-        return [one for one in self.page.sittings
+        return [one for one in self.sittings
                 if one.commit in commits and one.number <= self.plan.times
                 and (one.check, one.repository, one.model, one.digest) == exam]
 
@@ -24369,9 +24351,9 @@ class Exam:
                 receipt = folder.read_receipt(state)
                 outcome = find_outcome(state, receipt, examinee)
                 if outcome == "passed":
-                    codes, output = self._check(
-                        state.place.kept, fix, 1, f"{folder.repository.common}/objects")
-                    code = codes[0] if codes else None
+                    state, output = self._check(
+                        state.place.kept, fix, "same", f"{folder.repository.common}/objects")
+                    code = next(iter(state.attempt.checks), 1)
                     if code:
                         outcome = "check"
                         line = first_line("\n".join(reversed(output.splitlines())))
@@ -24390,8 +24372,8 @@ class Exam:
             sum(int(row["input_tokens"]) for row in served),
             sum(int(row["output_tokens"]) for row in served), today(self._world))
         with self._lock:
-            self.page = replace(self.page, sittings=(*self.page.sittings, sitting))
-            self._keep(self.page)
+            self.sittings.append(sitting)
+            self._keep(self.sittings)
 
     def _have_done(self, folder: Folder, task: TaskSpec, backing: Backing) -> TaskState:
         """Have a task done as `run` does; return how it has ended.
@@ -30868,8 +30850,8 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
 
     page = read_page(ExamPage, workspace.read(EXAM_FILE), "exam/1") or ExamPage()
     confinement = confine_tasks(folder, {"exam": plan.task})
-    exam = Exam(folder, plan, page, lambda page: workspace.keep(
-        EXAM_FILE, render_report("exam", vars(page)).encode("ascii")), confinement)
+    exam = Exam(folder, plan, page.sittings, lambda sittings: workspace.keep(
+        EXAM_FILE, render_report("exam", {"sittings": sittings}).encode("ascii")), confinement)
     backing = replace(plan_backing(fleet, options, folder), confinement=confinement)
     try:
         world.on_stop(exam.stops.append)
@@ -31049,7 +31031,7 @@ def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict
              for name, beaten, ties in tell_apart({one.model: one.score for one in standings})]
     return {"fleet": fleet.name, "check": exam.plan.task.check, "questions": commits,
             "left": exam.left, "models": standings, "told_apart": apart,
-            "sittings": [one for one in exam.page.sittings if one.commit in commits],
+            "sittings": [one for one in exam.sittings if one.commit in commits],
             "not_counted": exam.troubles}
 
 

@@ -271,7 +271,7 @@ def test_an_exam_that_was_ended_goes_on_with_what_is_missing(examined):
     child = subprocess.Popen(words, cwd=made.repo, env=made.rig.environment(),
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     kept = made.repo / ".subagent-fleet/exam.json"
-    until = time.monotonic() + 30
+    until = time.monotonic() + 100
     while not kept.exists() or len(json.loads(kept.read_text())["sittings"]) < 3:
         assert time.monotonic() < until
         time.sleep(0.1)

@@ -78,8 +78,8 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
 
     page = read_page(ExamPage, workspace.read(EXAM_FILE), "exam/1") or ExamPage()
     confinement = confine_tasks(folder, {"exam": plan.task})
-    exam = Exam(folder, plan, page, lambda page: workspace.keep(
-        EXAM_FILE, render_report("exam", vars(page)).encode("ascii")), confinement)
+    exam = Exam(folder, plan, page.sittings, lambda sittings: workspace.keep(
+        EXAM_FILE, render_report("exam", {"sittings": sittings}).encode("ascii")), confinement)
     backing = replace(plan_backing(fleet, options, folder), confinement=confinement)
     try:
         world.on_stop(exam.stops.append)
@@ -259,5 +259,5 @@ def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict
              for name, beaten, ties in tell_apart({one.model: one.score for one in standings})]
     return {"fleet": fleet.name, "check": exam.plan.task.check, "questions": commits,
             "left": exam.left, "models": standings, "told_apart": apart,
-            "sittings": [one for one in exam.page.sittings if one.commit in commits],
+            "sittings": [one for one in exam.sittings if one.commit in commits],
             "not_counted": exam.troubles}

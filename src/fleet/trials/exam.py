@@ -12,9 +12,9 @@ from fleet.runs.snapshot import join_names
 from fleet.runs.supervisor import Supervisor, base_of
 from fleet.start.constants import CONFIG_VARIABLE
 from fleet.start.errors import FleetError
-from fleet.start.record import Record, replace
+from fleet.start.record import Record, read, replace
 from fleet.tasks.state import freeze
-from fleet.text.json import digest, read_page
+from fleet.text.json import digest, parse_object
 from fleet.text.phrases import count_of, first_line, show_span
 from fleet.text.terminal import clean_line
 from fleet.trials.course import today
@@ -24,9 +24,8 @@ from fleet.trials.questions import (
     FIX_FORMAT,
     PROOF_SECONDS,
     SAYS_FIX,
-    ProofPage,
+    Proof,
     Sitting,
-    Tried,
     choose_files,
     find_failed_tests,
     find_outcome,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from fleet.config.task_file import TaskSpec
     from fleet.runs.confine import Confinement
     from fleet.tasks.state import TaskState
-    from fleet.trials.questions import Examinee, ExamPage, Fix
+    from fleet.trials.questions import Examinee, Fix
 
 
 def make_room(source: Git, place: str, files: str) -> Folder:
@@ -81,10 +80,10 @@ class ExamPlan(Record):
 class Exam:
     """Finds questions in a repository and has models answer them, as tasks of `run`."""
 
-    def __init__(self, folder: Folder, plan: ExamPlan, page: ExamPage,
-                 keep: Callable[[ExamPage], object], confinement: Confinement) -> None:
+    def __init__(self, folder: Folder, plan: ExamPlan, sittings: Sequence[Sitting],
+                 keep: Callable[[Sequence[Sitting]], object], confinement: Confinement) -> None:
         self.plan = plan
-        self.page = page
+        self.sittings = list(sittings)
         self.fixes: list[Fix] = []  # the questions
         self.left: dict[str, str] = {}  # commit: why it is none
         self.troubles: list[str] = []  # of sittings that do not count
@@ -106,8 +105,12 @@ class Exam:
         self._folder = folder
         self._proofs_name = f"exam-{folder.run}.json"
         path = folder.place(self._proofs_name)
-        proofs = read_page(ProofPage, world.read_part(path, 0, STATE_LIMIT_BYTES), "proofs/1")
-        self._proofs = {one.key: one for one in proofs.tried} if proofs else {}
+        self._proofs: dict[str, Proof] = {}
+        kept = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
+        for key, value in kept.items():
+            proof = read(Proof, value)
+            if proof:
+                self._proofs[key] = proof
         self._lock = threading.Lock()
 
     # -- questions --
@@ -130,9 +133,8 @@ class Exam:
                 if self.stops:
                     return
                 self._proofs[key] = proof
-                self._folder.write({"schema": "subagent-fleet/proofs/1",
-                                    "tried": [*map(vars, self._proofs.values())]},
-                                   self._proofs_name)
+                self._folder.write({known: vars(each) for known, each in
+                                    self._proofs.items()}, self._proofs_name)
             reason = self._proofs[key].reason
             if reason:
                 self.left[fix.commit] = reason
@@ -144,37 +146,35 @@ class Exam:
         words = (fix.commit, self.plan.digest, task.sandbox, *task.sandbox_write)
         return digest("\n".join(words).encode("utf-8"))[:16]
 
-    def _prove(self, fix: Fix) -> Tried:
+    def _prove(self, fix: Fix) -> Proof:
         """Return whether a commit is a question: tests fail without it and pass with it."""
-        proof = Tried(self._key_of(fix))
         for code, wanted, words in ((fix.commit, True, "its check fails on the fix, too"),
                                     (fix.parent, False, "its tests pass without the fix")):
-            codes, output = self._check(code, fix, 2)
+            state, output = self._check(code, fix, "own")
+            checks = state.attempt.checks
             if self.stops:
                 break
-            if 124 in codes:
-                return replace(
-                    proof, reason=f"its check takes longer than {show_span(PROOF_SECONDS)}")
-            passes = [code == 0 for code in codes]
-            if passes[0] != passes[-1]:
-                return replace(proof, reason="its check is flaky")
-            if passes[0] != wanted:
-                return replace(proof, reason=words)
-        return replace(proof, tests=tuple(find_failed_tests(output)))
+            if 124 in checks:
+                return Proof(f"its check takes longer than {show_span(PROOF_SECONDS)}")
+            passes = checks == (0,)
+            if checks and passes != state.place.passes_on_base:
+                return Proof("its check is flaky")
+            if passes != wanted:
+                return Proof(words)
+        return Proof(tests=tuple(find_failed_tests(output)))
 
-    def _check(self, code: str, fix: Fix, times: int, objects: str = ""
-               ) -> tuple[list[int], str]:
+    def _check(self, code: str, fix: Fix, check_in: str, objects: str = ""
+               ) -> tuple[TaskState, str]:
         """Run the check on the code of a commit, with all that tests it from a fix.
 
         That is a task like any other, whose coder does nothing, in a repository in which no
         agent has been. The code there cannot look the fix up: of it there are only the files
-        that test. Return the exit codes, and what the last check has printed.
+        that test. With `own` the check is run twice: before the coder, and after it. Return
+        how the task has ended, and what the last check has printed.
         """
         world, main, plan = self._world, self._main, self.plan
-        task = replace(plan.task, prompt="check", coder=("true",), check_in="same",
-                       changes="none", deadline=PROOF_SECONDS)
-        codes: list[int] = []
-        output = ""
+        task = replace(plan.task, name="check", prompt="check", coder=("true",),
+                       check_in=check_in, changes="none", deadline=PROOF_SECONDS)
         with PrivateDirectory() as place:
             if not objects:
                 objects = world.path(place, "objects")
@@ -187,19 +187,14 @@ class Exam:
             both.out("update-index", "-z", "--replace", "--index-info", given=join_names(
                 choose_files(work, right, before, fix.code, plan.commands)))
             folder = make_room(both, place, both.out("write-tree"))
-            while len(codes) < times:
-                state = self._have_done(folder, replace(task, name=f"check-{len(codes)}"),
-                                        self._checks)
-                if self.stops:
-                    break
-                if state.cause == "check-missing":
-                    raise FleetError("check-missing", f"the check cannot be run: `{task.check}`",
-                                     fix="install its program, or type another --check")
-                if not state.attempt.checks and state.cause != "setup-failed":
-                    raise FleetError(state.cause, state.reason)
-                codes.append(state.attempt.checks[-1] if state.attempt.checks else 1)
-                output = read_tail(world, folder.of_try(state, "check-0.log"), TAIL_BYTES)
-        return codes, output
+            state = self._have_done(folder, task, self._checks)
+            if state.cause == "check-missing":
+                raise FleetError("check-missing", f"the check cannot be run: `{task.check}`",
+                                 fix="install its program, or type another --check")
+            if not (state.attempt.checks or self.stops or state.cause == "setup-failed"):
+                raise FleetError(state.cause, state.reason)
+            log = folder.of_try(state, "check-0.log")
+            return state, read_tail(world, log, TAIL_BYTES)
 
     def _hear_check(self, name: str, word: str, text: str) -> None:
         """Note what a person should know of how a check was run."""
@@ -229,7 +224,7 @@ class Exam:
         """Return how a model did at these questions so far."""
         commits = {fix.commit for fix in self.fixes}
         exam = self.plan.digest, self.repository, examinee.name, examinee.digest
-        return [one for one in self.page.sittings
+        return [one for one in self.sittings
                 if one.commit in commits and one.number <= self.plan.times
                 and (one.check, one.repository, one.model, one.digest) == exam]
 
@@ -256,9 +251,9 @@ class Exam:
                 receipt = folder.read_receipt(state)
                 outcome = find_outcome(state, receipt, examinee)
                 if outcome == "passed":
-                    codes, output = self._check(
-                        state.place.kept, fix, 1, f"{folder.repository.common}/objects")
-                    code = codes[0] if codes else None
+                    state, output = self._check(
+                        state.place.kept, fix, "same", f"{folder.repository.common}/objects")
+                    code = next(iter(state.attempt.checks), 1)
                     if code:
                         outcome = "check"
                         line = first_line("\n".join(reversed(output.splitlines())))
@@ -277,8 +272,8 @@ class Exam:
             sum(int(row["input_tokens"]) for row in served),
             sum(int(row["output_tokens"]) for row in served), today(self._world))
         with self._lock:
-            self.page = replace(self.page, sittings=(*self.page.sittings, sitting))
-            self._keep(self.page)
+            self.sittings.append(sitting)
+            self._keep(self.sittings)
 
     def _have_done(self, folder: Folder, task: TaskSpec, backing: Backing) -> TaskState:
         """Have a task done as `run` does; return how it has ended.

@@ -148,12 +148,15 @@ def choose_files(work: Sequence[str], right: Sequence[str], before: Sequence[str
     """
     old = set(map(path_of, (*right, *before)))
     packages = {path.rpartition("/")[0] for path in old if path.endswith("/__init__.py")}
-    named = find_runners(commands)
+    words = set(re.findall(r"[\w./@+-]+", " ".join(commands)))
 
     def is_fixed(entry: str) -> bool:
         path = path_of(entry)
-        if path in named or any(pattern.search(word) for word in (path, path.lower())
-                                for pattern in (TEST_PATH, _GENERATED_PATH, _RUNNER_PATH)):
+        module = path.removesuffix(".py").removesuffix("/__main__")
+        if not words.isdisjoint((path, f"./{path}", module, module.replace("/", "."))):
+            return True  # a command may name it
+        if any(pattern.search(name) for name in (path, path.lower())
+               for pattern in (TEST_PATH, _GENERATED_PATH, _RUNNER_PATH)):
             return True
         if _SCRIPT_PATH.search(path):
             return path not in changed
@@ -168,16 +171,6 @@ def choose_files(work: Sequence[str], right: Sequence[str], before: Sequence[str
 def path_of(entry: str) -> str:
     """Return the path in an entry of `git ls-tree -r -z`."""
     return entry.partition("\t")[2]
-
-
-def find_runners(commands: Sequence[str]) -> set[str]:
-    """Return the files that commands may name: as paths, or as modules of Python."""
-    named = set()
-    for word in re.findall(r"[\w.@+-][\w./@+-]*", " ".join(commands)):
-        path = word.removeprefix("./")
-        module = path.replace(".", "/")
-        named |= {path, f"{path}/__main__.py", f"{module}.py", f"{module}/__main__.py"}
-    return named
 
 
 # -- what is kept, as anybody's text --
@@ -218,18 +211,11 @@ class ExamPage(Record):
 # -- what is kept for this user alone --
 
 
-class Tried(Record):
-    """A commit that was looked at: a question where there is no reason against it."""
+class Proof(Record):
+    """What came of looking at a commit: a question where there is no reason against it."""
 
-    key: str  # a digest of the commit and its check
     reason: str = ""
     tests: tuple[str, ...] = ()  # that fail without it
-
-
-class ProofPage(Record):
-    """What is known of the commits of a repository."""
-
-    tried: tuple[Tried, ...] = ()
 
 
 # -- what it comes to --
