@@ -6759,7 +6759,7 @@ def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
 #
 # Findings on machines: whether they answer, are exposed, and have enough memory.
 
-@check("Nodes", "nodes")
+@check("Machines", "nodes")
 def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Say of each node what it answered, or why it did not and which fallback takes over."""
     for state in facts.states.values():
@@ -6778,7 +6778,7 @@ def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                       fix=state.fix_from_afar)
 
 
-@check("Nodes", "nodes")
+@check("Machines", "nodes")
 def check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the nodes that the internet may use."""
     for name, addresses in facts.addresses.items():
@@ -6795,7 +6795,7 @@ def public_address(who: str, address: str, level: str) -> Finding:
                        "address")
 
 
-@check("Nodes", "nodes")
+@check("Machines", "nodes")
 def check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Say how much memory each model is expected to take, takes, and how many agents stay warm."""
     for state in facts.states.values():
@@ -6820,7 +6820,7 @@ def check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                           f"{gibibytes * 2**30 / 1e9:.1f}` under nodes.{state.name}")
 
 
-@check("Nodes", "file")
+@check("Machines", "file")
 def check_memory(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the models larger than their machine, then those that evict each other."""
     for name, node in fleet.nodes.items():
@@ -16016,7 +16016,7 @@ class Sight(Record):
     states: Mapping[str, NodeState]
     routes: Mapping[str, RouteState]  # by model
     gateway: Finding
-    following: str  # the sentence of plan_next_step
+    step: NextStep
     now: float  # seconds since 1970
     said: FleetPage  # by the fleet's gateway, if it answers
     tasks: Sequence[Mapping[str, Any]] = ()
@@ -16039,11 +16039,11 @@ def plan_sight(fleet: Fleet, states: Mapping[str, NodeState], view: GatewayView,
     """Return the Sight made of the answers of machines and the gateway."""
     gateway = check_gateway(fleet, view.holder)
     routes = plan_route_states(fleet, states)
-    following = str(plan_next_step(fleet, states, routes, gateway))
+    step = plan_next_step(fleet, states, routes, gateway)
     said = FleetPage(fleet.name)
     if view.page and view.holder == OUR_GATEWAY:
         said = view.page
-    return Sight(fleet, states, routes, gateway, following, now, said)
+    return Sight(fleet, states, routes, gateway, step, now, said)
 
 
 # == page/needs.py, from line 17 ==============================================
@@ -16116,9 +16116,9 @@ def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str
         level = "bad" if "bad" in levels else levels[0]
         return level, f"Needs you: {', '.join(counts)}.{also}"
 
-    sentence = sight.following
+    sentence = str(sight.step)
     warnings = [finding for finding in sight.findings if finding.level == "warning"]
-    if not sentence.startswith("Ready:"):
+    if sight.step.what:
         return "warn", sentence
     if warnings:
         return "warn", f"Ready, with {count_of(warnings, 'warning')}."
@@ -16426,7 +16426,7 @@ const FITS = [30, 60, 150, 300, 600, 900, 1200];  // a fifth of each is a good n
 const SPANS = {Fit: 0, "1 min": 60, "5 min": 300, "30 min": 1800};
 const SOME = innerWidth < 640 ? 8 : 25, SHOWN = 200;  // rows of requests, and all of them
 const requests = new Map(), rests = new Map();  // by id, the oldest first; by node and model
-const lanes = new Set(), called = new Map();  // who has asked, the first first; by what name
+const lanes = new Set(), called = new Map();  // session and agent, oldest first; their names
 let picture = null, lead = 0, link = "connecting", told, drawnAt = 0, timer = 0;
 let span = "Fit", rowsShown = SOME;
 const $ = (id) => document.getElementById(id);
@@ -16443,7 +16443,7 @@ const took = (time) => time < 60 ? `${Math.round(time)} s` : time < 3600
   : `${Math.floor(time / 3600)}h${String(Math.floor(time / 60) % 60).padStart(2, "0")}m`;
 const ago = (time) => time % 60 ? `${time} s` : `${time / 60} min`;
 
-// -- what happens --
+// -- events --
 const HAPPENS = {
   hello(event) {
     lead = event.time - Date.now() / 1000;
@@ -16480,7 +16480,7 @@ function follow() {
     ? "ended: open the address that ui prints" : "trying again");
 }
 
-// -- what follows from it --
+// -- what follows from them --
 const lastStep = (request) => request.steps.at(-1);
 const writeOf = (request) => request.steps.findLast((each) => each.what === "write");
 const isOpen = (request) => !request.receipt;
@@ -16506,7 +16506,7 @@ function speedOf({tokens, countedAt, ...request}) {
   const write = writeOf(request);
   return write && tokens ? tokens / Math.max(countedAt - write.at, .05) : 0;
 }
-// Tokens a second of each machine: in bins over the window, and of who writes now.
+// Tokens a second of each machine: in bins over the window, and now.
 function flows() {
   const from = Math.floor(now() / BIN) * BIN - WINDOW, found = new Map();
   for (const {name} of picture.machines)
@@ -16526,7 +16526,7 @@ function flows() {
 }
 
 // -- the tree --
-// Make `tag.class@name`; objects are attributes, a name is in `parts` of all that are above it.
+// Make `tag.class@name`; objects are attributes; the name is a key in `parts` of each ancestor.
 function make(what, ...children) {
   const [, tag, classes, part] = what.match(/^(\w+)((?:\.[\w-]+)*)@?(\w*)$/);
   const like = ["svg", "path", "polyline"].includes(tag) ? "svg" : "body";
@@ -16540,16 +16540,16 @@ function make(what, ...children) {
   }
   return element;
 }
-// Say words; in those of our own, `commands` are told from the words around them: a click copies.
+// Set a text; in our own texts, `commands` become buttons that copy.
 function say(element, words, hasCode = false) {
   if (element.said === words) return;
   element.said = words;
   const pieces = hasCode ? words.split("`") : [words];
   element.replaceChildren(...pieces.map((each, index) => index % 2 === 0 ? each
-    : /^\w+:( |$)|^\S+$/.test(each) ? make("code", each)  // a key or a name: nobody types it
+    : /^\w+:( |$)|^\S+$/.test(each) ? make("code", each)  // a key or a name, not a command
     : make("button.copy", {type: "button", title: "copy"}, make("code", each))));
 }
-// Make the children of an element those of [key, value] rows; keep what is there.
+// Make an element's children match [key, value] rows; reuse the old ones.
 function keep(parent, rows, create, fill = () => {}) {
   const old = parent.kept || new Map();
   let next = parent.firstChild;
@@ -16590,7 +16590,7 @@ function drawHead() {
   document.title = joined([`${MARKS[state]} ${needs.length || atWork || ""}`.trim(), fleet], " ");
   drawIcon(state);
 }
-// The tab's picture: a disc in the colour of the state, and the mark that says it.
+// The tab's icon: a disc in the color of the state, with its mark.
 function drawIcon(state) {
   const colours = getComputedStyle(document.documentElement);
   const name = {work: "ok", ask: "warn", wait: "dim"}[state] || state;
@@ -16609,7 +16609,7 @@ function drawIcon(state) {
 }
 const restOf = (machine) => [...rests.values()].find((each) =>
   each.node === machine.name && (!each.route || each.until > now()));
-// What a machine runs: the fleet's models, one under two names once, then what else is loaded.
+// A machine's models: the fleet's (one with two names once), then others that are loaded.
 function modelsOn(machine) {
   const rows = new Map();
   const row = (name, key = name.toLowerCase().replace(/:latest$/, "")) => rows.get(key)
@@ -16676,7 +16676,7 @@ function warmthOn({warm, kept}) {
   if (warm) return kept ? `${kept} of ${amount(warm, "agent")} warm` : `keeps ${warm} warm`;
   return kept && `${kept} warm`;
 }
-// Of how much nobody knows no share can be drawn.
+// Without a known total no share can be drawn.
 function drawMemory({bar, memory}, machine) {
   const used = machine.loaded.reduce((sum, each) => sum + each.bytes, 0);
   const whole = Math.max(machine.memory || 0, used, 1);
@@ -16688,7 +16688,7 @@ function drawMemory({bar, memory}, machine) {
   say(memory, !machine.online ? "" : machine.memory
     ? `${gigabytes(used)} of ${gigabytes(machine.memory)} GB` : `${gigabytes(used)} GB loaded`);
 }
-let near = "";  // the model, agent or machine that is pointed at: its ways stand out
+let near = "";  // under the pointer: its routes stand out
 function drawRoutes() {
   const [svg, agents, models, machines] = $("routes").children;
   const model = Object.fromEntries(named(picture.models));
@@ -16715,7 +16715,7 @@ function drawRoutes() {
   $("spares").hidden = ![...edges.values()].some((each) => each.isSpare);
   drawEdges(svg, edges, {agents, models, machines});
 }
-// Every way a request can go, and the colour of the machine for which one is on it.
+// Every route that a request can take, in its machine's color while one is on it.
 function plan(model) {
   const edges = new Map();
   const add = (from, to, isSpare = false, key = JSON.stringify([from, to])) => edges.get(key)
@@ -16773,7 +16773,7 @@ function words(request) {
     request.tokens ? `${count(request.tokens)} tokens, ${count(speedOf(request))} a second` : "",
     ...warmthOf(request.receipt || {}), stateOf(request)], ", ");
 }
-// From when to when: the least of FITS in which all is that was asked in the last half hour.
+// The time frame: the smallest of FITS with all requests of the last half hour.
 function frameOf(to) {
   const begun = [...requests.values()].map((each) => each.begun).filter((each) => each > to - 1800);
   const needed = to - Math.min(to, ...begun);
@@ -16957,9 +16957,9 @@ function drawNotes() {
   keep($("legend"), named(picture.machines), (each) => make("li",
     make(`i.dot.m${each.colour}`), each.name));
 }
-function drawSoon(news) {  // at most four times a second, and not while nobody can see it
+function drawSoon(news) {  // at most four times a second, and only while it is visible
   if (typeof news === "string") link = news;
-  if (document.hidden) return drawHead();  // its title is seen even so
+  if (document.hidden) return drawHead();  // its title is visible even then
   if (timer) return;
   timer = setTimeout(() => {
     [timer, drawnAt] = [0, Date.now()];
@@ -29996,7 +29996,7 @@ def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> 
         words = f"missing: {model['fix']}" if state == "missing" else state
         rows.append((model["route"], model["node"], model["model"],
                      mark(words, _PRESENCE_ROLES[state], look)))
-    return format_table(("Model", "Node", "Ollama model", "Found"), rows, look=look)
+    return format_table(("Route", "Machine", "Model", "Found"), rows, look=look)
 
 
 def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
@@ -30213,11 +30213,12 @@ def _format_verdict(sight: Sight, look: Look) -> str:
     ready = states.count("ready")
     verdict = Cell(f"{ready} of {count_of(states, 'model')} ready.", "warn")
     is_served = sight.gateway.level == "ok"
-    following = clean_line(sight.following)
+    step = sight.step
+    following = clean_line(str(step))
     if ready == len(states) and is_served:
         verdict, following = Cell("ready.", "ok"), ""
-    elif following.startswith("Ready, "):  # but for its gateway
-        verdict, following = Cell("ready,", "warn"), following[len("Ready, "):]
+    elif step.is_ready and step.what:  # its gateway is missing
+        verdict, following = Cell("ready,", "warn"), f"but {clean_line(step.what)}"
 
     traffic = ""
     if is_served:
@@ -30233,7 +30234,7 @@ def _format_verdict(sight: Sight, look: Look) -> str:
 
 def _format_loaded(sight: Sight, look: Look) -> str:
     """Return a table of the models in memory; what is not known of any has no column."""
-    headers = ("Node", "Loaded", "Context", "On GPU", "Slots", "tok/s", "Unloads")
+    headers = ("Machine", "Loaded", "Context", "On GPU", "Slots", "tok/s", "Unloads")
     rows = []
     for state in sight.states.values():
         for loaded in state.loaded:
@@ -30293,7 +30294,7 @@ def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "")
     if options.json:
         print_report(world, "status", {
             "fleet": fleet.name, "ready": ready,
-            "next": sight.following,
+            "next": str(sight.step),
             "gateway": sight.gateway, "work": sight.places,
             "waiting": sight.said.waiting, "left_house": sight.said.left_house,
             "tasks": tasks, "nodes": list(sight.states.values()),

@@ -33,7 +33,7 @@ def test_doctor_text_groups_and_ends_with_the_verdict(told_by_doctor):
     text = told_by_doctor(*on(states={"mini": OFFLINE}))
     blocks = text.split("\n\n")
     assert [block.split("\n")[0] for block in blocks[:3]] == [
-        "This machine: 3 ok", "Config: 1 ok", "Nodes: 1 error"]
+        "This machine: 3 ok", "Config: 1 ok", "Machines: 1 error"]
     fix = sf.fix_for_reason("refused", "ollama", "on mini")
     assert fix.startswith("start Ollama on mini; ") and f"\n  fix: {fix}" in blocks[2]
     assert blocks[-1] == f"Not ready: 1 error. First: {fix}\n"

@@ -570,7 +570,7 @@ def test_every_finding_is_seen_somewhere():
 
 def test_topics_are_those_that_a_person_knows():
     assert list(dict.fromkeys(row.topic for row in sf.CHECKS)) == [
-        "This machine", "Config", "Nodes", "Routes", "Gateway", "Claude Code", "Files"]
+        "This machine", "Config", "Machines", "Routes", "Gateway", "Claude Code", "Files"]
 
 
 def test_a_check_is_a_row_and_some_topics_can_be_asked_for(monkeypatch):
@@ -583,5 +583,5 @@ def test_a_check_is_a_row_and_some_topics_can_be_asked_for(monkeypatch):
         "it rains on test"]
     assert sf.plan_doctor(None, GOOD_FACTS, topics=["Weather"]) == []
     assert sf.plan_doctor(make_fleet(), GOOD_FACTS)[-1][0] == "Weather"
-    topics = [topic for topic, _ in sf.plan_doctor(make_fleet(), GOOD_FACTS, topics=["Files", "Nodes"])]
-    assert topics == ["Nodes", "Files"]
+    topics = [topic for topic, _ in sf.plan_doctor(make_fleet(), GOOD_FACTS, topics=["Files", "Machines"])]
+    assert topics == ["Machines", "Files"]

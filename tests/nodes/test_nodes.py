@@ -541,7 +541,7 @@ def test_a_model_that_was_mistyped_is_named_before_a_download(fleet, command):
     fix = ("write `ollama_model: small:8b` in models.light, which m5 has, or `ollama pull small:7b` "
            "on m5, or `subagent-fleet warmup --pull`\n")
     assert f"    fix: {fix}" in command("warmup", "--model", "light").stdout
-    assert f"small:7b      missing: {fix}" in command("discover").stdout
+    assert f"small:7b  missing: {fix}" in command("discover").stdout
 
 
 def loads_slowly(node, *, seconds=20, looks=0, held=(), silent=False):

@@ -375,9 +375,9 @@ gpu     offline  http://192.168.1.51:11434  (refused)
 
 gpu (http://192.168.1.51:11434): refused: nothing listens there
 
-Node    Loaded    Context  On GPU  Unloads
-laptop  qwen3:8b   32,768   100 %  never
-laptop  nomic:1b        -       -  4 min
+Machine  Loaded    Context  On GPU  Unloads
+laptop   qwen3:8b   32,768   100 %  never
+laptop   nomic:1b        -       -  4 min
 
 Agent routing:
 planner -> laptop -> qwen3:8b -> haiku-local: ready
@@ -422,7 +422,7 @@ def test_slots_are_those_of_the_model_on_that_machine():
 def test_status_of_a_ready_fleet_says_so_and_no_more():
     page = page_of()
     ready = {name: sf.RouteState("ready") for name in page.routes}
-    text = sf.format_status(replace(served(page), routes=ready, following="Ready: x."), sf.Look(columns=80))
+    text = sf.format_status(replace(served(page), routes=ready, step=sf.NextStep(ready="x")), sf.Look(columns=80))
     assert text.endswith("\n\nlocal-dev: ready. Gateway at http://127.0.0.1:4000: idle.\n")
 
 
@@ -430,7 +430,7 @@ def test_status_of_a_fleet_without_its_gateway_says_so_once():
     page = page_of()
     ready = {name: sf.RouteState("ready") for name in page.routes}
     text = sf.format_status(replace(page, routes=ready,
-                                    following="Ready, but no gateway runs: `subagent-fleet up`."),
+                                    step=sf.NextStep(what="no gateway runs: `subagent-fleet up`.")),
                             sf.Look(colour=True, columns=80))
     assert text.endswith("\n\n\x1b[1mlocal-dev:\x1b[0m \x1b[33mready,\x1b[0m but no gateway runs: "
                          "`subagent-fleet up`.\n")
@@ -505,7 +505,7 @@ def hostile_outputs(rng, look):
     yield "warmth", sf.format_warmth(warmth, (pick(), pick()), (9, 9), look)
     page = page_of(**{"qwen3:8b": rng.choice(["m" * 120, "two words", "\u65e5" * 50]),
                       "planner": "p" * rng.randrange(1, 64), "laptop": "l" * rng.randrange(1, 64)})
-    yield "status", sf.format_status(replace(served(page, ("small", 1, 2)), following=pick()), look)
+    yield "status", sf.format_status(replace(served(page, ("small", 1, 2)), step=sf.NextStep(False, pick())), look)
     report = {"ollama": list(states.values())[0], "addresses": [{"address": pick(), "kind": pick(),
               "open": True}] * 2, "findings": [finding], "setup": "", "fleet": {},
               "servers": []}

@@ -41,7 +41,7 @@ def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> 
         words = f"missing: {model['fix']}" if state == "missing" else state
         rows.append((model["route"], model["node"], model["model"],
                      mark(words, _PRESENCE_ROLES[state], look)))
-    return format_table(("Model", "Node", "Ollama model", "Found"), rows, look=look)
+    return format_table(("Route", "Machine", "Model", "Found"), rows, look=look)
 
 
 def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:

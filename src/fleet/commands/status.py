@@ -101,11 +101,12 @@ def _format_verdict(sight: Sight, look: Look) -> str:
     ready = states.count("ready")
     verdict = Cell(f"{ready} of {count_of(states, 'model')} ready.", "warn")
     is_served = sight.gateway.level == "ok"
-    following = clean_line(sight.following)
+    step = sight.step
+    following = clean_line(str(step))
     if ready == len(states) and is_served:
         verdict, following = Cell("ready.", "ok"), ""
-    elif following.startswith("Ready, "):  # but for its gateway
-        verdict, following = Cell("ready,", "warn"), following[len("Ready, "):]
+    elif step.is_ready and step.what:  # its gateway is missing
+        verdict, following = Cell("ready,", "warn"), f"but {clean_line(step.what)}"
 
     traffic = ""
     if is_served:
@@ -121,7 +122,7 @@ def _format_verdict(sight: Sight, look: Look) -> str:
 
 def _format_loaded(sight: Sight, look: Look) -> str:
     """Return a table of the models in memory; what is not known of any has no column."""
-    headers = ("Node", "Loaded", "Context", "On GPU", "Slots", "tok/s", "Unloads")
+    headers = ("Machine", "Loaded", "Context", "On GPU", "Slots", "tok/s", "Unloads")
     rows = []
     for state in sight.states.values():
         for loaded in state.loaded:
@@ -181,7 +182,7 @@ def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "")
     if options.json:
         print_report(world, "status", {
             "fleet": fleet.name, "ready": ready,
-            "next": sight.following,
+            "next": str(sight.step),
             "gateway": sight.gateway, "work": sight.places,
             "waiting": sight.said.waiting, "left_house": sight.said.left_house,
             "tasks": tasks, "nodes": list(sight.states.values()),

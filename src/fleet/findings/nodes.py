@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fleet.plan.loads import Load
 
 
-@check("Nodes", "nodes")
+@check("Machines", "nodes")
 def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Say of each node what it answered, or why it did not and which fallback takes over."""
     for state in facts.states.values():
@@ -41,7 +41,7 @@ def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                       fix=state.fix_from_afar)
 
 
-@check("Nodes", "nodes")
+@check("Machines", "nodes")
 def check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the nodes that the internet may use."""
     for name, addresses in facts.addresses.items():
@@ -58,7 +58,7 @@ def public_address(who: str, address: str, level: str) -> Finding:
                        "address")
 
 
-@check("Nodes", "nodes")
+@check("Machines", "nodes")
 def check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Say how much memory each model is expected to take, takes, and how many agents stay warm."""
     for state in facts.states.values():
@@ -83,7 +83,7 @@ def check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                           f"{gibibytes * 2**30 / 1e9:.1f}` under nodes.{state.name}")
 
 
-@check("Nodes", "file")
+@check("Machines", "file")
 def check_memory(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Name the models larger than their machine, then those that evict each other."""
     for name, node in fleet.nodes.items():

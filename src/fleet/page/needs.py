@@ -80,9 +80,9 @@ def plan_headline(sight: Sight, needs: Sequence[Mapping[str, str]]) -> tuple[str
         level = "bad" if "bad" in levels else levels[0]
         return level, f"Needs you: {', '.join(counts)}.{also}"
 
-    sentence = sight.following
+    sentence = str(sight.step)
     warnings = [finding for finding in sight.findings if finding.level == "warning"]
-    if not sentence.startswith("Ready:"):
+    if sight.step.what:
         return "warn", sentence
     if warnings:
         return "warn", f"Ready, with {count_of(warnings, 'warning')}."

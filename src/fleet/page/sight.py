@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fleet.config.sections import Fleet
     from fleet.plan.measured import Measurement
-    from fleet.plan.routes import RouteState
+    from fleet.plan.routes import NextStep, RouteState
 
 
 def format_expiry(expires: str, now: float) -> str:
@@ -109,7 +109,7 @@ class Sight(Record):
     states: Mapping[str, NodeState]
     routes: Mapping[str, RouteState]  # by model
     gateway: Finding
-    following: str  # the sentence of plan_next_step
+    step: NextStep
     now: float  # seconds since 1970
     said: FleetPage  # by the fleet's gateway, if it answers
     tasks: Sequence[Mapping[str, Any]] = ()
@@ -132,8 +132,8 @@ def plan_sight(fleet: Fleet, states: Mapping[str, NodeState], view: GatewayView,
     """Return the Sight made of the answers of machines and the gateway."""
     gateway = check_gateway(fleet, view.holder)
     routes = plan_route_states(fleet, states)
-    following = str(plan_next_step(fleet, states, routes, gateway))
+    step = plan_next_step(fleet, states, routes, gateway)
     said = FleetPage(fleet.name)
     if view.page and view.holder == OUR_GATEWAY:
         said = view.page
-    return Sight(fleet, states, routes, gateway, following, now, said)
+    return Sight(fleet, states, routes, gateway, step, now, said)

@@ -5,7 +5,7 @@ const FITS = [30, 60, 150, 300, 600, 900, 1200];  // a fifth of each is a good n
 const SPANS = {Fit: 0, "1 min": 60, "5 min": 300, "30 min": 1800};
 const SOME = innerWidth < 640 ? 8 : 25, SHOWN = 200;  // rows of requests, and all of them
 const requests = new Map(), rests = new Map();  // by id, the oldest first; by node and model
-const lanes = new Set(), called = new Map();  // who has asked, the first first; by what name
+const lanes = new Set(), called = new Map();  // session and agent, oldest first; their names
 let picture = null, lead = 0, link = "connecting", told, drawnAt = 0, timer = 0;
 let span = "Fit", rowsShown = SOME;
 const $ = (id) => document.getElementById(id);
@@ -22,7 +22,7 @@ const took = (time) => time < 60 ? `${Math.round(time)} s` : time < 3600
   : `${Math.floor(time / 3600)}h${String(Math.floor(time / 60) % 60).padStart(2, "0")}m`;
 const ago = (time) => time % 60 ? `${time} s` : `${time / 60} min`;
 
-// -- what happens --
+// -- events --
 const HAPPENS = {
   hello(event) {
     lead = event.time - Date.now() / 1000;
@@ -59,7 +59,7 @@ function follow() {
     ? "ended: open the address that ui prints" : "trying again");
 }
 
-// -- what follows from it --
+// -- what follows from them --
 const lastStep = (request) => request.steps.at(-1);
 const writeOf = (request) => request.steps.findLast((each) => each.what === "write");
 const isOpen = (request) => !request.receipt;
@@ -85,7 +85,7 @@ function speedOf({tokens, countedAt, ...request}) {
   const write = writeOf(request);
   return write && tokens ? tokens / Math.max(countedAt - write.at, .05) : 0;
 }
-// Tokens a second of each machine: in bins over the window, and of who writes now.
+// Tokens a second of each machine: in bins over the window, and now.
 function flows() {
   const from = Math.floor(now() / BIN) * BIN - WINDOW, found = new Map();
   for (const {name} of picture.machines)
@@ -105,7 +105,7 @@ function flows() {
 }
 
 // -- the tree --
-// Make `tag.class@name`; objects are attributes, a name is in `parts` of all that are above it.
+// Make `tag.class@name`; objects are attributes; the name is a key in `parts` of each ancestor.
 function make(what, ...children) {
   const [, tag, classes, part] = what.match(/^(\w+)((?:\.[\w-]+)*)@?(\w*)$/);
   const like = ["svg", "path", "polyline"].includes(tag) ? "svg" : "body";
@@ -119,16 +119,16 @@ function make(what, ...children) {
   }
   return element;
 }
-// Say words; in those of our own, `commands` are told from the words around them: a click copies.
+// Set a text; in our own texts, `commands` become buttons that copy.
 function say(element, words, hasCode = false) {
   if (element.said === words) return;
   element.said = words;
   const pieces = hasCode ? words.split("`") : [words];
   element.replaceChildren(...pieces.map((each, index) => index % 2 === 0 ? each
-    : /^\w+:( |$)|^\S+$/.test(each) ? make("code", each)  // a key or a name: nobody types it
+    : /^\w+:( |$)|^\S+$/.test(each) ? make("code", each)  // a key or a name, not a command
     : make("button.copy", {type: "button", title: "copy"}, make("code", each))));
 }
-// Make the children of an element those of [key, value] rows; keep what is there.
+// Make an element's children match [key, value] rows; reuse the old ones.
 function keep(parent, rows, create, fill = () => {}) {
   const old = parent.kept || new Map();
   let next = parent.firstChild;

@@ -18,7 +18,7 @@ function words(request) {
     request.tokens ? `${count(request.tokens)} tokens, ${count(speedOf(request))} a second` : "",
     ...warmthOf(request.receipt || {}), stateOf(request)], ", ");
 }
-// From when to when: the least of FITS in which all is that was asked in the last half hour.
+// The time frame: the smallest of FITS with all requests of the last half hour.
 function frameOf(to) {
   const begun = [...requests.values()].map((each) => each.begun).filter((each) => each > to - 1800);
   const needed = to - Math.min(to, ...begun);
@@ -202,9 +202,9 @@ function drawNotes() {
   keep($("legend"), named(picture.machines), (each) => make("li",
     make(`i.dot.m${each.colour}`), each.name));
 }
-function drawSoon(news) {  // at most four times a second, and not while nobody can see it
+function drawSoon(news) {  // at most four times a second, and only while it is visible
   if (typeof news === "string") link = news;
-  if (document.hidden) return drawHead();  // its title is seen even so
+  if (document.hidden) return drawHead();  // its title is visible even then
   if (timer) return;
   timer = setTimeout(() => {
     [timer, drawnAt] = [0, Date.now()];

@@ -22,7 +22,7 @@ function drawHead() {
   document.title = joined([`${MARKS[state]} ${needs.length || atWork || ""}`.trim(), fleet], " ");
   drawIcon(state);
 }
-// The tab's picture: a disc in the colour of the state, and the mark that says it.
+// The tab's icon: a disc in the color of the state, with its mark.
 function drawIcon(state) {
   const colours = getComputedStyle(document.documentElement);
   const name = {work: "ok", ask: "warn", wait: "dim"}[state] || state;
@@ -41,7 +41,7 @@ function drawIcon(state) {
 }
 const restOf = (machine) => [...rests.values()].find((each) =>
   each.node === machine.name && (!each.route || each.until > now()));
-// What a machine runs: the fleet's models, one under two names once, then what else is loaded.
+// A machine's models: the fleet's (one with two names once), then others that are loaded.
 function modelsOn(machine) {
   const rows = new Map();
   const row = (name, key = name.toLowerCase().replace(/:latest$/, "")) => rows.get(key)
@@ -108,7 +108,7 @@ function warmthOn({warm, kept}) {
   if (warm) return kept ? `${kept} of ${amount(warm, "agent")} warm` : `keeps ${warm} warm`;
   return kept && `${kept} warm`;
 }
-// Of how much nobody knows no share can be drawn.
+// Without a known total no share can be drawn.
 function drawMemory({bar, memory}, machine) {
   const used = machine.loaded.reduce((sum, each) => sum + each.bytes, 0);
   const whole = Math.max(machine.memory || 0, used, 1);
@@ -120,7 +120,7 @@ function drawMemory({bar, memory}, machine) {
   say(memory, !machine.online ? "" : machine.memory
     ? `${gigabytes(used)} of ${gigabytes(machine.memory)} GB` : `${gigabytes(used)} GB loaded`);
 }
-let near = "";  // the model, agent or machine that is pointed at: its ways stand out
+let near = "";  // under the pointer: its routes stand out
 function drawRoutes() {
   const [svg, agents, models, machines] = $("routes").children;
   const model = Object.fromEntries(named(picture.models));
@@ -147,7 +147,7 @@ function drawRoutes() {
   $("spares").hidden = ![...edges.values()].some((each) => each.isSpare);
   drawEdges(svg, edges, {agents, models, machines});
 }
-// Every way a request can go, and the colour of the machine for which one is on it.
+// Every route that a request can take, in its machine's color while one is on it.
 function plan(model) {
   const edges = new Map();
   const add = (from, to, isSpare = false, key = JSON.stringify([from, to])) => edges.get(key)
