@@ -33389,9 +33389,9 @@ older version wrote the record.
 $ subagent-fleet doctor --json
 {"schema": "subagent-fleet/doctor/2",
  "verdict": "1 of 3 models ready, with 3 warnings. No gatewa…", "fixed": [],
- "findings": [{"topic": "Gateway", "id": "port-free", "level": "info",
-   "what": "no gateway runs at http://127.0.0.1:4000", "where": "fleet.yaml:1:1",
-   "fix": "`subagent-fleet serve` in another terminal, or …"}]}
+ "findings": [{"topic": "Machines", "id": "node-offline", "level": "warning",
+   "what": "gpu: no answer at http://192.168.1.51:11434 (ti…", "where": "",
+   "fix": "wake the machine, and check its firewall"}]}
 ```
 
 ```json
