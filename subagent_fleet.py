@@ -15130,7 +15130,8 @@ class Server(Reception):
         """
         nodes = {name: self.fleet.nodes[name] for name in names or self.fleet.nodes}
         states = probe_nodes(self.world, nodes, PROBE_TIMEOUT_SECONDS, self.fleet.models)
-        self._unstudied.update(name for name in nodes if not states[name].online)
+        if not names:  # once more each: not again after every answer of an odd server
+            self._unstudied.update(name for name in nodes if not states[name].online)
         for model in self.fleet.models.values():
             if model.node not in states:
                 continue
