@@ -193,7 +193,7 @@ class Shop(Repository):
 
     # -- commands --
 
-    def end(self, child, seconds=120):
+    def end(self, child, seconds=300):
         out, err = child.communicate(timeout=seconds)
         done = Done(child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
         assert "Traceback" not in done.err, done.err
