@@ -33057,12 +33057,14 @@ Its data comes from the machines, asked every two seconds while the page is open
 gateway's `GET /events`: server-sent events with the gateway's key, up to 64 listeners. The first
 event is `hello`, then comes the present state, then each change as a whole row:
 
-- `request`: `id`, `session`, `agent`, `alias`, `steps` (`at`, `what`: it waits, its prompt is
-  read, its answer written; `node` and `model` that do it; `why` a machine failed), `tokens`
-  so far, once a second; at its end `receipt`, as in `.subagent-fleet/requests.jsonl`, which
-  holds the `steps`
-- `rest`: a machine, or one model on it, failed and is skipped: `node`, `model`, `time`,
+- `request`: `id`, `session`, `agent_id`, `alias`, `steps` (`at`, `what`: wait, read or write;
+  the `node`, `route` and `model` that do it; `why` a machine failed), `output_tokens` so far,
+  once a second; at its end `receipt`, as in `.subagent-fleet/requests.jsonl`, which holds the
+  `steps`
+- `rest`: a machine, or one model on it, failed and is skipped: `node`, `route`, `time`,
   `seconds` (0: it answers again), `why`
+
+`help json` says what each key means.
 
 A listener that connects late or reads too slowly gets only the latest state of each row.
 """
