@@ -22768,9 +22768,10 @@ class Returned(Record):
 
 
 class Failure(Record):
-    """A command of a task that fails on a commit: its setup or its check."""
+    """A command of a task that fails on a commit."""
 
     state: TaskState
+    kind: str  # setup or check
     command: str
     code: int
     output: str
@@ -23001,7 +23002,7 @@ class Landing:
         log = self._folder.of_task(LANDED, "branch.log")
         self._world.replace_files([(log, broken.output.encode(), 0o600)])
         raise FleetError(
-            "branch-broken", f"the check fails on {self._into} itself, so nothing landed: "
+            "branch-broken", f"the {broken.kind} fails on {self._into} itself, so nothing landed: "
             f"{broken.command} (exit {broken.code})",
             fix=f"see `less {quote_shell(log)}`, fix {self._into}, "
             "then `subagent-fleet task land`")
@@ -23043,7 +23044,7 @@ class Landing:
             code = self._run(command, state, log, seconds)
             if code:
                 output = read_tail(self._world, log, TAIL_BYTES)
-                return Failure(state, command, code, output)
+                return Failure(state, kind, command, code, output)
         return None
 
     def _commands_of(self, states: Sequence[TaskState]

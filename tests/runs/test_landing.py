@@ -289,6 +289,14 @@ def test_a_machine_on_which_no_check_passes_any_more_is_no_fault_of_a_task(shop)
     assert "1 landed on main" in shop.type("task", "land").out
 
 
+def test_a_setup_that_fails_everywhere_is_no_fault_of_a_task(shop):
+    run_tasks(shop, add_done(shop, "b", "echo b > b.txt", setup=["test ! -e $HOME/down"]))
+    (shop.home / "down").touch()
+    done = shop.type("task", "land")
+    assert "the setup fails on main itself, so nothing landed: test ! -e" in " ".join(done.err.split()), done
+    assert shop.rows()["b"]["reason"] == ""
+
+
 def test_a_check_of_new_work_fails_on_the_branch_rightly(shop):
     """Its task is to blame all the same: together with another it fails."""
     shop.commit(**{"lib.txt": "old\n"})
