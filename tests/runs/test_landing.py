@@ -289,6 +289,16 @@ def test_a_machine_on_which_no_check_passes_any_more_is_no_fault_of_a_task(shop)
     assert "1 landed on main" in shop.type("task", "land").out
 
 
+def test_a_task_that_fixes_the_branch_lands_and_who_fails_with_it_goes_back(shop):
+    check = "! test -e broken || test -e fixed && ! { test -e fixed && test -e b.txt; }"
+    run_tasks(shop, add_done(shop, "fix", "echo x > fixed", check=check),
+              add_done(shop, "b", "echo b > b.txt", check=check))
+    shop.commit(broken="by a person\n")
+    done = shop.type("task", "land")
+    assert "1 landed on main" in done.out and "1 sent back: b fails together with fix" in " ".join(
+        done.out.split()), done
+
+
 def test_a_setup_that_fails_everywhere_is_no_fault_of_a_task(shop):
     run_tasks(shop, add_done(shop, "b", "echo b > b.txt", setup=["test ! -e $HOME/down"]))
     (shop.home / "down").touch()
@@ -345,8 +355,9 @@ def test_a_copy_is_as_it_is_now(shop):
 def test_what_a_check_does_to_its_repository_means_nothing(shop):
     spoil = "git config core.worktree /nowhere; git config filter.x.smudge false; " \
             "echo '* filter=x' > .gitattributes; rm -f a.txt; echo junk > b.txt; true"
-    run_tasks(shop, *(add_done(shop, name, f"echo {name} > {name}.txt", check=spoil)
-                      for name in "bc"))
+    finds = "test -e a.txt && ! grep -q junk b.txt"  # what the other check has left is put right
+    run_tasks(shop, add_done(shop, "b", "echo b > b.txt", check=spoil),
+              add_done(shop, "c", "echo c > c.txt", check=finds))
     assert shop.type("task", "land").code == 0
     assert shop.files("main") == {"a.txt", "b.txt", "c.txt"} and shop.git("show", "main:b.txt") == "b"
 
@@ -430,7 +441,7 @@ def happen():
     if count == at and what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if count == at:
-        subprocess.run(["sh", "-c", "echo mine > meanwhile.txt; git add meanwhile.txt; "
+        subprocess.run(["sh", "-c", "echo mine >> meanwhile.txt; git add meanwhile.txt; "
                         "git commit -q -m meanwhile -- meanwhile.txt"], check=True)
 def strike(function):
     def struck(self, *words, **more):
