@@ -459,7 +459,7 @@ def test_the_official_sdk_gets_what_it_expects(warm):
     assert said["call"] == ["Bash", {"command": "echo hi"}, "tool_use"]
     assert said["after_tool"] == "DONE"
     assert "claude-haiku-local" in said["models"]
-    assert said["output_tokens"] > 0
+    assert said["tokens"] > 0
     assert said["errors"] == {"key": 401, "model": 404, "empty": 400, "long": 400}
 
 
