@@ -13868,12 +13868,9 @@ class Known:
     def __init__(self, version: int) -> None:
         self.version = version
         self.own: Memory | None = None  # the conversation that the prompt continues
+        self.own_tokens = 0  # how many were read here for that conversation
         self.tokens = 0  # of its longest beginning read here, even by another conversation
         self.read_at = 0.0  # when that was
-
-    def own_tokens(self) -> int:
-        """Return how many of its tokens were read here for its own conversation."""
-        return self.tokens if self.own else 0
 
 
 def average(known: float, new: float) -> float:
@@ -13926,6 +13923,7 @@ class Seats:
                           and (is_own or reader.links[1] == links[1]))
             if is_own:
                 known.own = reader
+                known.own_tokens = known.tokens
             break
         return known
 
@@ -14049,7 +14047,7 @@ class Seats:
         self._learn_speeds(end, fresh, seconds, now - ticket.began - seconds)
         if end.reason == "tool_use":
             memory.until = now + min(self.read_seconds(memory.tokens), HOLD_SECONDS)
-        if known.own_tokens() > total / 2 and self.read_rate:
+        if known.own_tokens > total / 2 and self.read_rate:
             if is_warm:
                 self._learn_kept(ticket)
             elif is_plain and known.read_at > self.unclear_at:
@@ -14282,7 +14280,7 @@ class Scheduler:
         with self._lock:
             if not ticket.known or not ticket.model:
                 return end.cache_read, 0, ""
-            own = ticket.known.own_tokens()
+            own = ticket.known.own_tokens
             seats = self.places[ticket.model.name].seats
             warm = seats.learn(ticket, end, seconds, self._clock())
             # The prompt's tokens are an estimate; the machine's own count is the limit.
@@ -14435,7 +14433,7 @@ class Scheduler:
         place = self.places[model.name]
         ticket.is_answered = False
         if ticket.prompt.links:
-            others = [(other.seats.look_up(ticket).own_tokens(), other.node)
+            others = [(other.seats.look_up(ticket).own_tokens, other.node)
                       for other in self._places_of(ticket) if other is not place]
             ticket.own_elsewhere, ticket.elsewhere = max(others, default=(0, ""))
             place.seats.begin(ticket, now)

@@ -171,7 +171,7 @@ class Scheduler:
         with self._lock:
             if not ticket.known or not ticket.model:
                 return end.cache_read, 0, ""
-            own = ticket.known.own_tokens()
+            own = ticket.known.own_tokens
             seats = self.places[ticket.model.name].seats
             warm = seats.learn(ticket, end, seconds, self._clock())
             # The prompt's tokens are an estimate; the machine's own count is the limit.
@@ -324,7 +324,7 @@ class Scheduler:
         place = self.places[model.name]
         ticket.is_answered = False
         if ticket.prompt.links:
-            others = [(other.seats.look_up(ticket).own_tokens(), other.node)
+            others = [(other.seats.look_up(ticket).own_tokens, other.node)
                       for other in self._places_of(ticket) if other is not place]
             ticket.own_elsewhere, ticket.elsewhere = max(others, default=(0, ""))
             place.seats.begin(ticket, now)

@@ -130,12 +130,9 @@ class Known:
     def __init__(self, version: int) -> None:
         self.version = version
         self.own: Memory | None = None  # the conversation that the prompt continues
+        self.own_tokens = 0  # how many were read here for that conversation
         self.tokens = 0  # of its longest beginning read here, even by another conversation
         self.read_at = 0.0  # when that was
-
-    def own_tokens(self) -> int:
-        """Return how many of its tokens were read here for its own conversation."""
-        return self.tokens if self.own else 0
 
 
 def average(known: float, new: float) -> float:
@@ -188,6 +185,7 @@ class Seats:
                           and (is_own or reader.links[1] == links[1]))
             if is_own:
                 known.own = reader
+                known.own_tokens = known.tokens
             break
         return known
 
@@ -311,7 +309,7 @@ class Seats:
         self._learn_speeds(end, fresh, seconds, now - ticket.began - seconds)
         if end.reason == "tool_use":
             memory.until = now + min(self.read_seconds(memory.tokens), HOLD_SECONDS)
-        if known.own_tokens() > total / 2 and self.read_rate:
+        if known.own_tokens > total / 2 and self.read_rate:
             if is_warm:
                 self._learn_kept(ticket)
             elif is_plain and known.read_at > self.unclear_at:
