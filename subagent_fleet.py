@@ -24779,10 +24779,12 @@ def prepare_tasks(world: DemoWorld, place: str) -> str:
         return "git is not installed"
     script = world.path(place, "claude.py")
     start = f"#!/bin/sh\nexec {quote_shell(sys.executable)} -I -S {quote_shell(script)} \"$@\"\n"
+    claude = world.path(place, "claude")
     world.replace_files([
-        (script, DEMO_CLAUDE.encode(), 0o600),
-        (world.path(place, "claude"), start.encode(), 0o700),
+        (script, DEMO_CLAUDE.encode(), 0o600), (claude, start.encode(), 0o700),
         ("test.sh", DEMO_TEST, 0o644)])
+    if world.which("claude") != claude:  # never a person's own, which would be asked in earnest
+        return f"no program can be started in {place}"
     for words in (["init", "--quiet"], ["symbolic-ref", "HEAD", "refs/heads/main"],
                   ["add", "test.sh"], [*DEMO_IDENTITY, "commit", "--quiet", "-m", "start"]):
         ran = world.run_git(words, ".")

@@ -243,6 +243,19 @@ def test_demo_that_does_not_do_what_it_shows_says_so(quick, monkeypatch, name, t
     assert "error: the demo did not do what it shows: " in done.stderr and words in done.stderr
 
 
+@pytest.mark.slow
+def test_demo_never_starts_the_persons_own_claude(quick, monkeypatch, tmp_path):
+    """Where what it writes cannot be started: a /tmp without leave to execute."""
+    claude = tmp_path / "claude"
+    claude.write_text(f"#!/bin/sh\ntouch {tmp_path}/witness\n")
+    claude.chmod(0o755)
+    monkeypatch.setattr(sf.DemoWorld, "find_programs", lambda self, place: self.environ.update(
+        PATH=f"{tmp_path}:{os.environ['PATH']}"))
+    done = quick("demo", env={"TMPDIR": str(tmp_path), "HOME": str(tmp_path)})
+    assert done.returncode == 0 and "(Tasks are not shown: no program can be started in " in done.stdout
+    assert not (tmp_path / "witness").exists()
+
+
 def test_the_break_of_a_demo_has_an_id():
     assert sf.demo_broken("x").slug == "demo-broken"
 
