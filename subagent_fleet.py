@@ -21223,7 +21223,7 @@ def claim_ports(world: World, owner: str) -> int:
     return port
 
 
-# == runs/process_tree.py, from line 25 =======================================
+# == runs/process_tree.py, from line 26 =======================================
 #
 # What an agent has started, however it was left.
 
@@ -21297,6 +21297,22 @@ class ProcessTree:
             self._found = ProcessList(
                 seen.at, {number: seen.processes[number] for number in tree})
             return dict(self._found.processes)
+
+    def follow(self, child: Child, seconds: float, pause: Callable[[float], None]) -> int:
+        """Wait for a program that was just started; return its exit code, 124 if it is too slow.
+
+        `pause` waits a while, and raises where nobody wants the program any more.
+        """
+        self.add(child.number)
+        until = self._world.clock() + seconds
+        step = 0.01
+        while child.exit_code() is None:
+            if self._world.clock() > until:
+                return 124
+            self.find(self._world.clock() - PROCESS_LOOK_SECONDS)
+            pause(step)
+            step = min(step * 1.5, 0.25)
+        return child.exit_code() or 0
 
     def is_inherited(self) -> bool:
         """Tell whether any process has the file that all of them inherit."""
@@ -21477,7 +21493,7 @@ class TaskDesk:
         return end_trees(self._world, trees, patience, spared)
 
 
-# == runs/task_place.py, from line 62 =========================================
+# == runs/task_place.py, from line 61 =========================================
 #
 # A task on its way: its places.
 
@@ -21742,16 +21758,8 @@ class TaskPlace(TaskDesk):
         finally:
             if hold:
                 hold.release()
-        processes = self._trees[variable]
-        processes.add(child.number)
-        until = self._world.clock() + seconds
         try:
-            while child.exit_code() is None:
-                if self._world.clock() > until:
-                    return 124
-                processes.find(self._world.clock() - PROCESS_LOOK_SECONDS)
-                self._pause(0.25)
-            return child.exit_code() or 0
+            return self._trees[variable].follow(child, seconds, self._pause)
         finally:
             self._end(0.0, variable)
             self._confinement.clear(box)
@@ -23090,22 +23098,16 @@ class Landing:
         finally:
             if hold:
                 hold.release()
-        self._processes.add(child.number)
-        until = world.clock() + seconds
         try:
-            pause = 0.01
-            while child.exit_code() is None:
-                if self._is_over():
-                    raise KeyboardInterrupt
-                if world.clock() > until:
-                    return 124
-                self._processes.find(world.clock() - PROCESS_LOOK_SECONDS)
-                world.sleep(pause)
-                pause = min(pause * 1.5, 0.25)
-            return child.exit_code() or 0
+            return self._processes.follow(child, seconds, self._pause)
         finally:
             end_trees(world, [self._processes], 0.0)
             self._confinement.clear(box)
+
+    def _pause(self, seconds: float) -> None:
+        if self._is_over():
+            raise KeyboardInterrupt
+        self._world.sleep(seconds)
 
     # -- the place --
 

@@ -16,7 +16,7 @@ from fleet.runs.folder import STATE_LIMIT_BYTES, TAIL_BYTES
 from fleet.runs.git import Git, git_of
 from fleet.runs.place import WHOLE, find_places, git_at, plan_repository, write_repository
 from fleet.runs.ports import claim_ports
-from fleet.runs.process_tree import PROCESS_LOOK_SECONDS, end_trees, tree_of
+from fleet.runs.process_tree import end_trees, tree_of
 from fleet.runs.snapshot import find_copies
 from fleet.start.errors import FleetError
 from fleet.start.record import Record
@@ -401,22 +401,16 @@ class Landing:
         finally:
             if hold:
                 hold.release()
-        self._processes.add(child.number)
-        until = world.clock() + seconds
         try:
-            pause = 0.01
-            while child.exit_code() is None:
-                if self._is_over():
-                    raise KeyboardInterrupt
-                if world.clock() > until:
-                    return 124
-                self._processes.find(world.clock() - PROCESS_LOOK_SECONDS)
-                world.sleep(pause)
-                pause = min(pause * 1.5, 0.25)
-            return child.exit_code() or 0
+            return self._processes.follow(child, seconds, self._pause)
         finally:
             end_trees(world, [self._processes], 0.0)
             self._confinement.clear(box)
+
+    def _pause(self, seconds: float) -> None:
+        if self._is_over():
+            raise KeyboardInterrupt
+        self._world.sleep(seconds)
 
     # -- the place --
 

@@ -15,9 +15,10 @@ from fleet.text.terminal import clean_line
 from fleet.world.process_list import CHECK_MARK, TASK_MARK, ProcessList
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from fleet.runs.folder import Folder
+    from fleet.world.child import Child
     from fleet.world.process_list import Process
     from fleet.world.world import World
 
@@ -92,6 +93,22 @@ class ProcessTree:
             self._found = ProcessList(
                 seen.at, {number: seen.processes[number] for number in tree})
             return dict(self._found.processes)
+
+    def follow(self, child: Child, seconds: float, pause: Callable[[float], None]) -> int:
+        """Wait for a program that was just started; return its exit code, 124 if it is too slow.
+
+        `pause` waits a while, and raises where nobody wants the program any more.
+        """
+        self.add(child.number)
+        until = self._world.clock() + seconds
+        step = 0.01
+        while child.exit_code() is None:
+            if self._world.clock() > until:
+                return 124
+            self.find(self._world.clock() - PROCESS_LOOK_SECONDS)
+            pause(step)
+            step = min(step * 1.5, 0.25)
+        return child.exit_code() or 0
 
     def is_inherited(self) -> bool:
         """Tell whether any process has the file that all of them inherit."""

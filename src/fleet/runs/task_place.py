@@ -28,7 +28,6 @@ from fleet.runs.place import (
     write_repository,
 )
 from fleet.runs.ports import claim_ports
-from fleet.runs.process_tree import PROCESS_LOOK_SECONDS
 from fleet.runs.snapshot import (
     baseline_of,
     blob_of,
@@ -320,16 +319,8 @@ class TaskPlace(TaskDesk):
         finally:
             if hold:
                 hold.release()
-        processes = self._trees[variable]
-        processes.add(child.number)
-        until = self._world.clock() + seconds
         try:
-            while child.exit_code() is None:
-                if self._world.clock() > until:
-                    return 124
-                processes.find(self._world.clock() - PROCESS_LOOK_SECONDS)
-                self._pause(0.25)
-            return child.exit_code() or 0
+            return self._trees[variable].follow(child, seconds, self._pause)
         finally:
             self._end(0.0, variable)
             self._confinement.clear(box)
