@@ -110,6 +110,13 @@ class Repository:
         return json.loads(pathlib.Path(
             common, "subagent-fleet/run/tasks", name, str(number), "receipt.json").read_text())
 
+    @staticmethod
+    def command_of(number):
+        """The command line of a process; nothing if it has just ended."""
+        with contextlib.suppress(OSError):
+            return (PROC / f"{number}/cmdline").read_bytes()
+        return b""
+
     def marked(self, mark):
         """The processes whose environment holds a mark."""
         found = []
@@ -188,8 +195,10 @@ class Shop(Repository):
 
     def worktree(self, name):
         """Where a task works."""
-        found = [path for path in self.place.rglob("worktrees/*") if (path / name).is_dir()]
-        return found[0] / name if found else None
+        for above, names, _ in os.walk(self.place):  # which takes that directories come and go
+            if name in names and os.path.basename(os.path.dirname(above)) == "worktrees":
+                return pathlib.Path(above, name)
+        return None
 
     # -- commands --
 
