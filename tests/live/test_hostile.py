@@ -63,12 +63,12 @@ def test_litellm_asks_every_node_for_the_model_of_the_alias(hostile, capture):
         before = len(capture.requests)
         status, body = gateway.say(model["litellm_alias"])
         # LiteLLM 1.106.2 puts the model's name into an answer's header, and fails on an emoji there
-        wanted = 500 if "🙂" in model["model"] else 200
+        wanted = 500 if "🙂" in model["ollama_model"] else 200
         assert status == wanted, f"{model['litellm_alias']}: {body}"
         ((path, _, asked),) = capture.requests[before:]
         endpoint = hostile.fleet["nodes"][model["node"]]["endpoint"]
         assert capture.url + path == endpoint + "/api/chat"
-        assert asked["model"] == model["model"]
+        assert asked["model"] == model["ollama_model"]
         assert asked["options"]["num_ctx"] == model.get("context", 8192)
     gateway.stop()
 

@@ -280,7 +280,7 @@ def test_the_context_of_a_session_is_what_the_gateway_counted(runs):
     runs.write(window={"prompt": "@play nap nap done", "changes": "none", "check": "true"})
     process = runs.start("window")
     runs.wait("window", "running")
-    seen = rig.wait_until(lambda: runs.task("window").get("context"), what="its context", seconds=20)
+    seen = rig.wait_until(lambda: runs.task("window").get("context_percent"), what="its context", seconds=20)
     assert 0 < seen <= 100
     assert process.child.wait(60) == 0, process.text()
 
