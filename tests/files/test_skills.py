@@ -26,7 +26,7 @@ TASKS = "tasks: {survey: {prompt: Say hi., check: 'true'}}\n"
 ROUTE = "implementer -> mini -> qwen3:8b"
 SAYS = {
     "--version": (0, r"subagent-fleet \d"), "add": (1, "`mini`"), "bench": (0, r"qwen3:8b +mini"),
-    "demo": (0, "sim-mini"), "doctor": (0, r"(?s)Nodes.*\n0 of 1 model ready"),
+    "demo": (0, "sim-mini"), "doctor": (0, r"(?s)Machines.*\n0 of 1 model ready"),
     "discover --scan": (0, "Asked 0 addresses"), "doctor --json": (0, '"schema": "subagent-fleet/doctor/2"'),
     "generate": (0, r"litellm_config.yaml +unchanged"),
     "generate --target": (0, r"codex/config.toml +created"), "help config": (0, "master_key_env:"),
