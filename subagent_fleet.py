@@ -21159,7 +21159,9 @@ class Confinement:
         environ = {**environ, "TMPDIR": temporary if confiner.name == SEATBELT else "/tmp"}
         grants = plan_grants(self._folder, confiner, plan, environ)
         world.make_directory(temporary, is_private=True)
-        shown = find_shown([*environ.values(), *argv, world.home, plan.tree, repository.main,
+        # Not where a person was before: what a command sees shall not hang on that.
+        told = [value for name, value in environ.items() if name not in ("PWD", "OLDPWD")]
+        shown = find_shown([*told, *argv, world.home, plan.tree, repository.main,
                             repository.common])
         box = Box(world.real_path(plan.tree), grants, world.real_path(temporary), shown)
         return confiner.confine(world, box, argv), environ
@@ -24780,7 +24782,9 @@ def prepare_tasks(world: DemoWorld, place: str) -> str:
     if sys.platform == "win32" or not world.which("git"):
         return "git is not installed"
     script = world.path(place, "claude.py")
-    start = f"#!/bin/sh\nexec {quote_shell(sys.executable)} -I -S {quote_shell(script)} \"$@\"\n"
+    # What a virtual environment leads to: a confined command may not see the one in /tmp.
+    python = quote_shell(world.real_path(sys.executable))
+    start = f"#!/bin/sh\nexec {python} -I -S {quote_shell(script)} \"$@\"\n"
     claude = world.path(place, "claude")
     world.replace_files([
         (script, DEMO_CLAUDE.encode(), 0o600), (claude, start.encode(), 0o700),

@@ -31,7 +31,9 @@ def prepare_tasks(world: DemoWorld, place: str) -> str:
     if sys.platform == "win32" or not world.which("git"):
         return "git is not installed"
     script = world.path(place, "claude.py")
-    start = f"#!/bin/sh\nexec {quote_shell(sys.executable)} -I -S {quote_shell(script)} \"$@\"\n"
+    # What a virtual environment leads to: a confined command may not see the one in /tmp.
+    python = quote_shell(world.real_path(sys.executable))
+    start = f"#!/bin/sh\nexec {python} -I -S {quote_shell(script)} \"$@\"\n"
     claude = world.path(place, "claude")
     world.replace_files([
         (script, DEMO_CLAUDE.encode(), 0o600), (claude, start.encode(), 0o700),

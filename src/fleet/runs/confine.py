@@ -235,7 +235,9 @@ class Confinement:
         environ = {**environ, "TMPDIR": temporary if confiner.name == SEATBELT else "/tmp"}
         grants = plan_grants(self._folder, confiner, plan, environ)
         world.make_directory(temporary, is_private=True)
-        shown = find_shown([*environ.values(), *argv, world.home, plan.tree, repository.main,
+        # Not where a person was before: what a command sees shall not hang on that.
+        told = [value for name, value in environ.items() if name not in ("PWD", "OLDPWD")]
+        shown = find_shown([*told, *argv, world.home, plan.tree, repository.main,
                             repository.common])
         box = Box(world.real_path(plan.tree), grants, world.real_path(temporary), shown)
         return confiner.confine(world, box, argv), environ
