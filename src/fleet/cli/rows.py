@@ -78,30 +78,59 @@ OTHER_NAMES = {"start": "up", "dashboard": "ui", "benchmark": "bench"}
 # Words of other programs for what is typed otherwise here; also behind `task`.
 OTHER_WORDS = {
     "abort": "subagent-fleet task stop NAME",
+    "agents": "subagent-fleet status",
     "bd": "subagent-fleet task add 'NAME:what to do'",
+    "cancel": "subagent-fleet task stop NAME",
+    "clean": "subagent-fleet task tidy",
     "commands": "subagent-fleet help",
+    "compare": "subagent-fleet run --times 2 'NAME:what to do'",
     "config": "edit tasks.yaml (`subagent-fleet help runs`) or fleet.yaml (`subagent-fleet "
               "help config`)",
     "create": "subagent-fleet run 'NAME:what to do'",
     "daemon": "subagent-fleet run --detach",
+    "delete": "subagent-fleet task forget NAME",
     "dep": "--after TASK, where it is added: subagent-fleet task add 'NAME:what to do' "
            "--after TASK",
     "fanout": "subagent-fleet run --times 3 'NAME:what to do'",
+    "gc": "subagent-fleet task tidy",
+    "jobs": "subagent-fleet tasks",
     "kill": "subagent-fleet task stop NAME",
     "knowledge": "subagent-fleet task log NAME",
     "list": "subagent-fleet tasks",
+    "ls": "subagent-fleet tasks",
     "log": "subagent-fleet task log",
-    "merge": "git merge run/NAME",
+    "merge": "subagent-fleet task land NAME",
+    "models": "subagent-fleet discover",
     "multi": "subagent-fleet run 'a:what to do' 'b:what else'",
+    "new": "subagent-fleet run 'NAME:what to do'",
+    "nodes": "subagent-fleet status",
+    "pause": "subagent-fleet task stop NAME",
     "plan": "subagent-fleet tasks NAME",
     "prompt": "subagent-fleet task say NAME TEXT",
+    "prune": "subagent-fleet task tidy",
+    "ps": "subagent-fleet tasks",
     "ready": "subagent-fleet tasks",
     "remove": "delete the entry of a machine or model from fleet.yaml; for a task: "
               "subagent-fleet task forget NAME",
+    "restart": "subagent-fleet task retry NAME",
+    "resume": "subagent-fleet task retry NAME",
+    "rm": "subagent-fleet task forget NAME",
+    "send": "subagent-fleet task say NAME TEXT",
     "show": "subagent-fleet tasks NAME",
+    "spawn": "subagent-fleet run 'NAME:what to do'",
+    "status": "subagent-fleet tasks",  # behind `task`
+    "steer": "subagent-fleet task say NAME TEXT",
+    "tell": "subagent-fleet task say NAME TEXT",
+    "top": "subagent-fleet tasks --watch",
     "uninstall": "subagent-fleet install --remove",
     "wake": "subagent-fleet warmup",  # it wakes machines that have a `mac:`
-    "update": "download subagent_fleet.py again, then: python3 subagent_fleet.py install"}
+    "update": "download subagent_fleet.py again, then: python3 subagent_fleet.py install",
+    "usage": "subagent-fleet trace last",
+    "version": "subagent-fleet --version",
+    "wait": "subagent-fleet run",
+    "watch": "subagent-fleet tasks --watch",
+    "why": "subagent-fleet task log NAME",
+    "worktrees": "subagent-fleet help runs"}
 
 
 def find_call(words: Sequence[str]) -> Called:
@@ -123,11 +152,14 @@ def find_call(words: Sequence[str]) -> Called:
         if len(words) > 2 and words[2] in seconds:  # the task first
             hint = f"subagent-fleet {name} {words[2]} {quote_shell(typed)}"
         elif name == "task":
-            hint = OTHER_WORDS.get(typed) or hint
+            own = {row.name: f"subagent-fleet {row.name}" for row in COMMANDS}
+            hint = OTHER_WORDS.get(typed) or own.get(typed) or hint
         raise FleetError("unknown-command", f"{name}: which one? {', '.join(seconds)}",
                          status=EXIT_USAGE, fix=hint or f"subagent-fleet help {name}")
     behind = "; flags come after the command" if name.startswith("-") else ""
     hint = OTHER_WORDS.get(name) or nearest(name, (*known, *OTHER_NAMES))
+    if name in second_words("task"):
+        hint = " ".join(["subagent-fleet", "task", *map(quote_shell, words)])
     raise FleetError("unknown-command", f"unknown command `{name}`{behind}",
                      status=EXIT_USAGE, fix=hint or "subagent-fleet --help")
 

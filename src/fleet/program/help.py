@@ -54,6 +54,8 @@ def cmd_help(options: Namespace, world: World) -> int:
             raise FleetError("unknown-command", f"help: no command or topic `{words[0]}`",
                              status=EXIT_USAGE,
                              fix=OTHER_WORDS.get(words[0])
+                             or words[0] in second_words("task")
+                             and f"subagent-fleet help task {words[0]}"
                              or nearest(words[0], (*TOPICS, *first_words()))
                              or "subagent-fleet --help")
         called = find_call(words)

@@ -93,8 +93,9 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
                                  ("the following arguments are required:", "it needs"),
                                  ("ignored explicit argument", "it takes no value, not")):
                 message = message.replace(theirs, ours, 1)
+            example = row.examples[0] if row.examples and message.startswith("it needs") else ""
             raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
-                             fix=f"subagent-fleet {row.name} --help")
+                             fix=f"subagent-fleet {example or f'{row.name} --help'}")
 
     # Without `usage` it renders one at each parse, for error messages that are not used here.
     parser = Parser(prog="subagent-fleet", usage="", add_help=False, allow_abbrev=False,
@@ -137,9 +138,23 @@ FORMER_FLAGS = {  # flags that are gone, and what to type now
     "worker --json": "subagent-fleet worker",
     "init --memory": "write `memory_gb:` under the machine in fleet.yaml",
     "init --scan": "subagent-fleet discover --scan",
+    "up --detach": "subagent-fleet serve  (in its own terminal)",
     "up --dry-run": "subagent-fleet generate --diff",
     "up --node": "subagent-fleet add NAME=URL",
-    "run --dry-run": "subagent-fleet tasks",
+    "run --branch": "write `branch:` in tasks.yaml: subagent-fleet help runs",
+    "run --dry-run": "subagent-fleet validate",
+    "run --merge": "did you mean `--land`?",
+    "run --parallel": "did you mean `--max`?",
+    "run --watch": "subagent-fleet tasks --watch",
+    "run -j": "did you mean `--max`?",
+    "run -n": "did you mean `--max`?",
+    "task land --all": "leave it out: it takes every finished task",
+    "task land --dry-run": "subagent-fleet tasks",
+    "task retry --check": "change `check:` in tasks.yaml, then: subagent-fleet task retry NAME",
+    "task retry --failed": "subagent-fleet task retry '*'",
+    "task retry --model": "change `model:` in tasks.yaml, then: subagent-fleet task retry NAME",
+    "task stop --all": "subagent-fleet task stop '*'",
+    "tasks --failed": "subagent-fleet tasks",
     "run --prompt": "subagent-fleet run 'NAME:what to do'",
     "run -p": "subagent-fleet run 'NAME:what to do'",
     "ui --host": "on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST"}
@@ -172,7 +187,8 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
     first = unknown[0]
     better = [word for word in own if word not in unknown]
 
-    is_config = first.endswith((".yaml", ".yml", ".json")) and "--config" in flags
+    is_config = (first.endswith((".yaml", ".yml", ".json")) and "--config" in flags
+                 and not first.startswith("tasks."))
     if is_config and "--config" not in own:
         better += ["--config", first]
         if passed:
@@ -181,7 +197,9 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
         hint = FORMER_FLAGS.get(f"{row.name} {first.partition('=')[0]}", "")
         if row.group == WORK:
             hint = hint or TASK_FLAG_WORDS.get(first, "")
-        if row.name == "logs" and not first.startswith("-"):
+        if first.startswith("tasks.") and not row.passes:
+            hint = f"leave it out: subagent-fleet {row.name}"
+        elif row.name == "logs" and not first.startswith("-"):
             hint = f"subagent-fleet task log {quote_shell(first)}"
         elif row.name == "add" and len(better) == 1 and not first.startswith("-"):
             hint = f"subagent-fleet add {quote_shell(better[0])}={quote_shell(first)}"
