@@ -53,6 +53,8 @@ def test_three_tasks_land_as_one_branch(shop):
     assert shop.row("a")["reason"] == "landed on main"
     again = shop.type("task", "land")
     assert again.code == 0 and again.out == "Nothing has landed.\n", again
+    assert list(shop.place.rglob(".landed"))
+    assert shop.type("task", "tidy").code == 0 and not list(shop.place.rglob(".landed"))
 
 
 def test_what_conflicts_goes_back_to_its_agent_with_both_and_lands_then(shop):
@@ -135,6 +137,23 @@ def test_a_checkout_with_changes_is_left_alone(shop):
     assert done.code == 0 and "1 landed on main" in done.out and "checked as a whole" in done.out
     assert (shop.repo / "b.txt").exists() and not shop.git("branch", "--list", "run/landed")
     assert shop.row("b")["reason"] == "landed on main"
+
+
+def test_a_change_of_a_persons_in_the_same_file_is_theirs_to_settle_first(shop):
+    run_tasks(shop, add_done(shop, "b", "echo b > a.txt"))
+    shop.write("a.txt", "mine\n")
+    done = shop.type("task", "land")
+    assert "Type: commit or stash a.txt, then subagent-fleet task land" in " ".join(done.out.split()), done
+    shop.git("stash")
+    assert "1 landed on main" in shop.type("task", "land").out
+
+
+def test_a_conflict_names_only_what_its_work_has_not_seen(shop):
+    run_tasks(shop, add_done(shop, "p", "echo p > a.txt"))
+    assert shop.type("task", "land").code == 0
+    run_tasks(shop, add_done(shop, "q", "echo q > a.txt"), add_done(shop, "r", "echo r > a.txt"))
+    done = " ".join(shop.type("task", "land").out.split())
+    assert "r conflicts with q in a.txt" in done or "q conflicts with r in a.txt" in done, done
 
 
 def test_run_landed_can_be_taken_by_hand(shop):

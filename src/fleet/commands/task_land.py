@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from fleet.tasks.state import TaskState
     from fleet.world.world import World
 
 
@@ -52,6 +53,7 @@ def cmd_task_land(options: Namespace, world: World) -> int:
             if kinds:
                 carry_out(folder, kinds, options)
 
+    states = folder.read_states()[0]
     hold = take_turn(folder, is_over, lambda: world.err(
         "Another `land` is active in this repository: waiting for it.\n"))
     try:
@@ -61,9 +63,25 @@ def cmd_task_land(options: Namespace, world: World) -> int:
         landed = land(landing, folder, options.tasks, moves=True, order=order)
     finally:
         hold.release()
-    lines = describe_landing(landed)
+    reviews = [name for name, state in states.items()
+               if state.state == "review" and not state.wish.forgotten]
+    lines = describe_landing(landed) + explain_idle(options.tasks or reviews, states)
     if landed.returned and not folder.holder():
         lines.append(f"To go on with {count_of(landed.returned, 'task')}: subagent-fleet run")
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     is_good = not (landed.returned or landed.evicted or landed.why_not)
     return EXIT_OK if is_good else EXIT_PROBLEM
+
+
+def explain_idle(names: Sequence[str], states: Mapping[str, TaskState]) -> list[str]:
+    """Return why tasks that were named had nothing to land, as they were before."""
+    lines = []
+    for name in names:
+        state = states.get(name)
+        if state and state.state == "review":
+            lines.append(f"{name} is in review: subagent-fleet task accept {name}")
+        elif state and state.state != "done":
+            lines.append(f"{name} is not done: it is {state.state}.")
+        elif state and state.place.landed:
+            lines.append(f"{name} has landed on {state.place.landed} before.")
+    return lines

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from fleet.cli.rows import WORK, Flag, command
 from fleet.runs.git import git_of
+from fleet.runs.landing import remove_landing
 from fleet.runs.tidy import Tidying, droppable_tip, tidy_task
 from fleet.start.constants import EXIT_OK
 from fleet.start.record import replace
@@ -45,6 +46,8 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
                           options)
         elif each.place.branch and each.is_over:
             plans += tidy_branch(folder, each, is_dry=options.dry_run)
+    if not options.dry_run:
+        remove_landing(folder, folder.read_states()[0].values())
     text = format_tidying(plans, look_of(world), is_dry=options.dry_run)
     world.out(text or "Nothing to tidy.\n")
     waiting = suggest_merge(folder, {state.name: state for state in states})

@@ -14,7 +14,14 @@ from fleet.runs.agent import (
 from fleet.runs.confine import BoxPlan, Confinement
 from fleet.runs.folder import STATE_LIMIT_BYTES, TAIL_BYTES
 from fleet.runs.git import Git, git_of
-from fleet.runs.place import WHOLE, find_places, git_at, plan_repository, write_repository
+from fleet.runs.place import (
+    WHOLE,
+    find_places,
+    git_at,
+    is_place,
+    plan_repository,
+    write_repository,
+)
 from fleet.runs.ports import claim_ports
 from fleet.runs.process_tree import end_trees, tree_of
 from fleet.runs.snapshot import find_copies
@@ -39,7 +46,7 @@ from fleet.world.places import Place
 from fleet.world.process_list import CHECK_MARK, TASK_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from typing import Any
 
     from fleet.config.sections import Fleet
@@ -240,7 +247,8 @@ class Landing:
         # Both, with the conflict markers: with this its agent goes on.
         begin = git.make_commit(git.out("write-tree"), [tip, work], merge_message(state))
         others = [one.name for one in (*self._landed, *(one.state for one in merged))
-                  if {*files} & {*self._files_of(one)}]
+                  if {*files} & {*self._files_of(one)}
+                  and not self._main.is_ancestor(one.place.kept, work)]
         beside = some_of(others, 3) or self._into
         self._back[state.name] = Returned(
             f"{state.name} conflicts with {beside} in {clean_line(some_of(files, 3))}",
@@ -480,7 +488,12 @@ class Landing:
                 ["status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none"],
                 top)
             if changed.code or changed.text:
-                return False, "your checkout has uncommitted changes", by_hand
+                words = ["diff", "--name-only", "--no-renames", "-z"]
+                own = {*self._main_at(top).names(*words, "HEAD")}
+                both = sorted(own & {*self._main.names(*words, landed.begin, tip)})
+                step = f"commit or stash {clean_line(some_of(both, 3))}, then {again}" \
+                    if both else by_hand  # git would refuse to overwrite them
+                return False, "your checkout has uncommitted changes", step
             ran = self._main_at(top).run("merge", "--quiet", "--ff-only", tip)
             if ran.code:
                 said = clean_line(ran.talk.strip().split("\n")[0])
@@ -510,3 +523,19 @@ class Landing:
         if old and self._main.is_ancestor(old, tip):
             self._main.run("update-ref", "-d", ref, old)
         return True
+
+
+def remove_landing(folder: Folder, states: Iterable[TaskState]) -> None:
+    """Remove the repository that merged, unless one lands now: the next landing makes another."""
+    world = folder.world
+    hold = world.hold(folder.place("landing.lock"))
+    if not hold:
+        return
+    try:
+        for above in {world.parent(state.place.worktree) for state in states
+                      if state.place.worktree}:
+            place = world.path(above, f".{LANDED}")
+            if is_place(world, world.path(place, "merges"), LANDED):
+                world.remove_tree(place)
+    finally:
+        hold.release()

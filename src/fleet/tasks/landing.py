@@ -100,7 +100,8 @@ def climbs_to_land(state: TaskState, fleet: Fleet | None) -> bool:
 
 def tell_conflict(into: str, others: Collection[str], files: Collection[str]) -> str:
     """Return what an agent is told whose work conflicts with what has landed."""
-    return (f"Your work was done, but {some_of(sorted(others), 3) or into} has landed on {into} "
+    have = "have" if len(others) > 1 else "has"
+    return (f"Your work was done, but {some_of(sorted(others), 3) or into} {have} landed on {into} "
             "meanwhile and changed the same lines. This is a new worktree that has both. "
             f"Conflict markers are in: {some_of(sorted(files), 20)}. Settle them so that both "
             "changes hold, and leave the rest of your work as it is.")
