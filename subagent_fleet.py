@@ -19346,7 +19346,8 @@ def climbs_to_land(state: TaskState, fleet: Fleet | None) -> bool:
 
 def tell_conflict(into: str, others: Collection[str], files: Collection[str]) -> str:
     """Return what an agent is told whose work conflicts with what has landed."""
-    return (f"Your work was done, but {some_of(sorted(others), 3) or into} has landed on {into} "
+    have = "have" if len(others) > 1 else "has"
+    return (f"Your work was done, but {some_of(sorted(others), 3) or into} {have} landed on {into} "
             "meanwhile and changed the same lines. This is a new worktree that has both. "
             f"Conflict markers are in: {some_of(sorted(files), 20)}. Settle them so that both "
             "changes hold, and leave the rest of your work as it is.")
@@ -22743,7 +22744,7 @@ class Supervisor:
         return str(sessions.get(session, "idle")) if isinstance(sessions, dict) else "unknown"
 
 
-# == runs/landing.py, from line 51 ============================================
+# == runs/landing.py, from line 58 ============================================
 #
 # Landing: work that is done, merged and checked as a whole, then one branch moved.
 
@@ -22939,7 +22940,8 @@ class Landing:
         # Both, with the conflict markers: with this its agent goes on.
         begin = git.make_commit(git.out("write-tree"), [tip, work], merge_message(state))
         others = [one.name for one in (*self._landed, *(one.state for one in merged))
-                  if {*files} & {*self._files_of(one)}]
+                  if {*files} & {*self._files_of(one)}
+                  and not self._main.is_ancestor(one.place.kept, work)]
         beside = some_of(others, 3) or self._into
         self._back[state.name] = Returned(
             f"{state.name} conflicts with {beside} in {clean_line(some_of(files, 3))}",
@@ -23179,7 +23181,12 @@ class Landing:
                 ["status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none"],
                 top)
             if changed.code or changed.text:
-                return False, "your checkout has uncommitted changes", by_hand
+                words = ["diff", "--name-only", "--no-renames", "-z"]
+                own = {*self._main_at(top).names(*words, "HEAD")}
+                both = sorted(own & {*self._main.names(*words, landed.begin, tip)})
+                step = f"commit or stash {clean_line(some_of(both, 3))}, then {again}" \
+                    if both else by_hand  # git would refuse to overwrite them
+                return False, "your checkout has uncommitted changes", step
             ran = self._main_at(top).run("merge", "--quiet", "--ff-only", tip)
             if ran.code:
                 said = clean_line(ran.talk.strip().split("\n")[0])
@@ -23209,6 +23216,22 @@ class Landing:
         if old and self._main.is_ancestor(old, tip):
             self._main.run("update-ref", "-d", ref, old)
         return True
+
+
+def remove_landing(folder: Folder, states: Iterable[TaskState]) -> None:
+    """Remove the repository that merged, unless one lands now: the next landing makes another."""
+    world = folder.world
+    hold = world.hold(folder.place("landing.lock"))
+    if not hold:
+        return
+    try:
+        for above in {world.parent(state.place.worktree) for state in states
+                      if state.place.worktree}:
+            place = world.path(above, f".{LANDED}")
+            if is_place(world, world.path(place, "merges"), LANDED):
+                world.remove_tree(place)
+    finally:
+        hold.release()
 
 
 # == runs/see.py, from line 25 ================================================
@@ -25833,30 +25856,59 @@ OTHER_NAMES = {"start": "up", "dashboard": "ui", "benchmark": "bench"}
 # Words of other programs for what is typed otherwise here; also behind `task`.
 OTHER_WORDS = {
     "abort": "subagent-fleet task stop NAME",
+    "agents": "subagent-fleet status",
     "bd": "subagent-fleet task add 'NAME:what to do'",
+    "cancel": "subagent-fleet task stop NAME",
+    "clean": "subagent-fleet task tidy",
     "commands": "subagent-fleet help",
+    "compare": "subagent-fleet run --times 2 'NAME:what to do'",
     "config": "edit tasks.yaml (`subagent-fleet help runs`) or fleet.yaml (`subagent-fleet "
               "help config`)",
     "create": "subagent-fleet run 'NAME:what to do'",
     "daemon": "subagent-fleet run --detach",
+    "delete": "subagent-fleet task forget NAME",
     "dep": "--after TASK, where it is added: subagent-fleet task add 'NAME:what to do' "
            "--after TASK",
     "fanout": "subagent-fleet run --times 3 'NAME:what to do'",
+    "gc": "subagent-fleet task tidy",
+    "jobs": "subagent-fleet tasks",
     "kill": "subagent-fleet task stop NAME",
     "knowledge": "subagent-fleet task log NAME",
     "list": "subagent-fleet tasks",
+    "ls": "subagent-fleet tasks",
     "log": "subagent-fleet task log",
-    "merge": "git merge run/NAME",
+    "merge": "subagent-fleet task land NAME",
+    "models": "subagent-fleet discover",
     "multi": "subagent-fleet run 'a:what to do' 'b:what else'",
+    "new": "subagent-fleet run 'NAME:what to do'",
+    "nodes": "subagent-fleet status",
+    "pause": "subagent-fleet task stop NAME",
     "plan": "subagent-fleet tasks NAME",
     "prompt": "subagent-fleet task say NAME TEXT",
+    "prune": "subagent-fleet task tidy",
+    "ps": "subagent-fleet tasks",
     "ready": "subagent-fleet tasks",
     "remove": "delete the entry of a machine or model from fleet.yaml; for a task: "
               "subagent-fleet task forget NAME",
+    "restart": "subagent-fleet task retry NAME",
+    "resume": "subagent-fleet task retry NAME",
+    "rm": "subagent-fleet task forget NAME",
+    "send": "subagent-fleet task say NAME TEXT",
     "show": "subagent-fleet tasks NAME",
+    "spawn": "subagent-fleet run 'NAME:what to do'",
+    "status": "subagent-fleet tasks",  # behind `task`
+    "steer": "subagent-fleet task say NAME TEXT",
+    "tell": "subagent-fleet task say NAME TEXT",
+    "top": "subagent-fleet tasks --watch",
     "uninstall": "subagent-fleet install --remove",
     "wake": "subagent-fleet warmup",  # it wakes machines that have a `mac:`
-    "update": "download subagent_fleet.py again, then: python3 subagent_fleet.py install"}
+    "update": "download subagent_fleet.py again, then: python3 subagent_fleet.py install",
+    "usage": "subagent-fleet trace last",
+    "version": "subagent-fleet --version",
+    "wait": "subagent-fleet run",
+    "watch": "subagent-fleet tasks --watch",
+    "why": "subagent-fleet task log NAME",
+    "worktrees": "subagent-fleet help runs"}
 
 
 def find_call(words: Sequence[str]) -> Called:
@@ -25878,11 +25930,14 @@ def find_call(words: Sequence[str]) -> Called:
         if len(words) > 2 and words[2] in seconds:  # the task first
             hint = f"subagent-fleet {name} {words[2]} {quote_shell(typed)}"
         elif name == "task":
-            hint = OTHER_WORDS.get(typed) or hint
+            own = {row.name: f"subagent-fleet {row.name}" for row in COMMANDS}
+            hint = OTHER_WORDS.get(typed) or own.get(typed) or hint
         raise FleetError("unknown-command", f"{name}: which one? {', '.join(seconds)}",
                          status=EXIT_USAGE, fix=hint or f"subagent-fleet help {name}")
     behind = "; flags come after the command" if name.startswith("-") else ""
     hint = OTHER_WORDS.get(name) or nearest(name, (*known, *OTHER_NAMES))
+    if name in second_words("task"):
+        hint = " ".join(["subagent-fleet", "task", *map(quote_shell, words)])
     raise FleetError("unknown-command", f"unknown command `{name}`{behind}",
                      status=EXIT_USAGE, fix=hint or "subagent-fleet --help")
 
@@ -27721,7 +27776,7 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Name
             lock = None if supervisor else world.hold(folder.place("lock"))
             if lock:
                 backing = plan_backing(load(options, world, folder), options, folder)
-                supervisor = Supervisor(folder, lock, backing, names, takes_new=False)
+                supervisor = Supervisor(folder, lock, backing, {*names}, takes_new=False)
             else:
                 world.sleep(0.02)
     finally:
@@ -28069,11 +28124,15 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
     shown = [state for tasks, _ in meant for state in tasks.values()]
     words = ["in review" if state.state == "review" else state.state for state in shown]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    forgotten = [name for job in jobs for name, state in job.supervisor.tasks.items()
+                 if state.wish.forgotten and state.origin == "file"]
+    none = f"No tasks. Forgotten: {some_of(forgotten, 3)}. To try one again: " \
+           f"subagent-fleet task retry {forgotten[0]}" if forgotten else "No tasks."
     idle = "Nothing to do: " if shown and all(is_idle for _, is_idle in meant) else ""
     advice = suggest_after_stop(jobs) if stops else suggest_next(jobs, [one for one, _ in meant])
     homes = [tell_homes(job, tasks) for job, (tasks, _) in zip(jobs, meant)]
     ends = [lander.sum_up() for lander in landers]
-    lines = [f"{'' if stops else idle}{counts or 'No tasks'}.", *filter(None, homes),
+    lines = [f"{'' if stops else idle}{counts}." if counts else none, *filter(None, homes),
              *(line for lines, _ in ends for line in lines), *filter(None, advice)]
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     if stops:
@@ -32063,7 +32122,7 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
     return EXIT_OK
 
 
-# == commands/task_land.py, from line 28 ======================================
+# == commands/task_land.py, from line 29 ======================================
 #
 # `task land`: merge what is done, check it as a whole, move the branch.
 
@@ -32094,6 +32153,7 @@ def cmd_task_land(options: Namespace, world: World) -> int:
             if kinds:
                 carry_out(folder, kinds, options)
 
+    states = folder.read_states()[0]
     hold = take_turn(folder, is_over, lambda: world.err(
         "Another `land` is active in this repository: waiting for it.\n"))
     try:
@@ -32103,7 +32163,9 @@ def cmd_task_land(options: Namespace, world: World) -> int:
         landed = land(landing, folder, options.tasks, moves=True, order=order)
     finally:
         hold.release()
-    lines = describe_landing(landed)
+    reviews = [name for name, state in states.items()
+               if state.state == "review" and not state.wish.forgotten]
+    lines = describe_landing(landed) + explain_idle(options.tasks or reviews, states)
     if landed.returned and not folder.holder():
         lines.append(f"To go on with {count_of(landed.returned, 'task')}: subagent-fleet run")
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
@@ -32111,7 +32173,21 @@ def cmd_task_land(options: Namespace, world: World) -> int:
     return EXIT_OK if is_good else EXIT_PROBLEM
 
 
-# == commands/task_tidy.py, from line 29 ======================================
+def explain_idle(names: Sequence[str], states: Mapping[str, TaskState]) -> list[str]:
+    """Return why tasks that were named had nothing to land, as they were before."""
+    lines = []
+    for name in names:
+        state = states.get(name)
+        if state and state.state == "review":
+            lines.append(f"{name} is in review: subagent-fleet task accept {name}")
+        elif state and state.state != "done":
+            lines.append(f"{name} is not done: it is {state.state}.")
+        elif state and state.place.landed:
+            lines.append(f"{name} has landed on {state.place.landed} before.")
+    return lines
+
+
+# == commands/task_tidy.py, from line 30 ======================================
 #
 # `task tidy`: drop worktrees that are no longer needed.
 
@@ -32134,6 +32210,8 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
                           options)
         elif each.place.branch and each.is_over:
             plans += tidy_branch(folder, each, is_dry=options.dry_run)
+    if not options.dry_run:
+        remove_landing(folder, folder.read_states()[0].values())
     text = format_tidying(plans, look_of(world), is_dry=options.dry_run)
     world.out(text or "Nothing to tidy.\n")
     waiting = suggest_merge(folder, {state.name: state for state in states})
@@ -33653,6 +33731,8 @@ def cmd_help(options: Namespace, world: World) -> int:
             raise FleetError("unknown-command", f"help: no command or topic `{words[0]}`",
                              status=EXIT_USAGE,
                              fix=OTHER_WORDS.get(words[0])
+                             or words[0] in second_words("task")
+                             and f"subagent-fleet help task {words[0]}"
                              or nearest(words[0], (*TOPICS, *first_words()))
                              or "subagent-fleet --help")
         called = find_call(words)
@@ -33815,8 +33895,9 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
                                  ("the following arguments are required:", "it needs"),
                                  ("ignored explicit argument", "it takes no value, not")):
                 message = message.replace(theirs, ours, 1)
+            example = row.examples[0] if row.examples and message.startswith("it needs") else ""
             raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
-                             fix=f"subagent-fleet {row.name} --help")
+                             fix=f"subagent-fleet {example or f'{row.name} --help'}")
 
     # Without `usage` it renders one at each parse, for error messages that are not used here.
     parser = Parser(prog="subagent-fleet", usage="", add_help=False, allow_abbrev=False,
@@ -33859,9 +33940,23 @@ FORMER_FLAGS = {  # flags that are gone, and what to type now
     "worker --json": "subagent-fleet worker",
     "init --memory": "write `memory_gb:` under the machine in fleet.yaml",
     "init --scan": "subagent-fleet discover --scan",
+    "up --detach": "subagent-fleet serve  (in its own terminal)",
     "up --dry-run": "subagent-fleet generate --diff",
     "up --node": "subagent-fleet add NAME=URL",
-    "run --dry-run": "subagent-fleet tasks",
+    "run --branch": "write `branch:` in tasks.yaml: subagent-fleet help runs",
+    "run --dry-run": "subagent-fleet validate",
+    "run --merge": "did you mean `--land`?",
+    "run --parallel": "did you mean `--max`?",
+    "run --watch": "subagent-fleet tasks --watch",
+    "run -j": "did you mean `--max`?",
+    "run -n": "did you mean `--max`?",
+    "task land --all": "leave it out: it takes every finished task",
+    "task land --dry-run": "subagent-fleet tasks",
+    "task retry --check": "change `check:` in tasks.yaml, then: subagent-fleet task retry NAME",
+    "task retry --failed": "subagent-fleet task retry '*'",
+    "task retry --model": "change `model:` in tasks.yaml, then: subagent-fleet task retry NAME",
+    "task stop --all": "subagent-fleet task stop '*'",
+    "tasks --failed": "subagent-fleet tasks",
     "run --prompt": "subagent-fleet run 'NAME:what to do'",
     "run -p": "subagent-fleet run 'NAME:what to do'",
     "ui --host": "on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST"}
@@ -33894,7 +33989,8 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
     first = unknown[0]
     better = [word for word in own if word not in unknown]
 
-    is_config = first.endswith((".yaml", ".yml", ".json")) and "--config" in flags
+    is_config = (first.endswith((".yaml", ".yml", ".json")) and "--config" in flags
+                 and not first.startswith("tasks."))
     if is_config and "--config" not in own:
         better += ["--config", first]
         if passed:
@@ -33903,7 +33999,9 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
         hint = FORMER_FLAGS.get(f"{row.name} {first.partition('=')[0]}", "")
         if row.group == WORK:
             hint = hint or TASK_FLAG_WORDS.get(first, "")
-        if row.name == "logs" and not first.startswith("-"):
+        if first.startswith("tasks.") and not row.passes:
+            hint = f"leave it out: subagent-fleet {row.name}"
+        elif row.name == "logs" and not first.startswith("-"):
             hint = f"subagent-fleet task log {quote_shell(first)}"
         elif row.name == "add" and len(better) == 1 and not first.startswith("-"):
             hint = f"subagent-fleet add {quote_shell(better[0])}={quote_shell(first)}"

@@ -1197,10 +1197,34 @@ def test_a_forgotten_task_that_is_typed_again_is_done_anew(shop):
 def test_a_forgotten_task_of_the_file_comes_back_when_it_is_retried(shop):
     shop.tasks({"t": {"prompt": "x", "coder": shell("exit 3"), "tries": 1}})
     assert shop.run().code == 1 and shop.type("task", "forget", "t").code == 0
+    idle = shop.run()
+    assert idle.out == "No tasks. Forgotten: t. To try one again: subagent-fleet task retry t\n", idle
     nothing = shop.type("task", "retry", "*")  # its name was not typed
     assert nothing.code == 0 and nothing.err == "There are no tasks.\n"
     assert shop.type("task", "retry", "t").code == 0 and shop.state("t") == "waiting"
     assert shop.run().code == 1 and shop.row("t")["state"] == "failed"
+
+
+def test_a_stop_waits_for_no_task_that_was_told_something_before(shop):
+    assert shop.work("a", coder=shell(EDIT), check="true") == "done"
+    assert shop.type("task", "say", "a", "more").code == 0
+    assert shop.type("task", "add", "c:three", "--coder", "[cat]").code == 0
+    began = time.monotonic()
+    assert shop.type("task", "stop", "c").code == 0 and shop.state("c") == "stopped"
+    assert time.monotonic() - began < 20  # a second; it waited for `a`, which nobody stops, 30 s
+    assert shop.state("a") == "waiting"
+
+
+def test_land_says_why_a_task_that_is_named_does_not(shop):
+    shop.tasks({"looks": {"prompt": "x", "coder": shell(EDIT)}, "fails": {
+        "prompt": "x", "coder": shell("exit 3"), "check": "true", "tries": 1}, "good": {
+            "prompt": "x", "coder": shell("echo x > new.txt"), "check": "true"}})
+    assert shop.run().code == 1
+    said = " ".join(shop.type("task", "land", "looks", "fails", "good").out.split())
+    assert "1 landed on main" in said and "looks is in review: subagent-fleet task accept looks" in said
+    assert "fails is not done: it is failed." in said and "good has" not in said
+    again = shop.type("task", "land", "good")
+    assert again.out == "Nothing has landed.\ngood has landed on main before.\n", again
 
 
 def test_words_that_do_not_do_name_those_that_do(shop):

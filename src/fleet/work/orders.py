@@ -88,7 +88,7 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Name
             lock = None if supervisor else world.hold(folder.place("lock"))
             if lock:
                 backing = plan_backing(load(options, world, folder), options, folder)
-                supervisor = Supervisor(folder, lock, backing, names, takes_new=False)
+                supervisor = Supervisor(folder, lock, backing, {*names}, takes_new=False)
             else:
                 world.sleep(0.02)
     finally:
