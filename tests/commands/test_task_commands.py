@@ -230,7 +230,7 @@ def test_logs_name_the_task_whose_main_agent_asked(typist):
                            for each in ({}, {"session": "another", "id": "s"})))
     assert [line.split()[1] for line in typist.run("logs", "-n", "2").splitlines()] == [
         "Agent", "docs", "main"]
-    assert [(each["name"], each["task"]) for each in typist.json("logs", "-n", "2")["requests"]] \
+    assert [(each["agent"], each["task"]) for each in typist.json("logs", "-n", "2")["requests"]] \
         == [("main", "docs"), ("main", "")]
 
 
@@ -466,8 +466,7 @@ def test_all_takes_no_new_tasks_and_stdin_is_read_once(typist):
     assert child.returncode == 0 and child.stdout.count(b"for its next try") == 2, child
     assert {state.task.check for state in typist.rig.tasks().values()} == {"true"}
     typist.run("task", "stop", "*")
-    diff = typist.json("task", "diff", "a", "--stat")
-    assert diff["files"] == [["1", "0", "x"]]
+    assert typist.run("task", "diff", "a", "--stat").startswith(" x | 1 +\n")
     for words, offered in ((("tasks", ""), "a"), (("task", "stop", "a"), "a"), (("run", "--after", ""), "b"),
                            (("trace", ""), "last"), (("init", "--example", ""), "laptop")):
         assert offered in typist.run("completion", "--", *words).split()

@@ -528,12 +528,12 @@ class Landing:
 def remove_landing(folder: Folder, states: Iterable[TaskState]) -> None:
     """Remove the repository that merged, unless one lands now: the next landing makes another."""
     world = folder.world
-    hold = world.hold(folder.place("landing.lock"))
+    places = {world.parent(state.place.worktree) for state in states if state.place.worktree}
+    hold = world.hold(folder.place("landing.lock")) if places else None
     if not hold:
         return
     try:
-        for above in {world.parent(state.place.worktree) for state in states
-                      if state.place.worktree}:
+        for above in places:
             place = world.path(above, f".{LANDED}")
             if is_place(world, world.path(place, "merges"), LANDED):
                 world.remove_tree(place)

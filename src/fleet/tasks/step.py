@@ -71,6 +71,7 @@ from fleet.tasks.state import (
 )
 from fleet.tasks.verdict import Ruling, after_failure, judge
 from fleet.text.phrases import show_span
+from fleet.text.terminal import clean_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -275,8 +276,9 @@ def _judge(state: TaskState, event: Checked, now: float) -> Step:
         return _close_with(state, ruling)
     number = state.attempt.round + 1
     seconds = f" after {state.attempt.check_seconds:.1f} s" if ruling.cause == "check" else ""
+    said = clean_line(event.output.rstrip().rpartition("\n")[2].strip())[:100]
     text = (f"{ruling.reason}{seconds}: sent back to the agent (round {number} of "
-            f"{state.task.rounds})")
+            f"{state.task.rounds}){f'. It said: {said}' if said else ''}")
     state = _move(state, "running", now, prompt=ruling.feedback, reason=ruling.reason, lost=0,
                   round=number)
     return Step(state, FEED_BACK, (("retrying", text),))

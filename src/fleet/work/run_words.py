@@ -144,6 +144,16 @@ def tell_homes(job: RunJob, tasks: Mapping[str, TaskState]) -> str:
     return describe_homes(done, len(meant))
 
 
+def tell_none(jobs: Sequence[RunJob]) -> str:
+    """Return why there is no task: those of the file may be forgotten."""
+    forgotten = [name for job in jobs for name, state in job.folder.read_states()[0].items()
+                 if state.wish.forgotten and state.origin == "file"]
+    if not forgotten:
+        return "No tasks."
+    return (f"No tasks. Forgotten: {some_of(forgotten, 3)}. To try one again: "
+            f"subagent-fleet task retry {forgotten[0]}")
+
+
 def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
                landers: Sequence[Lander] = ()) -> int:
     """Say what has become of the tasks, and what to type next; return the exit status."""
@@ -151,15 +161,11 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
     shown = [state for tasks, _ in meant for state in tasks.values()]
     words = ["in review" if state.state == "review" else state.state for state in shown]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    forgotten = [name for job in jobs for name, state in job.supervisor.tasks.items()
-                 if state.wish.forgotten and state.origin == "file"]
-    none = f"No tasks. Forgotten: {some_of(forgotten, 3)}. To try one again: " \
-           f"subagent-fleet task retry {forgotten[0]}" if forgotten else "No tasks."
     idle = "Nothing to do: " if shown and all(is_idle for _, is_idle in meant) else ""
     advice = suggest_after_stop(jobs) if stops else suggest_next(jobs, [one for one, _ in meant])
     homes = [tell_homes(job, tasks) for job, (tasks, _) in zip(jobs, meant)]
     ends = [lander.sum_up() for lander in landers]
-    lines = [f"{'' if stops else idle}{counts}." if counts else none, *filter(None, homes),
+    lines = [f"{'' if stops else idle}{counts}." if counts else tell_none(jobs), *filter(None, homes),
              *(line for lines, _ in ends for line in lines), *filter(None, advice)]
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     if stops:
