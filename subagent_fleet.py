@@ -28139,7 +28139,8 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
     advice = suggest_after_stop(jobs) if stops else suggest_next(jobs, [one for one, _ in meant])
     homes = [tell_homes(job, tasks) for job, (tasks, _) in zip(jobs, meant)]
     ends = [lander.sum_up() for lander in landers]
-    lines = [f"{'' if stops else idle}{counts}." if counts else tell_none(jobs), *filter(None, homes),
+    first = f"{'' if stops else idle}{counts}." if counts else tell_none(jobs)
+    lines = [first, *filter(None, homes),
              *(line for lines, _ in ends for line in lines), *filter(None, advice)]
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     if stops:
@@ -33266,8 +33267,8 @@ itself or in a file of the repository. If the check fails on your branch without
   built in; on Linux `bwrap`: install the package `bubblewrap`. `run` tries it first; where it
   does not work, `run` says so once and goes on without (`sandbox: required` refuses instead,
   `sandbox: off` does without). `sandbox_write: [PATH]` lets a task write more; when setup or
-  a check fails for that, you are told the line. Reading and the network are not confined, and
-  neither is `task attach`.
+  a check fails for that, you are told the line. Reading (but for other files in `/tmp` on Linux)
+  and the network are not confined, and neither is `task attach`.
 - **`PORT`** is the first of ten ports that are a task's own, for setup, agent and check: test
   servers that listen there never meet.
 - **Nothing of yours is written**: not the checkout, the index, hooks, settings, the stash, or

@@ -165,7 +165,8 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
     advice = suggest_after_stop(jobs) if stops else suggest_next(jobs, [one for one, _ in meant])
     homes = [tell_homes(job, tasks) for job, (tasks, _) in zip(jobs, meant)]
     ends = [lander.sum_up() for lander in landers]
-    lines = [f"{'' if stops else idle}{counts}." if counts else tell_none(jobs), *filter(None, homes),
+    first = f"{'' if stops else idle}{counts}." if counts else tell_none(jobs)
+    lines = [first, *filter(None, homes),
              *(line for lines, _ in ends for line in lines), *filter(None, advice)]
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     if stops:
