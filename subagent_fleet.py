@@ -18808,9 +18808,11 @@ def _judge(state: TaskState, event: Checked, now: float) -> Step:
         return _close_with(state, ruling)
     number = state.attempt.round + 1
     seconds = f" after {state.attempt.check_seconds:.1f} s" if ruling.cause == "check" else ""
-    said = clean_line(event.output.rstrip().rpartition("\n")[2].strip())[:100]
     text = (f"{ruling.reason}{seconds}: sent back to the agent (round {number} of "
-            f"{state.task.rounds}){f'. It said: {said}' if said else ''}")
+            f"{state.task.rounds})")
+    said = clean_line(event.output.rstrip().rpartition("\n")[2].strip())[:100]
+    if said and ruling.cause == "check":
+        text += f". The check said: {said}"
     state = _move(state, "running", now, prompt=ruling.feedback, reason=ruling.reason, lost=0,
                   round=number)
     return Step(state, FEED_BACK, (("retrying", text),))
@@ -21161,7 +21163,7 @@ class Confinement:
         environ = {**environ, "TMPDIR": temporary if confiner.name == SEATBELT else "/tmp"}
         grants = plan_grants(self._folder, confiner, plan, environ)
         world.make_directory(temporary, is_private=True)
-        # Not where a person was before: what a command sees shall not hang on that.
+        # What a command sees must not depend on the directory that a person typed in.
         told = [value for name, value in environ.items() if name not in ("PWD", "OLDPWD")]
         shown = find_shown([*told, *argv, world.home, plan.tree, repository.main,
                             repository.common])
@@ -23220,7 +23222,10 @@ class Landing:
 
 
 def remove_landing(folder: Folder, states: Iterable[TaskState]) -> None:
-    """Remove the repository that merged, unless one lands now: the next landing makes another."""
+    """Remove the repository where branches are merged, unless a landing is using it now.
+
+    The next landing makes it again.
+    """
     world = folder.world
     places = {world.parent(state.place.worktree) for state in states if state.place.worktree}
     hold = world.hold(folder.place("landing.lock")) if places else None
@@ -24806,7 +24811,7 @@ def prepare_tasks(world: DemoWorld, place: str) -> str:
     if sys.platform == "win32" or not world.which("git"):
         return "git is not installed"
     script = world.path(place, "claude.py")
-    # What a virtual environment leads to: a confined command may not see the one in /tmp.
+    # The interpreter itself: a confined command doesn't see a virtual environment in /tmp.
     python = quote_shell(world.real_path(sys.executable))
     start = f"#!/bin/sh\nexec {python} -I -S {quote_shell(script)} \"$@\"\n"
     claude = world.path(place, "claude")
@@ -32173,7 +32178,8 @@ def cmd_task_land(options: Namespace, world: World) -> int:
         hold.release()
     reviews = [name for name, state in states.items()
                if state.state == "review" and not state.wish.forgotten]
-    lines = describe_landing(landed) + explain_idle(options.tasks or reviews, states)
+    idle = [name for name in options.tasks or reviews if name not in landed.names]
+    lines = describe_landing(landed) + explain_idle(idle, states)
     if landed.returned and not folder.holder():
         lines.append(f"To go on with {count_of(landed.returned, 'task')}: subagent-fleet run")
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
@@ -32182,7 +32188,7 @@ def cmd_task_land(options: Namespace, world: World) -> int:
 
 
 def explain_idle(names: Sequence[str], states: Mapping[str, TaskState]) -> list[str]:
-    """Return why tasks that were named had nothing to land, as they were before."""
+    """Return why tasks had nothing to land, by their states before this landing."""
     lines = []
     for name in names:
         state = states.get(name)
@@ -33205,7 +33211,7 @@ storage  started    implementer, planned for mini (qwen3-coder:30b), branch run/
                     check: python3 -m pytest -q
 storage  asks       Which database?  1 sqlite  2 postgres  `subagent-fleet task answer storage 1`
 parser   retrying   check failed (exit 1) after 4.2 s: sent back to the agent (round 1 of 3).
-                    It said: 1 failed, 3 passed in 0.21s
+                    The check said: 1 failed, 3 passed in 0.21s
 ```
 
 `storage` waits for your answer, `parser` failed its check and fixes it in the same session,
@@ -33904,9 +33910,11 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
                                  ("the following arguments are required:", "it needs"),
                                  ("ignored explicit argument", "it takes no value, not")):
                 message = message.replace(theirs, ours, 1)
-            example = row.examples[0] if row.examples and message.startswith("it needs") else ""
+            example = f"{row.name} --help"
+            if row.examples and message.startswith("it needs"):
+                example = row.examples[0]
             raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
-                             fix=f"subagent-fleet {example or f'{row.name} --help'}")
+                             fix=f"subagent-fleet {example}")
 
     # Without `usage` it renders one at each parse, for error messages that are not used here.
     parser = Parser(prog="subagent-fleet", usage="", add_help=False, allow_abbrev=False,
@@ -33931,8 +33939,9 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
 
 
 # Flags of other programs, and ours for the same.
-OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch"}
-FORMER_FLAGS = {  # flags that are gone, and what to type now
+OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch", "--merge": "--land",
+               "--parallel": "--max", "-j": "--max", "-n": "--max"}
+FORMER_FLAGS = {  # flags that are gone, or that other programs have, and what to type
     "bench --since": "leave it out: the newest commits come first",
     "discover --check": "subagent-fleet doctor",
     "env --shell": "subagent-fleet launch claude  (in any shell; `env` is for sh, bash and zsh)",
@@ -33954,17 +33963,11 @@ FORMER_FLAGS = {  # flags that are gone, and what to type now
     "up --node": "subagent-fleet add NAME=URL",
     "run --branch": "write `branch:` in tasks.yaml: subagent-fleet help runs",
     "run --dry-run": "subagent-fleet validate",
-    "run --merge": "did you mean `--land`?",
-    "run --parallel": "did you mean `--max`?",
     "run --watch": "subagent-fleet tasks --watch",
-    "run -j": "did you mean `--max`?",
-    "run -n": "did you mean `--max`?",
     "task land --all": "leave it out: it takes every finished task",
     "task land --dry-run": "subagent-fleet tasks",
     "task retry --check": "change `check:` in tasks.yaml, then: subagent-fleet task retry NAME",
-    "task retry --failed": "subagent-fleet task retry '*'",
     "task retry --model": "change `model:` in tasks.yaml, then: subagent-fleet task retry NAME",
-    "task stop --all": "subagent-fleet task stop '*'",
     "tasks --failed": "subagent-fleet tasks",
     "run --prompt": "subagent-fleet run 'NAME:what to do'",
     "run -p": "subagent-fleet run 'NAME:what to do'",

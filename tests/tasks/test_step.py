@@ -121,10 +121,10 @@ ARROWS = [
      {"ruling": ("review", "", "result")}),
     (state_of("checking", check="c", check_seconds=1.5, lost=3), sf.Checked(DONE, 1, "no"), "running", "feed",
      {"round": 1, "lost": 0, "reason": "check failed (exit 1)", "tells": [
-         ("retrying", "check failed (exit 1) after 1.5 s: sent back to the agent (round 1 of 3). It said: no")]}),
+         ("retrying", "check failed (exit 1) after 1.5 s: sent back to the agent (round 1 of 3). The check said: no")]}),
     (state_of("checking", check="c"), sf.Checked(DONE, 1, "a\nNo module named pytest \n\n"), "running",
      "feed", {"tells": [("retrying", "check failed (exit 1) after 0.0 s: sent back to the agent (round 1 of 3). "
-                         "It said: No module named pytest")]}),
+                         "The check said: No module named pytest")]}),
     (state_of("checking", check="c", round=3), sf.Checked(DONE, 1, "no"), "checking", "close",
      {"ruling": ("waiting", "check", "result")}),
     (state_of("checking", check="c", round=3, failures=1), sf.Checked(DONE, 1, "no"), "checking", "close",

@@ -65,7 +65,8 @@ def cmd_task_land(options: Namespace, world: World) -> int:
         hold.release()
     reviews = [name for name, state in states.items()
                if state.state == "review" and not state.wish.forgotten]
-    lines = describe_landing(landed) + explain_idle(options.tasks or reviews, states)
+    idle = [name for name in options.tasks or reviews if name not in landed.names]
+    lines = describe_landing(landed) + explain_idle(idle, states)
     if landed.returned and not folder.holder():
         lines.append(f"To go on with {count_of(landed.returned, 'task')}: subagent-fleet run")
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
@@ -74,7 +75,7 @@ def cmd_task_land(options: Namespace, world: World) -> int:
 
 
 def explain_idle(names: Sequence[str], states: Mapping[str, TaskState]) -> list[str]:
-    """Return why tasks that were named had nothing to land, as they were before."""
+    """Return why tasks had nothing to land, by their states before this landing."""
     lines = []
     for name in names:
         state = states.get(name)

@@ -31,7 +31,7 @@ def prepare_tasks(world: DemoWorld, place: str) -> str:
     if sys.platform == "win32" or not world.which("git"):
         return "git is not installed"
     script = world.path(place, "claude.py")
-    # What a virtual environment leads to: a confined command may not see the one in /tmp.
+    # The interpreter itself: a confined command doesn't see a virtual environment in /tmp.
     python = quote_shell(world.real_path(sys.executable))
     start = f"#!/bin/sh\nexec {python} -I -S {quote_shell(script)} \"$@\"\n"
     claude = world.path(place, "claude")

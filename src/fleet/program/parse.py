@@ -93,9 +93,11 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
                                  ("the following arguments are required:", "it needs"),
                                  ("ignored explicit argument", "it takes no value, not")):
                 message = message.replace(theirs, ours, 1)
-            example = row.examples[0] if row.examples and message.startswith("it needs") else ""
+            example = f"{row.name} --help"
+            if row.examples and message.startswith("it needs"):
+                example = row.examples[0]
             raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
-                             fix=f"subagent-fleet {example or f'{row.name} --help'}")
+                             fix=f"subagent-fleet {example}")
 
     # Without `usage` it renders one at each parse, for error messages that are not used here.
     parser = Parser(prog="subagent-fleet", usage="", add_help=False, allow_abbrev=False,
@@ -120,8 +122,9 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
 
 
 # Flags of other programs, and ours for the same.
-OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch"}
-FORMER_FLAGS = {  # flags that are gone, and what to type now
+OTHER_FLAGS = {"-a": "--coder", "--quick": "--no-setup", "--follow": "--watch", "--merge": "--land",
+               "--parallel": "--max", "-j": "--max", "-n": "--max"}
+FORMER_FLAGS = {  # flags that are gone, or that other programs have, and what to type
     "bench --since": "leave it out: the newest commits come first",
     "discover --check": "subagent-fleet doctor",
     "env --shell": "subagent-fleet launch claude  (in any shell; `env` is for sh, bash and zsh)",
@@ -143,17 +146,11 @@ FORMER_FLAGS = {  # flags that are gone, and what to type now
     "up --node": "subagent-fleet add NAME=URL",
     "run --branch": "write `branch:` in tasks.yaml: subagent-fleet help runs",
     "run --dry-run": "subagent-fleet validate",
-    "run --merge": "did you mean `--land`?",
-    "run --parallel": "did you mean `--max`?",
     "run --watch": "subagent-fleet tasks --watch",
-    "run -j": "did you mean `--max`?",
-    "run -n": "did you mean `--max`?",
     "task land --all": "leave it out: it takes every finished task",
     "task land --dry-run": "subagent-fleet tasks",
     "task retry --check": "change `check:` in tasks.yaml, then: subagent-fleet task retry NAME",
-    "task retry --failed": "subagent-fleet task retry '*'",
     "task retry --model": "change `model:` in tasks.yaml, then: subagent-fleet task retry NAME",
-    "task stop --all": "subagent-fleet task stop '*'",
     "tasks --failed": "subagent-fleet tasks",
     "run --prompt": "subagent-fleet run 'NAME:what to do'",
     "run -p": "subagent-fleet run 'NAME:what to do'",

@@ -235,7 +235,7 @@ class Confinement:
         environ = {**environ, "TMPDIR": temporary if confiner.name == SEATBELT else "/tmp"}
         grants = plan_grants(self._folder, confiner, plan, environ)
         world.make_directory(temporary, is_private=True)
-        # Not where a person was before: what a command sees shall not hang on that.
+        # What a command sees must not depend on the directory that a person typed in.
         told = [value for name, value in environ.items() if name not in ("PWD", "OLDPWD")]
         shown = find_shown([*told, *argv, world.home, plan.tree, repository.main,
                             repository.common])

@@ -526,7 +526,10 @@ class Landing:
 
 
 def remove_landing(folder: Folder, states: Iterable[TaskState]) -> None:
-    """Remove the repository that merged, unless one lands now: the next landing makes another."""
+    """Remove the repository where branches are merged, unless a landing is using it now.
+
+    The next landing makes it again.
+    """
     world = folder.world
     places = {world.parent(state.place.worktree) for state in states if state.place.worktree}
     hold = world.hold(folder.place("landing.lock")) if places else None

@@ -276,9 +276,11 @@ def _judge(state: TaskState, event: Checked, now: float) -> Step:
         return _close_with(state, ruling)
     number = state.attempt.round + 1
     seconds = f" after {state.attempt.check_seconds:.1f} s" if ruling.cause == "check" else ""
-    said = clean_line(event.output.rstrip().rpartition("\n")[2].strip())[:100]
     text = (f"{ruling.reason}{seconds}: sent back to the agent (round {number} of "
-            f"{state.task.rounds}){f'. It said: {said}' if said else ''}")
+            f"{state.task.rounds})")
+    said = clean_line(event.output.rstrip().rpartition("\n")[2].strip())[:100]
+    if said and ruling.cause == "check":
+        text += f". The check said: {said}"
     state = _move(state, "running", now, prompt=ruling.feedback, reason=ruling.reason, lost=0,
                   round=number)
     return Step(state, FEED_BACK, (("retrying", text),))
