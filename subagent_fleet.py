@@ -12064,6 +12064,16 @@ class Processes(Programs):
         except OSError:
             return 0
 
+    def has_process(self, number: int) -> bool:
+        """Tell whether a process is there, whatever its session: a container shows none of some."""
+        try:
+            os.kill(number, 0)
+        except PermissionError:
+            return True  # somebody else's
+        except (OSError, OverflowError):
+            return False
+        return number > 0
+
     def find_inside(self, directory: str) -> list[int]:
         """Return the processes that work in a directory or below, if the system shows it."""
         root = os.path.join(os.path.realpath(directory), "")
@@ -28320,7 +28330,7 @@ class RunJob:
         until = world.clock() + LOCK_SECONDS
         while not self.lock:
             self.lock = world.hold(self.folder.place("lock"))
-            if self.lock or world.session_of(self.folder.holder()) or world.clock() > until:
+            if self.lock or world.has_process(self.folder.holder()) or world.clock() > until:
                 break
             world.sleep(0.02)
         return bool(self.lock)

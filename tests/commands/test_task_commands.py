@@ -12,7 +12,8 @@ import pytest
 
 import subagent_fleet as sf
 from json_examples import compare_example
-from tools import ROOT
+from run_kit import NAMESPACE, needs_namespace
+from tools import PROGRAM, ROOT
 
 
 @pytest.fixture
@@ -582,6 +583,22 @@ def test_an_order_that_means_nothing_to_a_task_is_a_problem(typist):
     assert "tasks q" in typist.err and "task say" not in typist.err  # which would begin it again
     assert typist.run("run", "--detach", status=1).startswith("Nothing to do: 3 stopped.\n")
     assert not (typist.rig.repo / ".git/subagent-fleet/run/run.log").exists()
+
+
+@pytest.mark.slow
+@needs_namespace
+def test_where_no_process_has_a_session_a_second_run_hands_over_at_once(typist):
+    """In a container, the session is that of a program outside, which has no number inside."""
+    program = f"'{sys.executable}' -I -S '{PROGRAM}'"
+    script = (f"{program} run 'a:@run sleep 100' >../first 2>&1 & "
+              f"until {program} tasks --json | grep -q '\"supervisor\": [1-9]'; do sleep 0.1; done; "
+              f"date +%s; {program} run 'b:@write x y' --check true --detach; date +%s; "
+              f"{program} task stop '*'; wait")
+    done = subprocess.run([*NAMESPACE, "sh", "-c", script], cwd=typist.rig.repo, timeout=60,
+                          env=typist.rig.environ, capture_output=True, encoding="utf-8")
+    began, ended = re.findall(r"(?m)^(\d{9,})$", done.stdout)
+    assert "is already active here" in done.stdout + done.stderr, done
+    assert int(ended) - int(began) < sf.LOCK_SECONDS / 2, done
 
 
 def test_words_with_a_blank_before_a_colon_name_a_task_too(typist):

@@ -40,6 +40,21 @@ needs_bubblewrap = pytest.mark.skipif(
     not has_bubblewrap() and not IS_REQUIRED,
     reason="bubblewrap is absent or makes no sandbox here: NOT TESTED that commands are confined")
 
+# A namespace of processes, as a container has one: nobody outside can be seen.
+NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
+
+
+def has_namespace():
+    try:
+        return subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+needs_namespace = pytest.mark.skipif(
+    str(PROC) != "/proc" or not has_namespace(),
+    reason="no namespace of processes can be made here: NOT TESTED as in a container")
+
 
 class Done:
     """What a command came to."""

@@ -3,14 +3,13 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from run_kit import WORKS
+from run_kit import NAMESPACE, WORKS, needs_namespace
 from tools import PROC, PROGRAM
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("linux"),
@@ -159,12 +158,7 @@ def test_a_number_that_has_become_anothers_is_left_alone(shop):
         innocent.wait()
 
 
-NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
-
-
-@pytest.mark.skipif(str(PROC) != "/proc" or not shutil.which("unshare")
-                    or subprocess.call([*NAMESPACE, "true"], stderr=subprocess.DEVNULL) != 0,
-                    reason="no namespace of processes can be made here")
+@needs_namespace
 def test_an_agent_that_is_out_of_sight_is_not_said_to_have_stopped(shop):
     shop.tasks({"t": {"prompt": "x", "coder": shell(EDIT, WORKS)}})
     child = shop.begin("run")

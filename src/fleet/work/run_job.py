@@ -218,7 +218,7 @@ class RunJob:
         until = world.clock() + LOCK_SECONDS
         while not self.lock:
             self.lock = world.hold(self.folder.place("lock"))
-            if self.lock or world.session_of(self.folder.holder()) or world.clock() > until:
+            if self.lock or world.has_process(self.folder.holder()) or world.clock() > until:
                 break
             world.sleep(0.02)
         return bool(self.lock)

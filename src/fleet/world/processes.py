@@ -100,6 +100,16 @@ class Processes(Programs):
         except OSError:
             return 0
 
+    def has_process(self, number: int) -> bool:
+        """Tell whether a process is there, whatever its session: a container shows none of some."""
+        try:
+            os.kill(number, 0)
+        except PermissionError:
+            return True  # somebody else's
+        except (OSError, OverflowError):
+            return False
+        return number > 0
+
     def find_inside(self, directory: str) -> list[int]:
         """Return the processes that work in a directory or below, if the system shows it."""
         root = os.path.join(os.path.realpath(directory), "")
