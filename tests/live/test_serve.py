@@ -439,8 +439,8 @@ def test_one_model_on_two_nodes_shares_the_load(warm):
     for asked in chats.values():
         for earlier, later in zip(asked, asked[1:]):
             assert 0 < earlier.done_at <= later.at
-    both = [chats[name][0] for name in ("studio", "mini")]
-    assert both[0].at < both[1].last_byte and both[1].at < both[0].last_byte, "not side by side"
+    assert any(one.at < other.last_byte and other.at < one.last_byte
+               for one in chats["studio"] for other in chats["mini"]), "not side by side"
 
 
 def test_the_official_sdk_gets_what_it_expects(warm):
