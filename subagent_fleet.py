@@ -617,7 +617,7 @@ def join_words(words: Sequence[str], last: str = "and") -> str:
 
 def quote_shell(text: str) -> str:
     """Return text as one word of every shell; of fish only without quotes and backslashes."""
-    is_bare = re.fullmatch("(?a)[\\w./:-]+", text)
+    is_bare = re.fullmatch("(?a)[\\w./:-][\\w./:=-]*", text)  # zsh reads `=x` as a path
     return text if is_bare else "'" + text.replace("'", "'\\''") + "'"
 
 
@@ -26046,6 +26046,42 @@ def first_words() -> list[str]:
     return list(dict.fromkeys(row.name.split()[0] for row in COMMANDS))
 
 
+def type_words(*words: str) -> str:
+    """Return a command of this program as it is typed."""
+    return " ".join(("subagent-fleet", *map(quote_shell, words)))
+
+
+def type_again(options: Namespace, **changes: Any) -> str:
+    """Return the command that was typed, with changes.
+
+    Every hint that means the same command again comes from here, so none forgets a flag. Another
+    command is named plainly.
+    """
+    return type_command(options.row, {**vars(options), **changes})
+
+
+def type_command(row: Command, values: Mapping[str, Any]) -> str:
+    """Return a command as it is typed, with the values that are not its defaults."""
+    words: list[str] = []
+    flags: list[str] = []
+    for flag in row.flags:
+        value = values.get(name_of(flag))
+        is_other = flag.more.get("action") == "append_const"  # another flag's, in a short form
+        if not value or value == flag.more.get("default") or is_other:
+            continue
+        texts = [f"{one:g}" if isinstance(one, float) else str(one)
+                 for one in (value if isinstance(value, list) else [value])]
+        if not flag.name.startswith("-"):
+            words += texts
+        elif not flag.metavar or value == flag.more.get("const"):
+            flags.append(flag.name)
+        else:
+            flags += [word for text in texts for word in (
+                [f"{flag.name}={text}"] if text.startswith("-") else [flag.name, text])]
+    passed = values.get("passed") or []
+    return type_words(*row.name.split(), *words, *flags, *(["--", *passed] if passed else []))
+
+
 def show_flag(flag: Flag) -> str:
     """Return a flag as it is typed: `-v, --verbose`, `--shell sh|fish|json`, `[COMMAND]`."""
     value = "|".join(filter(None, flag.more.get("choices", ()))) or flag.metavar
@@ -26118,11 +26154,11 @@ def paths_that(changes: Iterable[Change], *actions: str) -> list[str]:
     return [change.path for change in changes if change.action in actions]
 
 
-def refuse_edited(paths: Sequence[str], command: str, outcome: str) -> FleetError:
-    """Return the error for files that are the user's."""
+def refuse_edited(paths: Sequence[str], force: str, outcome: str) -> FleetError:
+    """Return the error for files that are the user's; `force` overwrites them, as typed."""
     return FleetError(
         "edited", f"{some_of(paths, 5)}: you have edited this file; {outcome}",
-        fix=f"move it away, or `subagent-fleet {command} --force` (what is there is copied "
+        fix=f"move it away, or `{force}` (what is there is copied "
             f"to {STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
 
 
@@ -26175,7 +26211,7 @@ def watch(world: World, seconds: float | None, show: Callable[[str], bool]) -> b
     return is_well
 
 
-# == cli/agree.py, from line 23 ===============================================
+# == cli/agree.py, from line 24 ===============================================
 #
 # Questions to a person before anything is sent out.
 
@@ -26216,15 +26252,15 @@ def ask_trust(fleet: Fleet, options: Namespace, world: World) -> None:
     unlock_keys(world, fleet)
 
 
-def refuse_home(options: Namespace, world: World, command: str) -> None:
+def refuse_home(options: Namespace, world: World) -> None:
     """Refuse to write into a home unasked: those agents would be in every project."""
     if options.out or options.config:
         return
     if world.real_path("") == world.real_path(world.home):
-        raise FleetError("in-home", f"{command}: this is your home directory; agents here would "
-                                    "apply to every project", status=EXIT_REFUSED,
+        raise FleetError("in-home", f"{options.row.name}: this is your home directory; agents "
+                                    "here would apply to every project", status=EXIT_REFUSED,
                          fix="go into a project's directory; or "
-                             f"`subagent-fleet {command} --out .`")
+                             f"`{type_again(options, out='.')}`")
 
 
 def has_config(world: World) -> bool:
@@ -26540,9 +26576,12 @@ def insert_node(world: World, config: Config, path: str, text: str) -> str:
     return kept
 
 
-def plan_insertion(config: Config, node: Node, names: Sequence[str], world: World
-                   ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Ask a new machine for its models; return its sections for the fleet file."""
+def plan_insertion(config: Config, node: Node, names: Sequence[str], world: World,
+                   retype: Callable[[str], str]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Ask a new machine for its models; return its sections for the fleet file.
+
+    `retype` returns the command that was typed, with this machine at another address.
+    """
     fleet = config.fleet
     source = fleet.document.source
     for other in fleet.nodes.values():
@@ -26561,7 +26600,7 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
     if not state.online:
         raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
                          "nothing was written",
-                         fix=find_usual_port(world, state, "add ") or state.fix)
+                         fix=find_usual_port(world, state, retype) or state.fix)
     models = choose_models(fleet, state, names)
     tell_findings([Finding("no-tools", "warning", f"{model.name} {rate_model(model).flaw}",
                            fix=f"{obtain_model(state.provider, SMALL_PLACEHOLDER)} on "
@@ -26573,7 +26612,7 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
     return added
 
 
-def find_usual_port(world: World, state: NodeState, command: str) -> str:
+def find_usual_port(world: World, state: NodeState, retype: Callable[[str], str]) -> str:
     """Return how to type a silent machine that answers at Ollama's usual port, or nothing."""
     place = split_endpoint(state.endpoint)
     usual = replace(place, port=OLLAMA_PORT)
@@ -26582,8 +26621,7 @@ def find_usual_port(world: World, state: NodeState, command: str) -> str:
     node = Node(state.name, usual.url)
     if not probe_nodes(world, {state.name: node}, INIT_TIMEOUT_SECONDS)[state.name].online:
         return ""
-    return (f"`subagent-fleet {command}{state.name}={usual.url}`, the usual port, where Ollama "
-            "answers")
+    return f"`{retype(f'{state.name}={usual.url}')}`, the usual port, where Ollama answers"
 
 
 def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[NodeModel]:
@@ -26616,7 +26654,7 @@ def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[
     return new
 
 
-# == steps/machines.py, from line 38 ==========================================
+# == steps/machines.py, from line 39 ==========================================
 #
 # Machines as typed, this machine, the first fleet file.
 
@@ -26629,10 +26667,14 @@ def format_answers(states: Sequence[NodeState]) -> str:
     return text
 
 
-def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
-    """Return the Nodes of NAME=URL texts; http and the port of Ollama may be left out."""
+def parse_nodes(texts: Sequence[str], options: Namespace, retype: Callable[[int, str], str]
+                ) -> dict[str, Node]:
+    """Return the Nodes of NAME=URL texts; http and the port of Ollama may be left out.
+
+    `retype` returns the command that was typed, with another text in one's place, or none.
+    """
     nodes: dict[str, Node] = {}
-    for text in texts:
+    for place, text in enumerate(texts):
         name, _, url = text.partition("=")
         endpoint = why = ""
         try:
@@ -26647,17 +26689,19 @@ def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
             if other.endpoint == endpoint and not why:
                 why = f"the machine of `{other.name}`"
         if why:
-            flag = "" if command == "add" else "--node "
-            raise FleetError("usage", f"{command}: `{text}`: {why}", status=EXIT_USAGE,
-                             fix=f"subagent-fleet {command} "
-                                 f"{flag}{suggest_node(text, nodes)}")
+            better = "" if why.startswith("the machine of") else suggest_node(text, nodes)
+            raise FleetError("usage", f"{options.row.name}: `{text}`: {why}",
+                             status=EXIT_USAGE, fix=retype(place, better))
         nodes[name] = Node(name, endpoint)
     return nodes
 
 
-def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[NodeState]
-                 ) -> None:
-    """Refuse to replace a working fleet by one with placeholders or without a machine."""
+def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[NodeState],
+                 retype: Callable[[str], str]) -> None:
+    """Refuse to replace a working fleet by one with placeholders or without a machine.
+
+    `retype` returns the command that was typed, with a machine at another address.
+    """
     try:
         fleet = load_config(world, output).fleet
     except FleetError:
@@ -26667,8 +26711,7 @@ def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[N
     for state in silent:
         raise FleetError("node-silent", f"node `{state.name}`: {state.why} ({state.endpoint}); "
                          "nothing was written",
-                         fix=find_usual_port(world, state, "init --force --node ")
-                         or state.fix)
+                         fix=find_usual_port(world, state, retype) or state.fix)
     if not starter.has_models:
         raise FleetError("no-model", "no machine that was asked has a model that can do the "
                          f"work; nothing was written: {output} stays",
@@ -26709,7 +26752,7 @@ def suggest_node(text: str, taken: Iterable[str]) -> str:
     name = re.sub(r"[^\w.-]+", "-", name).strip("-")
     if not obeys(name, "name"):
         name = "mini"
-    return f"{free_name_of(name, '2', taken=set(taken))}={quote_shell(url)}"
+    return f"{free_name_of(name, '2', taken=set(taken))}={url}"
 
 
 def with_this_machine(world: World, nodes: Mapping[str, Node]) -> dict[str, Node]:
@@ -27128,7 +27171,7 @@ def report_warmth(name: str, warmth: Warmth, now: float) -> dict[str, object]:
             "size_bytes": warmth.size, "detail": warmth.detail, "fix": warmth.fix}
 
 
-# == steps/claude_start.py, from line 44 ======================================
+# == steps/claude_start.py, from line 45 ======================================
 #
 # Running Claude Code on the fleet.
 
@@ -27208,7 +27251,7 @@ def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]],
                          where=where, fix=fix, status=EXIT_REFUSED)
 
 
-def tell_session(workspace: Workspace, began: float, command: str) -> None:
+def tell_session(workspace: Workspace, began: float, options: Namespace) -> None:
     """Say how to continue the session: Claude Code's own hint would not use the fleet."""
     try:
         receipts = ReceiptsReader(workspace).read()
@@ -27218,7 +27261,7 @@ def tell_session(workspace: Workspace, began: float, command: str) -> None:
     if session:
         workspace.world.err(
             "\nTo continue the latest session of this directory on your fleet:\n"
-            f"  {command} -- --resume {session}\n"
+            f"  {type_again(options, passed=['--resume', session])}\n"
             "Which machine did what:\n  subagent-fleet trace last\n")
 
 
@@ -27350,7 +27393,7 @@ def end_serving(folder: Folder) -> bool:
     return True
 
 
-# == work/typed.py, from line 39 ==============================================
+# == work/typed.py, from line 47 ==============================================
 #
 # Tasks from typed words and from files.
 
@@ -27506,13 +27549,14 @@ def split_name(prompt: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def refuse_unquoted(words: Sequence[str], names: Collection[str], command: str) -> None:
+def refuse_unquoted(words: Sequence[str], names: Collection[str], options: Namespace,
+                    key: str) -> None:
     """Refuse a sentence whose quotes were forgotten: words of which none is like a name."""
     if len(words) > 1 and not any(" " in word or ":" in word or word in names
                                   or nearest(word, names) for word in words):
-        text = quote_shell(" ".join(words))
-        raise FleetError("usage", f"{command}: a task of several words is typed in quotes",
-                         status=EXIT_USAGE, fix=f"subagent-fleet {command} {text}")
+        raise FleetError("usage", f"{options.row.name}: a task of several words is typed in "
+                         "quotes", status=EXIT_USAGE,
+                         fix=type_again(options, **{key: [" ".join(words)]}))
 
 
 def typed_keys(options: Namespace) -> dict[str, Any]:
@@ -27540,7 +27584,8 @@ def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTas
     agents = known.fleet.agents if known.fleet else {}
     if options.agent in (CLAUDE, *CODERS) and options.agent not in agents:
         raise FleetError("bad-task", f"`{options.agent}` is a program, not an agent",
-                         status=EXIT_USAGE, fix=f"--coder {options.agent}")
+                         status=EXIT_USAGE,
+                         fix=type_again(options, agent=None, coder=options.agent))
     common = typed_keys(options)
     if options.no_setup:
         common["setup"] = []
@@ -28197,7 +28242,7 @@ def split_words(options: Namespace, known: KnownTasks) -> tuple[list[str], list[
     if prompts and only:
         raise FleetError("usage", "run: either names of tasks or new tasks, not both",
                          status=EXIT_USAGE, fix="run one after the other")
-    refuse_unquoted(only, known.names, "run")
+    refuse_unquoted(only, known.names, options, "words")
     check_names("task", only, known.names, "run",
                 "for a new one: subagent-fleet run '{}:what to do'")
     if not prompts:
@@ -28982,7 +29027,7 @@ def listen_for_page(world: World, gateway: Gateway, typed: int | None = None) ->
          group=START, examples=("up", "up --ui", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Namespace, world: World) -> int:
     """Do the whole job. Messages go to standard error: standard output is Claude Code's."""
-    refuse_home(options, world, "up")
+    refuse_home(options, world)
     if options.passed and not world.which(CLAUDE):
         raise FleetError("claude-missing", "Claude Code is not on the PATH",
                          fix=CLAUDE_INSTALL)
@@ -29019,7 +29064,7 @@ def cmd_up(options: Namespace, world: World) -> int:
         world.err(format_served(before, after, look_of(world, "stderr")))
 
     world.err(list_failures(workspace, fleet, began, "stderr"))
-    tell_session(workspace, began, "subagent-fleet up")
+    tell_session(workspace, began, options)
     tell_tasks_left(world)
     return EXIT_INTERRUPTED if "SIGINT" in signals else status
 
@@ -29043,11 +29088,11 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
         path = find_config(world, options.config)
     except FleetError:
         path = CONFIG_NAMES[0]
-        write_first_fleet(world, path)
+        write_first_fleet(options, world, path)
     if path == "-":
         raise FleetError("usage", "up: standard input is Claude Code's, so the config must "
                          "be in a file", status=EXIT_USAGE,
-                         fix="subagent-fleet up --config fleet.yaml")
+                         fix=type_again(options, config="fleet.yaml"))
 
     config = load_config(world, options.config)
     tell_warnings(config.warnings, world)
@@ -29056,7 +29101,7 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
     return config.fleet
 
 
-def write_first_fleet(world: World, path: str) -> None:
+def write_first_fleet(options: Namespace, world: World, path: str) -> None:
     """Write a fleet file of what this machine has; refuse placeholders."""
     nodes = with_this_machine(world, {})
     states = ask_machines(world, nodes)
@@ -29068,7 +29113,7 @@ def write_first_fleet(world: World, path: str) -> None:
         what = "; ".join(filter(None, (*answers, starter.flaw)))
         start = "" if any(state.online for state in states) else "start Ollama, "
         room = memory["local"]
-        fix = f"{start}{tell_pull(room)}, then `subagent-fleet up`"
+        fix = f"{start}{tell_pull(room)}, then `{type_again(options)}`"
         if not plan_pull(room):
             what += f"; this machine has about {room:.0f} GB for models: {tell_pull(room)}"
             fix = "with a larger machine: `subagent-fleet init --node mini=192.168.1.50`"
@@ -29168,9 +29213,9 @@ def tell_weakness(fleet: Fleet, main: Model, states: Mapping[str, NodeState], wo
 #
 # `init`: write a new fleet file; the examples it can write.
 
-def format_after_init(starter: Starter, states: Sequence[NodeState],
+def format_after_init(starter: Starter, states: Sequence[NodeState], again: str,
                       look: Look = PLAIN) -> str:
-    """Return what to type next, as fits what was found."""
+    """Return what to type next, as fits what was found; `again` writes the file anew."""
     silent = [state for state in states if not state.online]
     if starter.has_models:
         text = ""
@@ -29188,7 +29233,7 @@ def format_after_init(starter: Starter, states: Sequence[NodeState],
                 "  subagent-fleet discover\n  subagent-fleet generate\n")
     text = "".join(format_words([f"{clean_line(state.name)} did not answer: {state.fix}."],
                                 look, indent="  ") for state in silent)
-    return f"{text}When a model is there, run:\n  subagent-fleet init --force\n"
+    return f"{text}When a model is there, run:\n  {again}\n"
 
 
 @command("init", "write fleet.yaml with the models your machines have",
@@ -29206,7 +29251,14 @@ def format_after_init(starter: Starter, states: Sequence[NodeState],
 def cmd_init(options: Namespace, world: World) -> int:
     if options.example:
         return write_example(options, world)
-    nodes = parse_nodes(options.node, "init")
+    again = type_again(options, force=True)
+
+    def retype(place: int, text: str) -> str:
+        texts = [*options.node[:place], text, *options.node[place + 1:]]
+        return type_again(options, node=[*filter(None, texts)])
+
+    nodes = parse_nodes(options.node, options, retype)
+    typed = [*nodes]
     output = check_output(options, world)
     nodes = with_this_machine(world, nodes)
     if options.offline:
@@ -29219,7 +29271,8 @@ def cmd_init(options: Namespace, world: World) -> int:
     starter = plan_first_fleet(world, states, measured)
     if options.force and not options.offline:
         refuse_worse(world, output, starter, [state for state in states
-                                              if not state.online and state.name != "local"])
+                                              if not state.online and state.name != "local"],
+                     lambda text: retype(typed.index(text.partition("=")[0]), text))
     if options.hybrid:
         starter = plan_hybrid(starter)
         nodes["anthropic"] = Node("anthropic", split_endpoint(CLAUDE_ENDPOINT).url,
@@ -29228,14 +29281,13 @@ def cmd_init(options: Namespace, world: World) -> int:
                      look_of(world))
     memory = with_own_memory(world, {})
     said += format_starter(starter, states, look_of(world), memory)
-    said += format_flaw(starter.flaw, states, "subagent-fleet init --force",
-                        look_of(world), memory)
+    said += format_flaw(starter.flaw, states, again, look_of(world), memory)
     if options.hybrid:
         accepted = plan_node_stakes([nodes["anthropic"]])
         said += ("With `--hybrid` you accepted:\n"
                  + "".join(f"  {stake.what}\n" for stake in accepted)
                  + "To take it back: subagent-fleet trust --forget\n")
-    said += format_after_init(starter, states, look_of(world))
+    said += format_after_init(starter, states, again, look_of(world))
     world.out(said)
     return EXIT_OK
 
@@ -29245,14 +29297,15 @@ def check_output(options: Namespace, world: World) -> str:
     output = options.output or CONFIG_NAMES[0]
     if output == "-":
         raise FleetError("usage", "init: it writes a file, not to standard output",
-                         status=EXIT_USAGE, fix="subagent-fleet init --output fleet.yaml")
+                         status=EXIT_USAGE, fix=type_again(options, output=CONFIG_NAMES[0]))
+    again = type_again(options, force=True)
     directory, name = world.split(output)
     there = Workspace(world, directory).read(name)
     if options.force:
         return output
     if there is not None:
         raise FleetError("exists", f"{output} already exists", status=EXIT_REFUSED,
-                         fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
+                         fix=f"edit it, or `{again}` (a copy is kept)")
 
     place = world.real_path(directory or ".")
     other = search_config(world, place, shown=place)
@@ -29260,7 +29313,7 @@ def check_output(options: Namespace, world: World) -> str:
         what = f"{world.real_path(other)} is already the fleet of this directory"
         agree(world, "", f"{clean_line(what)}. Write {clean_line(output)}, too?", FleetError(
             "second-fleet", what, status=EXIT_REFUSED,
-            fix="edit that one, or `subagent-fleet init --force` for a second one here"))
+            fix=f"edit that one, or `{again}` for a second one here"))
     return output
 
 
@@ -29291,8 +29344,7 @@ def write_tasks_example(options: Namespace, world: World) -> int:
     directory = world.split(output)[0] or "."
     if world.kind_of(output) != "absent" and not options.force:
         raise FleetError("exists", f"{output} already exists", status=EXIT_REFUSED,
-                         fix=f"edit it, or `subagent-fleet init --example {TASKS_EXAMPLE} "
-                             "--force`")
+                         fix=f"edit it, or `{type_again(options, force=True)}`")
     files = {name: "" for name in PROJECT_DIRECTORIES
              if world.kind_of(world.path(directory, name)) == "directory"}
     for name in PROJECT_FILES:
@@ -29473,10 +29525,13 @@ def cmd_add(options: Namespace, world: World) -> int:
     path = find_config(world, options.config)
     if path == "-":
         raise FleetError("usage", "add: it changes a file, so the config must be in one",
-                         status=EXIT_USAGE, fix="subagent-fleet add --config fleet.yaml")
-    node, = parse_nodes([options.machine], "add").values()
+                         status=EXIT_USAGE, fix=type_again(options, config="fleet.yaml"))
+    def retype(text: str) -> str:
+        return type_again(options, machine=text)
+
+    node, = parse_nodes([options.machine], options, lambda _, text: retype(text)).values()
     config = load_config(world, options.config)
-    added = plan_insertion(config, node, options.model, world)
+    added = plan_insertion(config, node, options.model, world, retype)
     text = insert_sections(config.fleet.document, added)
     verb = "Would add" if options.dry_run else "Added"
     shown = f"{verb} {node.name} to {path}:\n\n{show_block(path, added)}"
@@ -29738,7 +29793,7 @@ def cmd_recommend(options: Namespace, world: World) -> int:
         following = wrap_text(following, look)
         following += "Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
     elif advised.changes:
-        following = tell_recommendation(path, advised, look)
+        following = tell_recommendation(path, advised, options, look)
     world.out(following)
     return EXIT_OK
 
@@ -29815,12 +29870,13 @@ def _plan_entry(entry: Mapping[str, Any], now: Model, planned: Model) -> dict[st
     return changed
 
 
-def find_objection(path: str, advised: Recommendation) -> FleetError | None:
+def find_objection(path: str, advised: Recommendation, options: Namespace
+                   ) -> FleetError | None:
     """Return why a plan cannot be written into a fleet file, or None."""
     if path == "-":
         return FleetError("usage", "recommend: --write changes a file, so the config must be "
                           "in one", status=EXIT_USAGE,
-                          fix="subagent-fleet recommend --write --config fleet.yaml")
+                          fix=type_again(options, config="fleet.yaml"))
     for state in advised.silent:
         fix = state.fix_from_afar
         if advised.fleet.nodes[state.name].mac:
@@ -29830,11 +29886,12 @@ def find_objection(path: str, advised: Recommendation) -> FleetError | None:
     return None
 
 
-def tell_recommendation(path: str, advised: Recommendation, look: Look) -> str:
+def tell_recommendation(path: str, advised: Recommendation, options: Namespace,
+                        look: Look) -> str:
     """Return how to carry out a recommendation: `--write`, or by hand where that refuses."""
-    objection = find_objection(path, advised)
+    objection = find_objection(path, advised, options)
     if not objection:
-        return wrap_text("To apply this: `subagent-fleet recommend --write`\n", look)
+        return wrap_text(f"To apply this: `{type_again(options, write=True)}`\n", look)
     sentence = f"To apply this, put this into {path}:"
     if advised.silent:
         state = advised.silent[0]
@@ -29853,7 +29910,7 @@ def tell_recommendation(path: str, advised: Recommendation, look: Look) -> str:
 def write_recommendation(world: World, path: str, advised: Recommendation,
                          options: Namespace) -> list[str]:
     """Write the plan into a fleet file as it is, if a person agrees; say so in lines."""
-    objection = find_objection(path, advised)
+    objection = find_objection(path, advised, options)
     if objection:
         raise objection
     document = advised.fleet.document
@@ -29866,7 +29923,7 @@ def write_recommendation(world: World, path: str, advised: Recommendation,
     else:
         agree(world, shown, f"Write this into {clean_line(path)}?", FleetError(
             "not-written", "nothing was written", status=EXIT_REFUSED,
-            fix="`subagent-fleet recommend --write --yes`"))
+            fix=f"`{type_again(options, yes=True)}`"))
     return replace_config(world, path, text)
 
 
@@ -29886,7 +29943,7 @@ def report_recommendation(advised: Recommendation, written: Sequence[str]) -> di
             "block": dump_yaml(plan_block(advised)), "written": bool(written)}
 
 
-# == commands/generate.py, from line 55 =======================================
+# == commands/generate.py, from line 56 =======================================
 #
 # `generate`: write the files.
 
@@ -29904,7 +29961,7 @@ def cmd_generate(options: Namespace, world: World) -> int:
     writes = not (options.check or options.diff)
     is_careful = writes and not options.force
     if is_careful:
-        refuse_home(options, world, "generate")
+        refuse_home(options, world)
     config = load_config(world, options.config)
     fleet = config.fleet
     targets = parse_targets(options) or fleet.targets
@@ -29932,7 +29989,7 @@ def cmd_generate(options: Namespace, world: World) -> int:
     if not options.json:
         theirs = [change for change in changes if change.path in edited]
         world.err(format_diff(theirs, fleet, look_of(world, "stderr")))
-    error = refuse_edited(edited, "generate", "nothing was written")
+    error = refuse_edited(edited, type_again(options, force=True), "nothing was written")
     error.report = report
     raise error
 
@@ -31126,7 +31183,7 @@ def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict
             "not_counted": exam.troubles}
 
 
-# == commands/bench.py, from line 34 ==========================================
+# == commands/bench.py, from line 45 ==========================================
 #
 # `bench`: what a model can.
 
@@ -31143,7 +31200,7 @@ def cmd_bench(options: Namespace, world: World) -> int:
     idle = [flag.name for flag in EXAM_WORDS if getattr(options, name_of(flag))]
     if idle and not options.exam:
         raise FleetError("usage", f"bench: {some_of(idle)}: for the exam only",
-                         status=EXIT_USAGE, fix="add --exam")
+                         status=EXIT_USAGE, fix=type_again(options, exam=True))
     ask_trust(fleet, options, world)
     if options.exam:
         return hold_exam(fleet, options, world)
@@ -31269,7 +31326,7 @@ def cmd_launch(options: Namespace, world: World) -> int:
 
     began = world.now()
     status = launch_claude(workspace, fleet, options)
-    tell_session(workspace, began, "subagent-fleet launch claude")
+    tell_session(workspace, began, options)
     return status
 
 
@@ -31289,7 +31346,7 @@ def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options
     changes = workspace.compare(fleet, (harness.name,))
     edited = [change.path for change in changes if change.action == "edited"]
     if edited:
-        raise refuse_edited(edited, f"generate --target {harness.name}",
+        raise refuse_edited(edited, f"subagent-fleet generate --target {harness.name} --force",
                             "nothing was started")
     workspace.write(changes)
     find_gateway(world, fleet, key, needed=True)
@@ -31706,7 +31763,7 @@ def show_key(word: str, value: object) -> str:
                    "task add 'a:try it with sqlite' 'b:try it with postgres'"))
 def cmd_task_add(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world, begins=True))
-    refuse_unquoted(options.texts, (), "task add")
+    refuse_unquoted(options.texts, (), options, "texts")
     tasks = plan_typed_tasks(options.texts, options, know_tasks(folder, options))
     is_live = bool(folder.holder())
     carried = carry_out(folder, [{**order_of(task, folder), "handed": is_live}
@@ -32308,13 +32365,13 @@ def cmd_clean(options: Namespace, world: World) -> int:
         agree(world, format_changes("To remove:", listed, look_of(world, "stderr")),
               f"Remove {count_of(listed, 'file')}?", FleetError(
                   "not-removed", "nothing was removed", status=EXIT_REFUSED,
-                  fix="`subagent-fleet clean --yes`"))
+                  fix=f"`{type_again(options, yes=True)}`"))
     if doomed and not options.dry_run:
         remove_files(workspace, doomed, is_all=not kept)
         if listed:
             world.out(format_changes("Removed:", listed, look_of(world)))
     if kept:
-        raise refuse_edited(kept, "clean", "kept")
+        raise refuse_edited(kept, type_again(options, force=True, dry_run=False), "kept")
     return EXIT_OK
 
 
@@ -32408,7 +32465,7 @@ def write_bundle(workspace: Workspace, target: str, wanted: Mapping[str, bytes],
     changes = workspace.compare_files(wanted, target)
     edited = paths_that(changes, "edited")
     if edited and not options.force:
-        raise refuse_edited(edited, f"{target} install", "nothing was written")
+        raise refuse_edited(edited, type_again(options, force=True), "nothing was written")
 
     workspace.write(changes)
     world = workspace.world
@@ -33858,7 +33915,7 @@ def offered_words(flag: Flag, before: Sequence[str], world: World) -> list[str]:
     return list(offers)
 
 
-# == program/parse.py, from line 38 ===========================================
+# == program/parse.py, from line 40 ===========================================
 #
 # From words to a command and its options; one command run.
 
@@ -33888,15 +33945,32 @@ def parse_arguments(row: Command, words: list[str]) -> Namespace:
         own = words[:cut]
         passed = words[cut + 1:]
 
-    parser = make_parser(row)
-    typed, unknown = parser.parse_known_intermixed_args(own)
+    def refuse(unknown: list[str]) -> FleetError:
+        return FleetError("usage", f"{row.name}: unknown argument `{unknown[0]}`",
+                          status=EXIT_USAGE, fix=suggest_words(row, own, passed, unknown)
+                          or f"subagent-fleet {row.name} --help")
+
+    parser = make_parser(row, own)
+    try:
+        typed, unknown = parser.parse_known_intermixed_args(own)
+    except FleetError as error:
+        unknown = find_unknown(row, own)
+        if unknown and "it needs" in error.what:  # it may stand for what is missing
+            raise refuse(unknown) from None
+        raise
     if unknown:
-        raise FleetError("usage", f"{row.name}: unknown argument `{unknown[0]}`",
-                         status=EXIT_USAGE, fix=suggest_words(row, own, passed, unknown)
-                         or f"subagent-fleet {row.name} --help")
+        raise refuse(unknown)
     check_combination(row, parser, typed)
     typed.passed = passed
+    typed.row = row
     return typed
+
+
+def find_unknown(row: Command, words: Sequence[str]) -> list[str]:
+    """Return the typed flags that a command does not have."""
+    known = {name for flag in row.flags for name in (flag.name, flag.short)}
+    return [word for word in words
+            if re.match("--?[a-z]", word) and word.partition("=")[0] not in known]
 
 
 def check_combination(row: Command, parser: argparse.ArgumentParser, typed: Namespace,
@@ -33911,7 +33985,16 @@ def check_combination(row: Command, parser: argparse.ArgumentParser, typed: Name
                              fix=f"leave out {flags[other]}")
 
 
-def make_parser(row: Command) -> argparse.ArgumentParser:
+def suggest_missing(row: Command, own: Sequence[str], missing: str) -> str:
+    """Return what to type where words of a command are missing: an example, or the rest."""
+    if own:
+        return f"{type_words(*row.name.split(), *own)} {missing.replace(', ', ' ')}"
+    if any(flag.name == "patterns" for flag in row.flags):
+        return "name tasks as `subagent-fleet tasks` shows them, or '*' for all of them"
+    return f"subagent-fleet {row.examples[0]}"
+
+
+def make_parser(row: Command, own: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return an argparse parser with this program's own errors."""
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
@@ -33920,11 +34003,26 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
                                  ("the following arguments are required:", "it needs"),
                                  ("ignored explicit argument", "it takes no value, not")):
                 message = message.replace(theirs, ours, 1)
-            example = f"{row.name} --help"
-            if row.examples and message.startswith("it needs"):
-                example = row.examples[0]
-            raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
-                             fix=f"subagent-fleet {example}")
+            fix = f"subagent-fleet {row.name} --help"
+            if message.startswith("it needs"):
+                fix = suggest_missing(row, own, message.removeprefix("it needs").strip())
+            raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE, fix=fix)
+
+    class Once(argparse.Action):
+        """Takes one value: a second one would replace the first without a word."""
+
+        first: Any = None
+
+        def __call__(self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
+                     option_string: str | None = None) -> None:
+            if self.first is not None:
+                both = [f"{one:g}" if isinstance(one, float) else str(one)
+                        for one in (self.first, values)]
+                raise FleetError("usage", f"{row.name}: {option_string} takes one value, and "
+                                 f"`{'` and `'.join(both)}` were typed", status=EXIT_USAGE,
+                                 fix=f"leave out one {option_string}")
+            self.first = values
+            setattr(namespace, self.dest, values)
 
     # Without `usage` it renders one at each parse, for error messages that are not used here.
     parser = Parser(prog="subagent-fleet", usage="", add_help=False, allow_abbrev=False,
@@ -33935,13 +34033,14 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
     parser.set_defaults(**{name_of(flag): None for each in COMMANDS for flag in each.flags})
     for flag in row.flags:
         names = [flag.short, flag.name] if flag.short else [flag.name]
+        once = {"action": Once} if flag.name.startswith("-") else {}
         if "choices" in flag.more:  # argparse's own error is only for programmers
             choose = functools.partial(parse_choice, flag.more["choices"])
             parser.add_argument(*names,
-                                **{**flag.more, "metavar": flag.metavar, "type": choose,
+                                **{**once, **flag.more, "metavar": flag.metavar, "type": choose,
                                    "choices": None})
         elif flag.metavar:
-            parser.add_argument(*names, **{"metavar": flag.metavar, **flag.more})
+            parser.add_argument(*names, **{"metavar": flag.metavar, **once, **flag.more})
         else:
             parser.add_argument(*names,
                                 **{"action": "store_true", "default": False, **flag.more})
@@ -33976,9 +34075,14 @@ FORMER_FLAGS = {  # flags that are gone, or that other programs have, and what t
     "run --watch": "subagent-fleet tasks --watch",
     "task land --all": "leave it out: it takes every finished task",
     "task land --dry-run": "subagent-fleet tasks",
+    "task accept --all": "subagent-fleet task accept '*'",
+    "task forget --all": "subagent-fleet task forget '*'",
+    "task retry --all": "subagent-fleet task retry '*'",
+    "task retry --failed": "subagent-fleet tasks  (its last lines name them, to paste)",
+    "task stop --all": "subagent-fleet task stop '*'",
+    "task tidy --all": "leave it out: it takes every finished task",
     "task retry --check": "change `check:` in tasks.yaml, then: subagent-fleet task retry NAME",
     "task retry --model": "change `model:` in tasks.yaml, then: subagent-fleet task retry NAME",
-    "tasks --failed": "subagent-fleet tasks",
     "run --prompt": "subagent-fleet run 'NAME:what to do'",
     "run -p": "subagent-fleet run 'NAME:what to do'",
     "ui --host": "on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST"}
@@ -34005,6 +34109,15 @@ def suggest_flag(word: str, flags: Collection[str]) -> str:
     return hint.replace("`", "`--", 1)
 
 
+def suggest_instead(row: Command, flag: str) -> str:
+    """Return what to type instead of a flag that is gone or another program's, or nothing."""
+    state = flag.lstrip("-")
+    if row.name == "tasks" and state in STATES:
+        return f"subagent-fleet tasks | grep {state}"
+    hint = FORMER_FLAGS.get(f"{row.name} {'--all' if flag == '-a' else flag}", "")
+    return hint or (TASK_FLAG_WORDS.get(flag, "") if row.group == WORK else "")
+
+
 def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list[str]) -> str:
     """Return what was probably meant by unknown words, or nothing."""
     flags = ["--help", *(flag.name for flag in row.flags if flag.name.startswith("-"))]
@@ -34018,9 +34131,7 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
         if passed:
             better += ["--", *passed]
     else:
-        hint = FORMER_FLAGS.get(f"{row.name} {first.partition('=')[0]}", "")
-        if row.group == WORK:
-            hint = hint or TASK_FLAG_WORDS.get(first, "")
+        hint = suggest_instead(row, first.partition("=")[0]) or suggest_flag(first, flags)
         if first.startswith("tasks.") and not row.passes:
             hint = f"leave it out: subagent-fleet {row.name}"
         elif row.name == "logs" and not first.startswith("-"):
@@ -34029,14 +34140,13 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
             hint = f"subagent-fleet add {quote_shell(better[0])}={quote_shell(first)}"
         elif "--model" in flags and not first.startswith("-"):
             hint = f"subagent-fleet {row.name} --model {quote_shell(first)}"
-        hint = hint or suggest_flag(first, flags)
         if hint or not row.passes:
             return hint
         if (row.name == "up"
                 and any(flag.name == first for flag in find_command("init").flags)):
             return f"subagent-fleet init {first}"
         better += ["--", *unknown, *passed]
-    return " ".join(("subagent-fleet", row.name, *map(quote_shell, better)))
+    return type_words(*row.name.split(), *better)
 
 
 def name_command(words: Sequence[str]) -> Sequence[str]:
@@ -34364,7 +34474,7 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
         if name not in LONG_LIVED:
             return EXIT_OK
         what = f"{name}: nothing reads its output any more, so it has ended"
-        tell_error(FleetError("output", what, fix=f"subagent-fleet {name} > FILE"), world)
+        tell_error(FleetError("output", what, fix=f"{type_words(*words)} > FILE"), world)
         return EXIT_PROBLEM
     except Exception as error:
         world.err(f"subagent-fleet {VERSION}, Python {sys.version.split()[0]}: this is a "

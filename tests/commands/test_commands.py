@@ -55,7 +55,7 @@ def test_init_never_overwrites_without_force(run_cli, tmp_path):
     assert f"The old one is kept: {kept.relative_to(tmp_path)}\n" in done.stdout
     assert kept.stat().st_mode & 0o777 == 0o600
     done = run_cli("init", "--offline", "--output", "./fleet.yaml")
-    assert "`subagent-fleet init --force` (a copy is kept)" in done.stderr
+    assert "`subagent-fleet init --output ./fleet.yaml --offline --force` (a copy is kept)" in done.stderr
 
 
 @pytest.mark.parametrize("words", [(), ("--force",)])
@@ -92,23 +92,24 @@ def test_init_tells_what_it_found_and_what_that_lacks(tmp_path, monkeypatch, cap
                        "`subagent-fleet recommend`."]),
             (short, ["summarizer    tiny:1b  n        the fastest",
                      "tiny:1b holds 2048 tokens; Claude Code's own prompt takes 10,000 to 18,000: "
-                     "`ollama pull qwen3:8b`, then `subagent-fleet init --force`"]),
+                     "`ollama pull qwen3:8b`, then `subagent-fleet init --output o/f.yaml --node n={url} --force`"]),
             (embeds, ["No model that can be used was found: the models in it are placeholders.",
                       "For local, which has about 24 GB for models: `ollama pull qwen3-coder:30b`.",
                       "bge-m3:latest cannot chat: `ollama pull qwen3:8b`, then "
-                      "`subagent-fleet init --force`"])):
+                      "`subagent-fleet init --output o/f.yaml --node n={url} --force`"])):
         (tmp_path / "o/f.yaml").unlink(missing_ok=True)
         assert sf.main(["init", "--output", "o/f.yaml", "--force", "--node", f"n={node.endpoint}"]) == 0
         said = capsys.readouterr().out.splitlines()
         if node is embeds:
             last = ["local did not answer: start Ollama.", "When a model is there, run:",
-                    "  subagent-fleet init --force"]
+                    "  subagent-fleet init --output o/f.yaml --node n={url} --force"]
         else:
             last = ["local: not reached; `subagent-fleet discover` shows how to fix that.", "",
                     "Check the file, then start everything, or only write the files:",
                     "  subagent-fleet up",
                     "  subagent-fleet generate"]
-        assert said[-len(last) - len(lines):] == lines + last
+        wanted = [line.replace("{url}", node.endpoint) for line in lines + last]
+        assert said[-len(wanted):] == wanted
         assert sf.main(["validate", "--config", "o/f.yaml"]) == 0
         assert ("# Placeholders:" in (tmp_path / "o/f.yaml").read_text()) == (node is embeds)
         capsys.readouterr()
@@ -140,7 +141,8 @@ def test_init_force_replaces_no_fleet_that_works_by_one_that_does_not(tmp_path, 
 def test_init_of_a_file_that_is_there_names_force(run_cli, tmp_path, fake_node):
     (tmp_path / "fleet.yaml").write_text("mine", encoding="utf-8")
     done = run_cli("init", "--node", "mini=mini.local", "--node", "b=http://h:1")
-    assert done.stderr.endswith("  fix: edit it, or `subagent-fleet init --force` (a copy is kept)\n")
+    assert done.stderr.endswith("  fix: edit it, or `subagent-fleet init --node mini=mini.local "
+                                "--node b=http://h:1 --force` (a copy is kept)\n")
 
 
 def test_init_takes_a_free_port_and_says_whose_the_usual_is(tmp_path, monkeypatch, capsys, fake_node):
@@ -185,7 +187,7 @@ def test_init_of_a_second_fleet_is_asked_for(run_cli, tmp_path, there, output, h
     if hides:  # slug "second-fleet"
         assert done.stderr == (
             f"error: {tmp_path / there} is already the fleet of this directory\n  fix: edit that "
-            f"one, or `subagent-fleet init --force` for a second one here\n")
+            f"one, or `subagent-fleet init --output {output} --offline --force` for a second one here\n")
         assert not (tmp_path / output).exists()
         assert run_cli("init", "--offline", "--output", output, "--force").returncode == 0
     assert (tmp_path / there).read_text(encoding="utf-8") == FLEET
@@ -276,7 +278,9 @@ def test_init_refuses_a_wrong_node(run_cli, tmp_path, node):
     done = run_cli("init", "--offline", "--node", node)
     fix = done.stderr.partition("  fix: subagent-fleet ")[2].split()
     assert done.returncode == 2 and fix[:2] == ["init", "--node"]
-    assert sf.parse_nodes(fix[2:], "init")  # and can be typed
+    typed = run_cli(*fix)  # and can be typed
+    assert typed.returncode == 0, typed.stderr
+    (tmp_path / "fleet.yaml").unlink()
     assert ("NAME=URL" in done.stderr) == (node[:2] != "a=" or node == "a=")
     done = run_cli("init", "--offline", "--node", "a=x", "--node", "a=y")
     assert done.returncode == 2 and done.stderr.startswith("error: init: `a=y`: a second `a`\n")
@@ -1270,7 +1274,7 @@ def test_refusals_by_their_slugs(tmp_path, monkeypatch):
     assert slug_of(workspace.read_key, fleet) == ("no-key", 1)
     assert slug_of(world.enter, out, "..") == ("in-the-way", 3)
     assert slug_of(world.run, ["/nowhere/claude"], {}) == ("cannot-run", 1)
-    assert sf.refuse_edited(["a"], "clean", "kept").slug == "edited"
+    assert sf.refuse_edited(["a"], "clean --force", "kept").slug == "edited"
     options = sf.parse_arguments(sf.find_command("launch"), ["claude", "--out", out, "--config",
                                                              out + "/fleet.yaml"])
     assert slug_of(sf.cmd_launch.run, options, world) == ("claude-missing", 1)

@@ -662,8 +662,9 @@ def test_a_wrong_port_is_led_to_the_usual_one(run_cli, fake_node, monkeypatch, t
     monkeypatch.setattr(sf, "OLLAMA_PORT", other.port)
     shut = free_port()
     done = run_cli("add", f"mini=127.0.0.1:{shut}")
-    fix = f"mini=http://127.0.0.1:{other.port}`, the usual port, where Ollama answers\n"
+    fix = f"mini=http://127.0.0.1:{other.port}"
     assert done.returncode == 1 and fix in done.stderr and "nothing was written" in done.stderr
+    assert done.stderr.endswith("`, the usual port, where Ollama answers\n")
     done = run_cli("init", "--force", "--node", f"mini=127.0.0.1:{shut}", env=env)
     assert done.returncode == 1 and fix in done.stderr
     other.close()

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fleet.cli.rows import type_again
 from fleet.start.constants import EXIT_REFUSED
 from fleet.start.errors import FleetError
 from fleet.text.tables import format_pairs, wrap_text
@@ -57,15 +58,15 @@ def ask_trust(fleet: Fleet, options: Namespace, world: World) -> None:
     unlock_keys(world, fleet)
 
 
-def refuse_home(options: Namespace, world: World, command: str) -> None:
+def refuse_home(options: Namespace, world: World) -> None:
     """Refuse to write into a home unasked: those agents would be in every project."""
     if options.out or options.config:
         return
     if world.real_path("") == world.real_path(world.home):
-        raise FleetError("in-home", f"{command}: this is your home directory; agents here would "
-                                    "apply to every project", status=EXIT_REFUSED,
+        raise FleetError("in-home", f"{options.row.name}: this is your home directory; agents "
+                                    "here would apply to every project", status=EXIT_REFUSED,
                          fix="go into a project's directory; or "
-                             f"`subagent-fleet {command} --out .`")
+                             f"`{type_again(options, out='.')}`")
 
 
 def has_config(world: World) -> bool:

@@ -12,7 +12,7 @@ from fleet.text.phrases import nearest, quote_shell
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from fleet.world.world import World
@@ -250,6 +250,42 @@ def split_lists(texts: Iterable[str]) -> list[str]:
 def first_words() -> list[str]:
     """Return the words that may come first, each once."""
     return list(dict.fromkeys(row.name.split()[0] for row in COMMANDS))
+
+
+def type_words(*words: str) -> str:
+    """Return a command of this program as it is typed."""
+    return " ".join(("subagent-fleet", *map(quote_shell, words)))
+
+
+def type_again(options: Namespace, **changes: Any) -> str:
+    """Return the command that was typed, with changes.
+
+    Every hint that means the same command again comes from here, so none forgets a flag. Another
+    command is named plainly.
+    """
+    return type_command(options.row, {**vars(options), **changes})
+
+
+def type_command(row: Command, values: Mapping[str, Any]) -> str:
+    """Return a command as it is typed, with the values that are not its defaults."""
+    words: list[str] = []
+    flags: list[str] = []
+    for flag in row.flags:
+        value = values.get(name_of(flag))
+        is_other = flag.more.get("action") == "append_const"  # another flag's, in a short form
+        if not value or value == flag.more.get("default") or is_other:
+            continue
+        texts = [f"{one:g}" if isinstance(one, float) else str(one)
+                 for one in (value if isinstance(value, list) else [value])]
+        if not flag.name.startswith("-"):
+            words += texts
+        elif not flag.metavar or value == flag.more.get("const"):
+            flags.append(flag.name)
+        else:
+            flags += [word for text in texts for word in (
+                [f"{flag.name}={text}"] if text.startswith("-") else [flag.name, text])]
+    passed = values.get("passed") or []
+    return type_words(*row.name.split(), *words, *flags, *(["--", *passed] if passed else []))
 
 
 def show_flag(flag: Flag) -> str:

@@ -86,11 +86,11 @@ def paths_that(changes: Iterable[Change], *actions: str) -> list[str]:
     return [change.path for change in changes if change.action in actions]
 
 
-def refuse_edited(paths: Sequence[str], command: str, outcome: str) -> FleetError:
-    """Return the error for files that are the user's."""
+def refuse_edited(paths: Sequence[str], force: str, outcome: str) -> FleetError:
+    """Return the error for files that are the user's; `force` overwrites them, as typed."""
     return FleetError(
         "edited", f"{some_of(paths, 5)}: you have edited this file; {outcome}",
-        fix=f"move it away, or `subagent-fleet {command} --force` (what is there is copied "
+        fix=f"move it away, or `{force}` (what is there is copied "
             f"to {STATE_DIRECTORY}/backup first)", status=EXIT_REFUSED)
 
 

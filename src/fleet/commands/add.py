@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.cli.rows import CONFIG_FILE, REPEAT, SET_UP, Flag, command
+from fleet.cli.rows import CONFIG_FILE, REPEAT, SET_UP, Flag, command, type_again
 from fleet.cli.say import tell_findings
 from fleet.files.starter import insert_sections, show_block
 from fleet.start.constants import EXIT_OK, EXIT_USAGE
@@ -32,10 +32,13 @@ def cmd_add(options: Namespace, world: World) -> int:
     path = find_config(world, options.config)
     if path == "-":
         raise FleetError("usage", "add: it changes a file, so the config must be in one",
-                         status=EXIT_USAGE, fix="subagent-fleet add --config fleet.yaml")
-    node, = parse_nodes([options.machine], "add").values()
+                         status=EXIT_USAGE, fix=type_again(options, config="fleet.yaml"))
+    def retype(text: str) -> str:
+        return type_again(options, machine=text)
+
+    node, = parse_nodes([options.machine], options, lambda _, text: retype(text)).values()
     config = load_config(world, options.config)
-    added = plan_insertion(config, node, options.model, world)
+    added = plan_insertion(config, node, options.model, world, retype)
     text = insert_sections(config.fleet.document, added)
     verb = "Would add" if options.dry_run else "Added"
     shown = f"{verb} {node.name} to {path}:\n\n{show_block(path, added)}"

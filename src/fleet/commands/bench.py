@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING
 
 from fleet.cli.agree import ask_trust
 from fleet.cli.live import LiveLine
-from fleet.cli.rows import CONFIG, JSON, LOOK, OUT, REPEAT, TRUST, Flag, command, name_of
+from fleet.cli.rows import (
+    CONFIG,
+    JSON,
+    LOOK,
+    OUT,
+    REPEAT,
+    TRUST,
+    Flag,
+    command,
+    name_of,
+    type_again,
+)
 from fleet.cli.say import open_workspace, print_report
 from fleet.commands.exam import EXAM_WORDS, hold_exam
 from fleet.config.names import full_model_name
@@ -44,7 +55,7 @@ def cmd_bench(options: Namespace, world: World) -> int:
     idle = [flag.name for flag in EXAM_WORDS if getattr(options, name_of(flag))]
     if idle and not options.exam:
         raise FleetError("usage", f"bench: {some_of(idle)}: for the exam only",
-                         status=EXIT_USAGE, fix="add --exam")
+                         status=EXIT_USAGE, fix=type_again(options, exam=True))
     ask_trust(fleet, options, world)
     if options.exam:
         return hold_exam(fleet, options, world)

@@ -5,7 +5,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from fleet.cli.agree import agree
-from fleet.cli.rows import CONFIG, MORE, OUT, YES, Flag, command
+from fleet.cli.rows import CONFIG, MORE, OUT, YES, Flag, command, type_again
 from fleet.cli.say import open_workspace, paths_that, refuse_edited, tell
 from fleet.config.address import gateway_url
 from fleet.config.rules import TARGET_NAMES
@@ -46,13 +46,13 @@ def cmd_clean(options: Namespace, world: World) -> int:
         agree(world, format_changes("To remove:", listed, look_of(world, "stderr")),
               f"Remove {count_of(listed, 'file')}?", FleetError(
                   "not-removed", "nothing was removed", status=EXIT_REFUSED,
-                  fix="`subagent-fleet clean --yes`"))
+                  fix=f"`{type_again(options, yes=True)}`"))
     if doomed and not options.dry_run:
         remove_files(workspace, doomed, is_all=not kept)
         if listed:
             world.out(format_changes("Removed:", listed, look_of(world)))
     if kept:
-        raise refuse_edited(kept, "clean", "kept")
+        raise refuse_edited(kept, type_again(options, force=True, dry_run=False), "kept")
     return EXIT_OK
 
 

@@ -15,6 +15,7 @@ from fleet.cli.rows import (
     Flag,
     command,
     split_lists,
+    type_again,
 )
 from fleet.cli.say import (
     check_names,
@@ -66,7 +67,7 @@ def cmd_generate(options: Namespace, world: World) -> int:
     writes = not (options.check or options.diff)
     is_careful = writes and not options.force
     if is_careful:
-        refuse_home(options, world, "generate")
+        refuse_home(options, world)
     config = load_config(world, options.config)
     fleet = config.fleet
     targets = parse_targets(options) or fleet.targets
@@ -94,7 +95,7 @@ def cmd_generate(options: Namespace, world: World) -> int:
     if not options.json:
         theirs = [change for change in changes if change.path in edited]
         world.err(format_diff(theirs, fleet, look_of(world, "stderr")))
-    error = refuse_edited(edited, "generate", "nothing was written")
+    error = refuse_edited(edited, type_again(options, force=True), "nothing was written")
     error.report = report
     raise error
 

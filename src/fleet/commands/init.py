@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet.cli.agree import agree
-from fleet.cli.rows import EXAMPLE_NAMES, FORCE, REPEAT, SET_UP, Flag, command
+from fleet.cli.rows import EXAMPLE_NAMES, FORCE, REPEAT, SET_UP, Flag, command, type_again
 from fleet.cli.say import check_names
 from fleet.config.address import split_endpoint
 from fleet.config.node import NodeState
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-def format_after_init(starter: Starter, states: Sequence[NodeState],
+def format_after_init(starter: Starter, states: Sequence[NodeState], again: str,
                       look: Look = PLAIN) -> str:
-    """Return what to type next, as fits what was found."""
+    """Return what to type next, as fits what was found; `again` writes the file anew."""
     silent = [state for state in states if not state.online]
     if starter.has_models:
         text = ""
@@ -76,7 +76,7 @@ def format_after_init(starter: Starter, states: Sequence[NodeState],
                 "  subagent-fleet discover\n  subagent-fleet generate\n")
     text = "".join(format_words([f"{clean_line(state.name)} did not answer: {state.fix}."],
                                 look, indent="  ") for state in silent)
-    return f"{text}When a model is there, run:\n  subagent-fleet init --force\n"
+    return f"{text}When a model is there, run:\n  {again}\n"
 
 
 @command("init", "write fleet.yaml with the models your machines have",
@@ -94,7 +94,14 @@ def format_after_init(starter: Starter, states: Sequence[NodeState],
 def cmd_init(options: Namespace, world: World) -> int:
     if options.example:
         return write_example(options, world)
-    nodes = parse_nodes(options.node, "init")
+    again = type_again(options, force=True)
+
+    def retype(place: int, text: str) -> str:
+        texts = [*options.node[:place], text, *options.node[place + 1:]]
+        return type_again(options, node=[*filter(None, texts)])
+
+    nodes = parse_nodes(options.node, options, retype)
+    typed = [*nodes]
     output = check_output(options, world)
     nodes = with_this_machine(world, nodes)
     if options.offline:
@@ -107,7 +114,8 @@ def cmd_init(options: Namespace, world: World) -> int:
     starter = plan_first_fleet(world, states, measured)
     if options.force and not options.offline:
         refuse_worse(world, output, starter, [state for state in states
-                                              if not state.online and state.name != "local"])
+                                              if not state.online and state.name != "local"],
+                     lambda text: retype(typed.index(text.partition("=")[0]), text))
     if options.hybrid:
         starter = plan_hybrid(starter)
         nodes["anthropic"] = Node("anthropic", split_endpoint(CLAUDE_ENDPOINT).url,
@@ -116,14 +124,13 @@ def cmd_init(options: Namespace, world: World) -> int:
                      look_of(world))
     memory = with_own_memory(world, {})
     said += format_starter(starter, states, look_of(world), memory)
-    said += format_flaw(starter.flaw, states, "subagent-fleet init --force",
-                        look_of(world), memory)
+    said += format_flaw(starter.flaw, states, again, look_of(world), memory)
     if options.hybrid:
         accepted = plan_node_stakes([nodes["anthropic"]])
         said += ("With `--hybrid` you accepted:\n"
                  + "".join(f"  {stake.what}\n" for stake in accepted)
                  + "To take it back: subagent-fleet trust --forget\n")
-    said += format_after_init(starter, states, look_of(world))
+    said += format_after_init(starter, states, again, look_of(world))
     world.out(said)
     return EXIT_OK
 
@@ -133,14 +140,15 @@ def check_output(options: Namespace, world: World) -> str:
     output = options.output or CONFIG_NAMES[0]
     if output == "-":
         raise FleetError("usage", "init: it writes a file, not to standard output",
-                         status=EXIT_USAGE, fix="subagent-fleet init --output fleet.yaml")
+                         status=EXIT_USAGE, fix=type_again(options, output=CONFIG_NAMES[0]))
+    again = type_again(options, force=True)
     directory, name = world.split(output)
     there = Workspace(world, directory).read(name)
     if options.force:
         return output
     if there is not None:
         raise FleetError("exists", f"{output} already exists", status=EXIT_REFUSED,
-                         fix="edit it, or `subagent-fleet init --force` (a copy is kept)")
+                         fix=f"edit it, or `{again}` (a copy is kept)")
 
     place = world.real_path(directory or ".")
     other = search_config(world, place, shown=place)
@@ -148,7 +156,7 @@ def check_output(options: Namespace, world: World) -> str:
         what = f"{world.real_path(other)} is already the fleet of this directory"
         agree(world, "", f"{clean_line(what)}. Write {clean_line(output)}, too?", FleetError(
             "second-fleet", what, status=EXIT_REFUSED,
-            fix="edit that one, or `subagent-fleet init --force` for a second one here"))
+            fix=f"edit that one, or `{again}` for a second one here"))
     return output
 
 
@@ -179,8 +187,7 @@ def write_tasks_example(options: Namespace, world: World) -> int:
     directory = world.split(output)[0] or "."
     if world.kind_of(output) != "absent" and not options.force:
         raise FleetError("exists", f"{output} already exists", status=EXIT_REFUSED,
-                         fix=f"edit it, or `subagent-fleet init --example {TASKS_EXAMPLE} "
-                             "--force`")
+                         fix=f"edit it, or `{type_again(options, force=True)}`")
     files = {name: "" for name in PROJECT_DIRECTORIES
              if world.kind_of(world.path(directory, name)) == "directory"}
     for name in PROJECT_FILES:

@@ -49,7 +49,7 @@ def cmd_launch(options: Namespace, world: World) -> int:
 
     began = world.now()
     status = launch_claude(workspace, fleet, options)
-    tell_session(workspace, began, "subagent-fleet launch claude")
+    tell_session(workspace, began, options)
     return status
 
 
@@ -69,7 +69,7 @@ def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options
     changes = workspace.compare(fleet, (harness.name,))
     edited = [change.path for change in changes if change.action == "edited"]
     if edited:
-        raise refuse_edited(edited, f"generate --target {harness.name}",
+        raise refuse_edited(edited, f"subagent-fleet generate --target {harness.name} --force",
                             "nothing was started")
     workspace.write(changes)
     find_gateway(world, fleet, key, needed=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet.cli.agree import agree
-from fleet.cli.rows import CONFIG, JSON, SET_UP, TIMEOUT, YES, Flag, command
+from fleet.cli.rows import CONFIG, JSON, SET_UP, TIMEOUT, YES, Flag, command, type_again
 from fleet.cli.say import print_report
 from fleet.config.keys import FILE_KEYS
 from fleet.config.names import model_slot
@@ -109,7 +109,7 @@ def cmd_recommend(options: Namespace, world: World) -> int:
         following = wrap_text(following, look)
         following += "Next: `subagent-fleet up`, or `subagent-fleet generate`\n"
     elif advised.changes:
-        following = tell_recommendation(path, advised, look)
+        following = tell_recommendation(path, advised, options, look)
     world.out(following)
     return EXIT_OK
 
@@ -186,12 +186,13 @@ def _plan_entry(entry: Mapping[str, Any], now: Model, planned: Model) -> dict[st
     return changed
 
 
-def find_objection(path: str, advised: Recommendation) -> FleetError | None:
+def find_objection(path: str, advised: Recommendation, options: Namespace
+                   ) -> FleetError | None:
     """Return why a plan cannot be written into a fleet file, or None."""
     if path == "-":
         return FleetError("usage", "recommend: --write changes a file, so the config must be "
                           "in one", status=EXIT_USAGE,
-                          fix="subagent-fleet recommend --write --config fleet.yaml")
+                          fix=type_again(options, config="fleet.yaml"))
     for state in advised.silent:
         fix = state.fix_from_afar
         if advised.fleet.nodes[state.name].mac:
@@ -201,11 +202,12 @@ def find_objection(path: str, advised: Recommendation) -> FleetError | None:
     return None
 
 
-def tell_recommendation(path: str, advised: Recommendation, look: Look) -> str:
+def tell_recommendation(path: str, advised: Recommendation, options: Namespace,
+                        look: Look) -> str:
     """Return how to carry out a recommendation: `--write`, or by hand where that refuses."""
-    objection = find_objection(path, advised)
+    objection = find_objection(path, advised, options)
     if not objection:
-        return wrap_text("To apply this: `subagent-fleet recommend --write`\n", look)
+        return wrap_text(f"To apply this: `{type_again(options, write=True)}`\n", look)
     sentence = f"To apply this, put this into {path}:"
     if advised.silent:
         state = advised.silent[0]
@@ -224,7 +226,7 @@ def tell_recommendation(path: str, advised: Recommendation, look: Look) -> str:
 def write_recommendation(world: World, path: str, advised: Recommendation,
                          options: Namespace) -> list[str]:
     """Write the plan into a fleet file as it is, if a person agrees; say so in lines."""
-    objection = find_objection(path, advised)
+    objection = find_objection(path, advised, options)
     if objection:
         raise objection
     document = advised.fleet.document
@@ -237,7 +239,7 @@ def write_recommendation(world: World, path: str, advised: Recommendation,
     else:
         agree(world, shown, f"Write this into {clean_line(path)}?", FleetError(
             "not-written", "nothing was written", status=EXIT_REFUSED,
-            fix="`subagent-fleet recommend --write --yes`"))
+            fix=f"`{type_again(options, yes=True)}`"))
     return replace_config(world, path, text)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.cli.rows import CONFIG, FORCE, MORE, OUT, REPEAT, Flag, command, split_lists
+from fleet.cli.rows import CONFIG, FORCE, MORE, OUT, REPEAT, Flag, command, split_lists, type_again
 from fleet.cli.say import check_names, open_workspace, paths_that, refuse_edited
 from fleet.files.skills import (
     PLUGIN_TARGETS,
@@ -101,7 +101,7 @@ def write_bundle(workspace: Workspace, target: str, wanted: Mapping[str, bytes],
     changes = workspace.compare_files(wanted, target)
     edited = paths_that(changes, "edited")
     if edited and not options.force:
-        raise refuse_edited(edited, f"{target} install", "nothing was written")
+        raise refuse_edited(edited, type_again(options, force=True), "nothing was written")
 
     workspace.write(changes)
     world = workspace.world

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
                    "task add 'a:try it with sqlite' 'b:try it with postgres'"))
 def cmd_task_add(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world, begins=True))
-    refuse_unquoted(options.texts, (), "task add")
+    refuse_unquoted(options.texts, (), options, "texts")
     tasks = plan_typed_tasks(options.texts, options, know_tasks(folder, options))
     is_live = bool(folder.holder())
     carried = carry_out(folder, [{**order_of(task, folder), "handed": is_live}

@@ -5,7 +5,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from fleet.cli.agree import ask_trust, refuse_home
-from fleet.cli.rows import CONFIG_FILE, OUT, START, TRUST, Flag, command
+from fleet.cli.rows import CONFIG_FILE, OUT, START, TRUST, Flag, command, type_again
 from fleet.cli.say import open_workspace, paths_that, tell, tell_findings, tell_warnings
 from fleet.config.address import is_loopback
 from fleet.config.names import find_models
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
          group=START, examples=("up", "up --ui", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Namespace, world: World) -> int:
     """Do the whole job. Messages go to standard error: standard output is Claude Code's."""
-    refuse_home(options, world, "up")
+    refuse_home(options, world)
     if options.passed and not world.which(CLAUDE):
         raise FleetError("claude-missing", "Claude Code is not on the PATH",
                          fix=CLAUDE_INSTALL)
@@ -103,7 +103,7 @@ def cmd_up(options: Namespace, world: World) -> int:
         world.err(format_served(before, after, look_of(world, "stderr")))
 
     world.err(list_failures(workspace, fleet, began, "stderr"))
-    tell_session(workspace, began, "subagent-fleet up")
+    tell_session(workspace, began, options)
     tell_tasks_left(world)
     return EXIT_INTERRUPTED if "SIGINT" in signals else status
 
@@ -127,11 +127,11 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
         path = find_config(world, options.config)
     except FleetError:
         path = CONFIG_NAMES[0]
-        write_first_fleet(world, path)
+        write_first_fleet(options, world, path)
     if path == "-":
         raise FleetError("usage", "up: standard input is Claude Code's, so the config must "
                          "be in a file", status=EXIT_USAGE,
-                         fix="subagent-fleet up --config fleet.yaml")
+                         fix=type_again(options, config="fleet.yaml"))
 
     config = load_config(world, options.config)
     tell_warnings(config.warnings, world)
@@ -140,7 +140,7 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
     return config.fleet
 
 
-def write_first_fleet(world: World, path: str) -> None:
+def write_first_fleet(options: Namespace, world: World, path: str) -> None:
     """Write a fleet file of what this machine has; refuse placeholders."""
     nodes = with_this_machine(world, {})
     states = ask_machines(world, nodes)
@@ -152,7 +152,7 @@ def write_first_fleet(world: World, path: str) -> None:
         what = "; ".join(filter(None, (*answers, starter.flaw)))
         start = "" if any(state.online for state in states) else "start Ollama, "
         room = memory["local"]
-        fix = f"{start}{tell_pull(room)}, then `subagent-fleet up`"
+        fix = f"{start}{tell_pull(room)}, then `{type_again(options)}`"
         if not plan_pull(room):
             what += f"; this machine has about {room:.0f} GB for models: {tell_pull(room)}"
             fix = "with a larger machine: `subagent-fleet init --node mini=192.168.1.50`"

@@ -6,7 +6,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from fleet.cli.rows import OTHER_NAMES
+from fleet.cli.rows import OTHER_NAMES, type_words
 from fleet.program.parse import name_command, run_words, tell_error
 from fleet.start.constants import EXIT_INTERRUPTED, EXIT_OK, EXIT_PROBLEM, HOME_URL
 from fleet.start.errors import FleetError
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
         if name not in LONG_LIVED:
             return EXIT_OK
         what = f"{name}: nothing reads its output any more, so it has ended"
-        tell_error(FleetError("output", what, fix=f"subagent-fleet {name} > FILE"), world)
+        tell_error(FleetError("output", what, fix=f"{type_words(*words)} > FILE"), world)
         return EXIT_PROBLEM
     except Exception as error:
         world.err(f"subagent-fleet {VERSION}, Python {sys.version.split()[0]}: this is a "

@@ -15,12 +15,14 @@ from fleet.cli.rows import (
     name_of,
     parse_choice,
     second_words,
+    type_words,
 )
 from fleet.cli.say import print_report
 from fleet.program.help import cmd_help
 from fleet.start.constants import EXIT_OK, EXIT_USAGE
 from fleet.start.errors import FleetError
 from fleet.start.record import Record
+from fleet.tasks.state import STATES
 from fleet.text.phrases import nearest, quote_shell
 from fleet.text.tables import format_finding
 from fleet.text.terminal import clean_line, paint
@@ -29,7 +31,7 @@ from fleet.workspace.config import look_of
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Collection, Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from fleet.cli.rows import Command
     from fleet.world.world import World
@@ -61,15 +63,32 @@ def parse_arguments(row: Command, words: list[str]) -> Namespace:
         own = words[:cut]
         passed = words[cut + 1:]
 
-    parser = make_parser(row)
-    typed, unknown = parser.parse_known_intermixed_args(own)
+    def refuse(unknown: list[str]) -> FleetError:
+        return FleetError("usage", f"{row.name}: unknown argument `{unknown[0]}`",
+                          status=EXIT_USAGE, fix=suggest_words(row, own, passed, unknown)
+                          or f"subagent-fleet {row.name} --help")
+
+    parser = make_parser(row, own)
+    try:
+        typed, unknown = parser.parse_known_intermixed_args(own)
+    except FleetError as error:
+        unknown = find_unknown(row, own)
+        if unknown and "it needs" in error.what:  # it may stand for what is missing
+            raise refuse(unknown) from None
+        raise
     if unknown:
-        raise FleetError("usage", f"{row.name}: unknown argument `{unknown[0]}`",
-                         status=EXIT_USAGE, fix=suggest_words(row, own, passed, unknown)
-                         or f"subagent-fleet {row.name} --help")
+        raise refuse(unknown)
     check_combination(row, parser, typed)
     typed.passed = passed
+    typed.row = row
     return typed
+
+
+def find_unknown(row: Command, words: Sequence[str]) -> list[str]:
+    """Return the typed flags that a command does not have."""
+    known = {name for flag in row.flags for name in (flag.name, flag.short)}
+    return [word for word in words
+            if re.match("--?[a-z]", word) and word.partition("=")[0] not in known]
 
 
 def check_combination(row: Command, parser: argparse.ArgumentParser, typed: Namespace,
@@ -84,7 +103,16 @@ def check_combination(row: Command, parser: argparse.ArgumentParser, typed: Name
                              fix=f"leave out {flags[other]}")
 
 
-def make_parser(row: Command) -> argparse.ArgumentParser:
+def suggest_missing(row: Command, own: Sequence[str], missing: str) -> str:
+    """Return what to type where words of a command are missing: an example, or the rest."""
+    if own:
+        return f"{type_words(*row.name.split(), *own)} {missing.replace(', ', ' ')}"
+    if any(flag.name == "patterns" for flag in row.flags):
+        return "name tasks as `subagent-fleet tasks` shows them, or '*' for all of them"
+    return f"subagent-fleet {row.examples[0]}"
+
+
+def make_parser(row: Command, own: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Return an argparse parser with this program's own errors."""
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
@@ -93,11 +121,26 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
                                  ("the following arguments are required:", "it needs"),
                                  ("ignored explicit argument", "it takes no value, not")):
                 message = message.replace(theirs, ours, 1)
-            example = f"{row.name} --help"
-            if row.examples and message.startswith("it needs"):
-                example = row.examples[0]
-            raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
-                             fix=f"subagent-fleet {example}")
+            fix = f"subagent-fleet {row.name} --help"
+            if message.startswith("it needs"):
+                fix = suggest_missing(row, own, message.removeprefix("it needs").strip())
+            raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE, fix=fix)
+
+    class Once(argparse.Action):
+        """Takes one value: a second one would replace the first without a word."""
+
+        first: Any = None
+
+        def __call__(self, parser: argparse.ArgumentParser, namespace: Namespace, values: Any,
+                     option_string: str | None = None) -> None:
+            if self.first is not None:
+                both = [f"{one:g}" if isinstance(one, float) else str(one)
+                        for one in (self.first, values)]
+                raise FleetError("usage", f"{row.name}: {option_string} takes one value, and "
+                                 f"`{'` and `'.join(both)}` were typed", status=EXIT_USAGE,
+                                 fix=f"leave out one {option_string}")
+            self.first = values
+            setattr(namespace, self.dest, values)
 
     # Without `usage` it renders one at each parse, for error messages that are not used here.
     parser = Parser(prog="subagent-fleet", usage="", add_help=False, allow_abbrev=False,
@@ -108,13 +151,14 @@ def make_parser(row: Command) -> argparse.ArgumentParser:
     parser.set_defaults(**{name_of(flag): None for each in COMMANDS for flag in each.flags})
     for flag in row.flags:
         names = [flag.short, flag.name] if flag.short else [flag.name]
+        once = {"action": Once} if flag.name.startswith("-") else {}
         if "choices" in flag.more:  # argparse's own error is only for programmers
             choose = functools.partial(parse_choice, flag.more["choices"])
             parser.add_argument(*names,
-                                **{**flag.more, "metavar": flag.metavar, "type": choose,
+                                **{**once, **flag.more, "metavar": flag.metavar, "type": choose,
                                    "choices": None})
         elif flag.metavar:
-            parser.add_argument(*names, **{"metavar": flag.metavar, **flag.more})
+            parser.add_argument(*names, **{"metavar": flag.metavar, **once, **flag.more})
         else:
             parser.add_argument(*names,
                                 **{"action": "store_true", "default": False, **flag.more})
@@ -149,9 +193,14 @@ FORMER_FLAGS = {  # flags that are gone, or that other programs have, and what t
     "run --watch": "subagent-fleet tasks --watch",
     "task land --all": "leave it out: it takes every finished task",
     "task land --dry-run": "subagent-fleet tasks",
+    "task accept --all": "subagent-fleet task accept '*'",
+    "task forget --all": "subagent-fleet task forget '*'",
+    "task retry --all": "subagent-fleet task retry '*'",
+    "task retry --failed": "subagent-fleet tasks  (its last lines name them, to paste)",
+    "task stop --all": "subagent-fleet task stop '*'",
+    "task tidy --all": "leave it out: it takes every finished task",
     "task retry --check": "change `check:` in tasks.yaml, then: subagent-fleet task retry NAME",
     "task retry --model": "change `model:` in tasks.yaml, then: subagent-fleet task retry NAME",
-    "tasks --failed": "subagent-fleet tasks",
     "run --prompt": "subagent-fleet run 'NAME:what to do'",
     "run -p": "subagent-fleet run 'NAME:what to do'",
     "ui --host": "on the machine where you sit: ssh -L 8080:127.0.0.1:8080 HOST"}
@@ -178,6 +227,15 @@ def suggest_flag(word: str, flags: Collection[str]) -> str:
     return hint.replace("`", "`--", 1)
 
 
+def suggest_instead(row: Command, flag: str) -> str:
+    """Return what to type instead of a flag that is gone or another program's, or nothing."""
+    state = flag.lstrip("-")
+    if row.name == "tasks" and state in STATES:
+        return f"subagent-fleet tasks | grep {state}"
+    hint = FORMER_FLAGS.get(f"{row.name} {'--all' if flag == '-a' else flag}", "")
+    return hint or (TASK_FLAG_WORDS.get(flag, "") if row.group == WORK else "")
+
+
 def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list[str]) -> str:
     """Return what was probably meant by unknown words, or nothing."""
     flags = ["--help", *(flag.name for flag in row.flags if flag.name.startswith("-"))]
@@ -191,9 +249,7 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
         if passed:
             better += ["--", *passed]
     else:
-        hint = FORMER_FLAGS.get(f"{row.name} {first.partition('=')[0]}", "")
-        if row.group == WORK:
-            hint = hint or TASK_FLAG_WORDS.get(first, "")
+        hint = suggest_instead(row, first.partition("=")[0]) or suggest_flag(first, flags)
         if first.startswith("tasks.") and not row.passes:
             hint = f"leave it out: subagent-fleet {row.name}"
         elif row.name == "logs" and not first.startswith("-"):
@@ -202,14 +258,13 @@ def suggest_words(row: Command, own: list[str], passed: list[str], unknown: list
             hint = f"subagent-fleet add {quote_shell(better[0])}={quote_shell(first)}"
         elif "--model" in flags and not first.startswith("-"):
             hint = f"subagent-fleet {row.name} --model {quote_shell(first)}"
-        hint = hint or suggest_flag(first, flags)
         if hint or not row.passes:
             return hint
         if (row.name == "up"
                 and any(flag.name == first for flag in find_command("init").flags)):
             return f"subagent-fleet init {first}"
         better += ["--", *unknown, *passed]
-    return " ".join(("subagent-fleet", row.name, *map(quote_shell, better)))
+    return type_words(*row.name.split(), *better)
 
 
 def name_command(words: Sequence[str]) -> Sequence[str]:

@@ -5,6 +5,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING
 
+from fleet.cli.rows import type_again
 from fleet.cli.say import tell, tell_findings
 from fleet.findings.checks import CLAUDE_INSTALL, Facts
 from fleet.findings.config import lint_key
@@ -117,7 +118,7 @@ def refuse_managed(fleet: Fleet, managed: Mapping[str, Mapping[str, object]],
                          where=where, fix=fix, status=EXIT_REFUSED)
 
 
-def tell_session(workspace: Workspace, began: float, command: str) -> None:
+def tell_session(workspace: Workspace, began: float, options: Namespace) -> None:
     """Say how to continue the session: Claude Code's own hint would not use the fleet."""
     try:
         receipts = ReceiptsReader(workspace).read()
@@ -127,5 +128,5 @@ def tell_session(workspace: Workspace, began: float, command: str) -> None:
     if session:
         workspace.world.err(
             "\nTo continue the latest session of this directory on your fleet:\n"
-            f"  {command} -- --resume {session}\n"
+            f"  {type_again(options, passed=['--resume', session])}\n"
             "Which machine did what:\n  subagent-fleet trace last\n")

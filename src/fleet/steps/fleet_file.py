@@ -24,7 +24,7 @@ from fleet.workspace.directory import Workspace, backup_of
 from fleet.workspace.trust import find_untrusted, keep_trusted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     from fleet.config.node import NodeModel, NodeState
@@ -71,9 +71,12 @@ def insert_node(world: World, config: Config, path: str, text: str) -> str:
     return kept
 
 
-def plan_insertion(config: Config, node: Node, names: Sequence[str], world: World
-                   ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Ask a new machine for its models; return its sections for the fleet file."""
+def plan_insertion(config: Config, node: Node, names: Sequence[str], world: World,
+                   retype: Callable[[str], str]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Ask a new machine for its models; return its sections for the fleet file.
+
+    `retype` returns the command that was typed, with this machine at another address.
+    """
     fleet = config.fleet
     source = fleet.document.source
     for other in fleet.nodes.values():
@@ -92,7 +95,7 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
     if not state.online:
         raise FleetError("node-silent", f"node `{node.name}`: {state.why} ({node.endpoint}); "
                          "nothing was written",
-                         fix=find_usual_port(world, state, "add ") or state.fix)
+                         fix=find_usual_port(world, state, retype) or state.fix)
     models = choose_models(fleet, state, names)
     tell_findings([Finding("no-tools", "warning", f"{model.name} {rate_model(model).flaw}",
                            fix=f"{obtain_model(state.provider, SMALL_PLACEHOLDER)} on "
@@ -104,7 +107,7 @@ def plan_insertion(config: Config, node: Node, names: Sequence[str], world: Worl
     return added
 
 
-def find_usual_port(world: World, state: NodeState, command: str) -> str:
+def find_usual_port(world: World, state: NodeState, retype: Callable[[str], str]) -> str:
     """Return how to type a silent machine that answers at Ollama's usual port, or nothing."""
     place = split_endpoint(state.endpoint)
     usual = replace(place, port=OLLAMA_PORT)
@@ -113,8 +116,7 @@ def find_usual_port(world: World, state: NodeState, command: str) -> str:
     node = Node(state.name, usual.url)
     if not probe_nodes(world, {state.name: node}, INIT_TIMEOUT_SECONDS)[state.name].online:
         return ""
-    return (f"`subagent-fleet {command}{state.name}={usual.url}`, the usual port, where Ollama "
-            "answers")
+    return f"`{retype(f'{state.name}={usual.url}')}`, the usual port, where Ollama answers"
 
 
 def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[NodeModel]:

@@ -20,13 +20,14 @@ from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.steps.fleet_file import find_usual_port, write_fleet
 from fleet.steps.gateway_seen import avoid_taken_port
-from fleet.text.phrases import count_of, quote_shell
+from fleet.text.phrases import count_of
 from fleet.text.terminal import clean_line
 from fleet.workspace.config import load_config
 from fleet.workspace.trust import is_here, keep_trusted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from argparse import Namespace
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fleet.config.address import Endpoint
     from fleet.config.node import NodeState
@@ -44,10 +45,14 @@ def format_answers(states: Sequence[NodeState]) -> str:
     return text
 
 
-def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
-    """Return the Nodes of NAME=URL texts; http and the port of Ollama may be left out."""
+def parse_nodes(texts: Sequence[str], options: Namespace, retype: Callable[[int, str], str]
+                ) -> dict[str, Node]:
+    """Return the Nodes of NAME=URL texts; http and the port of Ollama may be left out.
+
+    `retype` returns the command that was typed, with another text in one's place, or none.
+    """
     nodes: dict[str, Node] = {}
-    for text in texts:
+    for place, text in enumerate(texts):
         name, _, url = text.partition("=")
         endpoint = why = ""
         try:
@@ -62,17 +67,19 @@ def parse_nodes(texts: Iterable[str], command: str) -> dict[str, Node]:
             if other.endpoint == endpoint and not why:
                 why = f"the machine of `{other.name}`"
         if why:
-            flag = "" if command == "add" else "--node "
-            raise FleetError("usage", f"{command}: `{text}`: {why}", status=EXIT_USAGE,
-                             fix=f"subagent-fleet {command} "
-                                 f"{flag}{suggest_node(text, nodes)}")
+            better = "" if why.startswith("the machine of") else suggest_node(text, nodes)
+            raise FleetError("usage", f"{options.row.name}: `{text}`: {why}",
+                             status=EXIT_USAGE, fix=retype(place, better))
         nodes[name] = Node(name, endpoint)
     return nodes
 
 
-def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[NodeState]
-                 ) -> None:
-    """Refuse to replace a working fleet by one with placeholders or without a machine."""
+def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[NodeState],
+                 retype: Callable[[str], str]) -> None:
+    """Refuse to replace a working fleet by one with placeholders or without a machine.
+
+    `retype` returns the command that was typed, with a machine at another address.
+    """
     try:
         fleet = load_config(world, output).fleet
     except FleetError:
@@ -82,8 +89,7 @@ def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[N
     for state in silent:
         raise FleetError("node-silent", f"node `{state.name}`: {state.why} ({state.endpoint}); "
                          "nothing was written",
-                         fix=find_usual_port(world, state, "init --force --node ")
-                         or state.fix)
+                         fix=find_usual_port(world, state, retype) or state.fix)
     if not starter.has_models:
         raise FleetError("no-model", "no machine that was asked has a model that can do the "
                          f"work; nothing was written: {output} stays",
@@ -124,7 +130,7 @@ def suggest_node(text: str, taken: Iterable[str]) -> str:
     name = re.sub(r"[^\w.-]+", "-", name).strip("-")
     if not obeys(name, "name"):
         name = "mini"
-    return f"{free_name_of(name, '2', taken=set(taken))}={quote_shell(url)}"
+    return f"{free_name_of(name, '2', taken=set(taken))}={url}"
 
 
 def with_this_machine(world: World, nodes: Mapping[str, Node]) -> dict[str, Node]:

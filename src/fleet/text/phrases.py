@@ -114,5 +114,5 @@ def join_words(words: Sequence[str], last: str = "and") -> str:
 
 def quote_shell(text: str) -> str:
     """Return text as one word of every shell; of fish only without quotes and backslashes."""
-    is_bare = re.fullmatch("(?a)[\\w./:-]+", text)
+    is_bare = re.fullmatch("(?a)[\\w./:-][\\w./:=-]*", text)  # zsh reads `=x` as a path
     return text if is_bare else "'" + text.replace("'", "'\\''") + "'"

@@ -85,7 +85,7 @@ def split_words(options: Namespace, known: KnownTasks) -> tuple[list[str], list[
     if prompts and only:
         raise FleetError("usage", "run: either names of tasks or new tasks, not both",
                          status=EXIT_USAGE, fix="run one after the other")
-    refuse_unquoted(only, known.names, "run")
+    refuse_unquoted(only, known.names, options, "words")
     check_names("task", only, known.names, "run",
                 "for a new one: subagent-fleet run '{}:what to do'")
     if not prompts:

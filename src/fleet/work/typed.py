@@ -4,7 +4,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from fleet.cli.rows import REPEAT, TASK_NAMES, Flag, name_of, parse_count, parse_priority
+from fleet.cli.rows import (
+    REPEAT,
+    TASK_NAMES,
+    Flag,
+    name_of,
+    parse_count,
+    parse_priority,
+    type_again,
+)
 from fleet.cli.say import check_names
 from fleet.config.keys import FILE_KEYS
 from fleet.config.rules import CLAUDE, CODERS, RULES, obeys
@@ -188,13 +196,14 @@ def split_name(prompt: str) -> tuple[str, str]:
     return match[1], match[2]
 
 
-def refuse_unquoted(words: Sequence[str], names: Collection[str], command: str) -> None:
+def refuse_unquoted(words: Sequence[str], names: Collection[str], options: Namespace,
+                    key: str) -> None:
     """Refuse a sentence whose quotes were forgotten: words of which none is like a name."""
     if len(words) > 1 and not any(" " in word or ":" in word or word in names
                                   or nearest(word, names) for word in words):
-        text = quote_shell(" ".join(words))
-        raise FleetError("usage", f"{command}: a task of several words is typed in quotes",
-                         status=EXIT_USAGE, fix=f"subagent-fleet {command} {text}")
+        raise FleetError("usage", f"{options.row.name}: a task of several words is typed in "
+                         "quotes", status=EXIT_USAGE,
+                         fix=type_again(options, **{key: [" ".join(words)]}))
 
 
 def typed_keys(options: Namespace) -> dict[str, Any]:
@@ -222,7 +231,8 @@ def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTas
     agents = known.fleet.agents if known.fleet else {}
     if options.agent in (CLAUDE, *CODERS) and options.agent not in agents:
         raise FleetError("bad-task", f"`{options.agent}` is a program, not an agent",
-                         status=EXIT_USAGE, fix=f"--coder {options.agent}")
+                         status=EXIT_USAGE,
+                         fix=type_again(options, agent=None, coder=options.agent))
     common = typed_keys(options)
     if options.no_setup:
         common["setup"] = []
