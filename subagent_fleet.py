@@ -128,6 +128,7 @@ if TYPE_CHECKING:  # what checkers and editors read
     _Decorated = TypeVar("_Decorated")
     _Record = TypeVar("_Record", bound="Record")
     _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
+    _Section = TypeVar("_Section", bound=Record)
     _Rule = Callable[[Any, "Facts"], Iterator["Finding"]]  # of a Fleet, or None
 else:
     def dataclass_transform(**rules: bool) -> Callable[[Any], Any]:
@@ -266,7 +267,7 @@ TIERS = ("main", "opus", "sonnet", "haiku", "fable")
 CLAUDE_ENDPOINT = "https://api.anthropic.com"
 
 
-# == start/record.py, from line 15 ============================================
+# == start/record.py, from line 17 ============================================
 #
 # Record, the frozen data class, and `read`, which makes records of JSON.
 
@@ -279,20 +280,22 @@ MANY = 20  # records of one kind, after which its own `__init__` is compiled
 
 
 class Field:
-    """One field of a record: its annotation, its default, and its note."""
+    """One field of a record, and how files and other programs write it."""
 
-    kind: str  # its annotation, filled in by `fields`
+    name: str  # of the attribute; `fields` fills in this and its annotation
+    kind: str
 
-    def __init__(self, default: Any, note: Any = None) -> None:
-        self.default, self.note = default, note
+    def __init__(self, default: Any, rule: Rule | None = None, words: str = "",
+                 key: str = "", also: str = "", others: str = "") -> None:
+        self.default = default  # REQUIRED, or what its absence means
+        self.rule = rule  # for values that were read; None: its type is all
+        self.words = words  # its purpose, if a person may write it
+        self.key = key  # as a file spells it; "": as the attribute
+        self.also = also  # a second spelling that is read
+        self.others = others  # what people write by mistake for it, between blanks
 
     def __get__(self, record: object, kind: type) -> Any:
-        return self.default  # so `Gateway.port` is 4000, noted or not
-
-
-def noted(note: object, default: Any = REQUIRED) -> Any:
-    """Declare a field with a note for its readers."""
-    return Field(default, note)
+        return self.default  # so `Gateway.port` is 4000, declared with a rule or not
 
 
 def _compile_start(usual: Mapping[str, Any]) -> Callable[..., None]:
@@ -379,8 +382,8 @@ def fields(record: type[_Record]) -> dict[str, Field]:
             if name in found and name not in vars(record) or name in Record.__annotations__:
                 continue  # Python 3.9 also shows the annotations of the base class
             field = vars(record).get(name, REQUIRED)
-            found[name] = field if isinstance(field, Field) else Field(field)
-            found[name].kind = kind
+            field = found[name] = field if isinstance(field, Field) else Field(field)
+            field.name, field.kind, field.key = name, kind, field.key or name
         record._fields = found
         record._mappings = [name for name, field in found.items() if field.default == {}]
         record._usual = {name: field.default for name, field in found.items()}
@@ -401,18 +404,21 @@ _READ_TYPES = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, flo
 def read(record: type[_Record], value: object) -> _Record | None:
     """Return the record that a JSON value holds, or None if it holds none.
 
-    A field that is absent, or of another type, has its default; without a default there is
-    no record. What is `noted` of a field is how other programs spell it. Other keys are
-    passed over: a newer program may write them. There is none where its `_check` fails.
+    A field that is absent, of another type, or against its rule has its default; without a
+    default there is no record. Other keys are ignored: a newer program may write them.
+    There is no record if its `_check` fails.
     """
     if not isinstance(value, dict):
         return None
     words = {}
     for name, field in fields(record).items():
-        key = field.note or name
-        if key in value:
+        each = value.get(field.key, _ABSENT)
+        if field.rule:
+            if each is not _ABSENT and field.rule.fits(each):
+                words[name] = tuple(each) if isinstance(each, list) else each
+        elif each is not _ABSENT:
             with contextlib.suppress(ValueError):
-                words[name] = _read_value(field.kind, value[key])
+                words[name] = _read_value(field.kind, each)
     try:
         made = record(**words)
         made._check()
@@ -2199,10 +2205,14 @@ class Rule(Record):
     example: Any = None  # what a person may write
     normal: Callable[[Any], object] | None = None  # what becomes of a value that fits
     slips: Callable[[str], Sequence[Any]] | None = None  # what may be meant by other text
-    item: str = ""  # of a list: the rule of its items
+    item: Rule | None = None  # of a list: the rule of its items
+
+    def fits(self, value: object) -> bool:
+        """Tell whether a value obeys this rule."""
+        return _fits_schema(value, self.schema)
 
 
-def text_rule(pattern: str, words: str, example: str | None, **more: Any) -> Rule:
+def text_rule(pattern: str, words: str = "", example: str | None = None, **more: Any) -> Rule:
     return Rule({"type": "string", "pattern": pattern}, words, example, **more)
 
 
@@ -2229,7 +2239,7 @@ def list_rule(item: str) -> Rule:
     rule = RULES[item]
     schema = {"type": "array", "items": rule.schema}
     example = None if rule.example is None else [rule.example]
-    return Rule(schema, f"a list, each item {rule.words}", example, item=item)
+    return Rule(schema, f"a list, each item {rule.words}", example, item=rule)
 
 
 def name_slips(text: str) -> list[str]:
@@ -2361,7 +2371,7 @@ RULES = {
         "parser", slips=name_slips),
     "command": text_rule(PARAGRAPH, "a shell command", "make test"),
     "check": text_rule(PARAGRAPH, "a shell command, or `none`", "make test",
-                        normal=lambda text: "" if text == "none" else text),
+                        normal=lambda text: None if text == "none" else text),
     "glob": text_rule(
         _GLOB, "a pattern of paths in the repository, such as `src/**`", "src/**"),
     "revision": text_rule(REVISION, "a branch, tag or commit, or `after`", "main"),
@@ -2412,7 +2422,19 @@ _SCHEMA_TYPES: dict[str, tuple[type, ...]] = {
 
 def obeys(value: object, rule: str) -> bool:
     """Tell whether a value obeys a rule of RULES."""
-    return _fits_schema(value, RULES[rule].schema)
+    return RULES[rule].fits(value)
+
+
+def key(rule: str | Rule = "", words: str = "", default: Any = REQUIRED, *, name: str = "",
+        also: str = "", others: str = "") -> Any:
+    """Declare a field that is read: its rule, its purpose for people, its default.
+
+    A section has no rule: its type, a record, has those of its keys. The key's `name` in
+    the file is the field's own, unless given; `also` is a second spelling of it; `others`
+    are the words of other programs for it, which people write by mistake.
+    """
+    return Field(default, RULES.get(rule) if isinstance(rule, str) else rule, words, name,
+                 also, others)
 
 
 def _fits_schema(value: Any, schema: dict[str, Any]) -> bool:
@@ -2448,7 +2470,7 @@ def fix_value(value: Any, rule: Rule) -> Any:
         guesses += [[item.strip(_QUOTES) for item in text.strip("[]").split(",")], [text],
                     text.split()]
     for guess in guesses:
-        if _fits_schema(guess, rule.schema):
+        if rule.fits(guess):
             with contextlib.suppress(FleetError):
                 if rule.normal:
                     rule.normal(guess)
@@ -2465,45 +2487,27 @@ def show_entry(name: str, value: Any) -> str:
     return f"{name}: {text}" if name else text
 
 
-# == config/sections.py, from line 15 =========================================
+# == config/sections.py, from line 13 =========================================
 #
 # The records of a fleet file.
 
 # What a file may say is declared once: each `key(...)` of these records names the rule of its
-# value, what it is for, and what its absence means. Checking, `schema`, the comments of `init`
-# and the keys of `help config` are all made of that.
-
-
-class FileKey(Record):
-    """One key of a section, as `key` declares it."""
-
-    rule: str  # in RULES, or else in SECTIONS
-    words: str
-    default: Any  # REQUIRED, or what its absence means
-    name: str  # as the file spells it
-    also: str  # a second spelling of its name
-    attribute: str = ""  # of the record
-
-
-def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "",
-        also: str = "") -> Any:
-    """Declare a key: its rule or its own section, its purpose, its default.
-
-    Its `name` in the file is the field's own, unless given; `also` is a second
-    spelling of it.
-    """
-    return noted(FileKey(rule, words, default, name, also), default)
+# value, what it is for, what its absence means, and what people write for it. Checking,
+# `schema`, the comments of `init` and the keys of `help config` are all made of that. The
+# `name` of a section is the key above it.
 
 
 class Gateway(Record):
     """Where Claude Code finds the fleet, and which program serves it."""
 
-    provider: str = key("provider", "who serves: this program or LiteLLM", "builtin")
-    host: str = key("host", "address the gateway listens on", "127.0.0.1")
+    provider: str = key("provider", "who serves: this program or LiteLLM", "builtin",
+                        others="engine type")
+    host: str = key("host", "address the gateway listens on", "127.0.0.1",
+                    others="address bind listen")
     port: int = key("port", "port the gateway listens on", 4000)
     master_key_env: str = key(
         "variable", "variable with the key; ends in _MASTER_KEY or _GATEWAY_KEY",
-        "LITELLM_MASTER_KEY")
+        "LITELLM_MASTER_KEY", others="key master_key api_key api_key_env key_env")
 
 
 class Tiers(Record):
@@ -2522,10 +2526,10 @@ class Tiers(Record):
 class Project(Record):
     """What holds for the whole fleet."""
 
-    name: str = key("line", "shown in tables")
-    gateway: Gateway = key("gateway", "where Claude Code finds the fleet", Gateway())
+    name: str = key("line", "shown in tables", others="title label")
+    gateway: Gateway = key(words="where Claude Code finds the fleet", default=Gateway())
     claude: Tiers = key(
-        "claude", "which model answers for each of Claude Code's tiers", Tiers())
+        words="which model answers for each of Claude Code's tiers", default=Tiers())
     targets: tuple[str, ...] = key(
         "targets", "programs that `generate` writes files for", USUAL_TARGETS)
 
@@ -2533,15 +2537,22 @@ class Project(Record):
 class Node(Record):
     """A machine that runs models."""
 
-    name: str
-    endpoint: str = key("endpoint", "address of its model server")
-    tags: tuple[str, ...] = key("tags", "your own labels for it", ())
+    name: str = key("name")
+    endpoint: str = key(
+        "endpoint", "address of its model server",
+        others="url uri api_base base_url host hostname address ip server ollama_host")
+    tags: tuple[str, ...] = key("tags", "your own labels for it", (), others="labels")
     memory_gb: float | None = key(
-        "gigabytes", "GB of memory for models; without it, only one model", None)
-    mac: str | None = key("mac", "its hardware address: `up` and `warmup` wake it", None)
-    provider: str = key("node provider", "which server runs there", "ollama")
+        "gigabytes", "GB of memory for models; without it, only one model", None,
+        others="memory ram vram ram_gb vram_gb")
+    mac: str | None = key(
+        "mac", "its hardware address: `up` and `warmup` wake it", None,
+        others="mac_address hardware_address ether lladdr wake_on_lan wol")
+    provider: str = key("node provider", "which server runs there", "ollama",
+                        others="engine type")
     api_key_env: str | None = key(
-        "key variable", "variable with its key; ends in _API_KEY or _API_TOKEN", None)
+        "key variable", "variable with its key; ends in _API_KEY or _API_TOKEN", None,
+        others="api_key key key_env token")
     auth: str | None = key("auth", "`client`: hand on the login that Claude Code sends", None)
     cache_gb: float | None = key(
         "cache", "GB of memory for its prompt cache; default: 8.6", None)
@@ -2550,20 +2561,27 @@ class Node(Record):
 class Model(Record):
     """A model on a node, under the alias that Claude Code asks for."""
 
-    name: str
-    node: str = key("reference", "the node it runs on")
+    name: str = key("name")
+    node: str = key("reference", "the node it runs on",
+                    others="machine host server runs_on")
     ollama_model: str = key(
         "model name", "its name on the node, as in `ollama list`", name="model",
-        also="ollama_model")
-    alias: str = key("alias", "the name Claude Code asks for", also="litellm_alias")
-    context: int = key("tokens", "context window in tokens", 8192)
+        also="ollama_model", others="model_name ollama name")
+    alias: str = key("alias", "the name Claude Code asks for", also="litellm_alias",
+                     others="model_alias")
+    context: int = key(
+        "tokens", "context window in tokens", 8192,
+        others="num_ctx ctx context_length context_window context_size max_context")
     timeout: int = key("seconds", "seconds to wait for its first token", 300)
-    max_parallel: int = key("parallel", "requests at the same time", 1)
+    max_parallel: int = key("parallel", "requests at the same time", 1,
+                            others="parallel num_parallel concurrency")
     keep_alive: int = key("keep alive", "how long it stays loaded", -1)
-    thinking: bool = key("boolean", "let the model think, if it can", False)
-    max_output: int = key("tokens", "longest answer in tokens", 8192)
+    thinking: bool = key("boolean", "let the model think, if it can", False,
+                         others="think reasoning")
+    max_output: int = key("tokens", "longest answer in tokens", 8192,
+                          others="max_tokens num_predict output")
     fallback: tuple[str, ...] = key(
-        "references", "models that answer when this one cannot", ())
+        "references", "models that answer when this one cannot", (), others="backup")
     cloud: bool = key("boolean", "it may leave your house: at ollama.com or Anthropic", False)
     name_key: str = "model"  # as the file spells the key of its name
 
@@ -2571,12 +2589,14 @@ class Model(Record):
 class Agent(Record):
     """A subagent of Claude Code and the model it uses."""
 
-    name: str
-    model: str = key("reference", "which of `models` it uses")
-    description: str = key("paragraph", "when Claude Code calls it; one paragraph")
+    name: str = key("agent name")
+    model: str = key("reference", "which of `models` it uses", others="llm uses runs_on")
+    description: str = key("paragraph", "when Claude Code calls it; one paragraph",
+                           others="desc when use_for about")
     tools: tuple[str, ...] | None = key(
-        "tools", "tools it may use; absent: all, []: none", None)
-    prompt: str | None = key("text", "its system prompt; absent: the role's default", None)
+        "tools", "tools it may use; absent: all, []: none", None, others="allowed_tools")
+    prompt: str | None = key("text", "its system prompt; absent: the role's default", None,
+                             others="system system_prompt instructions")
     frontmatter: dict[str, object] = key(
         "frontmatter", "further keys for Claude Code, such as maxTurns", {})
 
@@ -2584,12 +2604,13 @@ class Agent(Record):
 class FleetFile(Record):
     """The sections of a fleet file."""
 
-    project: Project = key("project", "the fleet's name, its gateway, Claude Code's tiers")
-    nodes: dict[str, Node] = key("node", "machines that run models")
+    project: Project = key(words="the fleet's name, its gateway, Claude Code's tiers")
+    nodes: dict[str, Node] = key(words="machines that run models",
+                                 others="machines hosts servers workers")
     models: dict[str, Model] = key(
-        "model", "which model runs on which node, under which alias")
+        words="which model runs on which node, under which alias")
     agents: dict[str, Agent] = key(
-        "agent", "Claude Code subagents and the model each one uses")
+        words="Claude Code subagents and the model each one uses", others="subagents roles")
 
 
 class Fleet(Record):
@@ -2607,7 +2628,7 @@ class Fleet(Record):
     lean: bool | None = None  # None: by the main session's context
 
 
-# == config/task_file.py, from line 9 =========================================
+# == config/task_file.py, from line 8 =========================================
 #
 # The records of a task file.
 
@@ -2617,41 +2638,47 @@ LOGIN = "login"  # in `models:`, the coder's own login instead of a model
 class TaskSpec(Record):
     """A task: what to do, with which agent, from which commit, its check and its scope."""
 
-    name: str
-    prompt: str | None = key("text", "what to do", None)
+    name: str = key("task name")
+    prompt: str | None = key("text", "what to do", None,
+                             others="system system_prompt instructions")
     prompt_file: str | None = key("line",
                                   "a file with the prompt, beside the task file", None)
     agent: str | None = key("agent name", "the agent of fleet.yaml that does it", None)
-    model: str | None = key("alias", "model or alias to use instead of an agent", None)
+    model: str | None = key("alias", "model or alias to use instead of an agent", None,
+                            others="llm uses runs_on")
     models: tuple[str, ...] = key(
         "rungs", "or several: a failed check moves the task to the next one; `login`: the "
                  "coder's own login; default with a check: every model of your machines", ())
     coder: tuple[str, ...] | str = key(
         "coder", f"who does it: {some_of((CLAUDE, *CODERS))}, or a command as a list that "
         "reads the prompt on stdin", CLAUDE)
-    after: tuple[str, ...] = key("task names", "tasks that must be done first", ())
+    after: tuple[str, ...] = key(
+        "task names", "tasks that must be done first", (),
+        others="depends_on depends needs requires deps dependencies blocked_by")
     base: str | None = key("revision", "the commit it starts from; default: HEAD, or the "
                            "branch of the only task in `after`", None)
     branch: str | None = key("revision", "its branch; default: run/NAME", None)
     check: str | None = key("check", "shell command that must succeed for the task to be "
-                            "done; `none`: no check, even if `defaults` has one", None)
+                            "done; `none`: no check, even if `defaults` has one", None,
+                            others="test verify gate")
     check_in: str = key("check place", "`same`: run the check in the agent's worktree instead of "
                                        "a clean one", "own")
-    setup: tuple[str, ...] = key("commands", "shell commands that prepare a worktree", ())
+    setup: tuple[str, ...] = key("commands", "shell commands that prepare a worktree", (),
+                                 others="install prepare")
     copy: tuple[str, ...] = key("globs",
                                 "ignored files that are copied into each worktree", ())
-    touch: tuple[str, ...] = key("globs", "what it may change; default: everything", ())
+    touch: tuple[str, ...] = key("globs", "what it may change; default: everything", (),
+                                 others="scope paths files")
     deny: tuple[str, ...] = key("globs", "what it may not change", ())
     changes: str = key("changes", "`none`: fail if anything changes", "required")
-    deadline: int = key("span", "how long one try may work", 3600)
-    stall: int = key("span", "how long it may show no sign of work",
-                     300)
-    tries: int = key("tries", "how often it is tried", 2)
+    deadline: int = key("span", "how long one try may work", 3600, others="timeout time_limit")
+    stall: int = key("span", "how long it may show no sign of work", 300)
+    tries: int = key("tries", "how often it is tried", 2, others="retries attempts")
     rounds: int = key("rounds", "how often a failed check is sent back to the agent", 3)
     priority: int = key("priority", "tasks with a higher number start first", 0)
     times: tuple[str, ...] | int = key(
         "times", "run it this many times, to choose from: NAME-a, NAME-b, …; a list of models: "
-                 "once on each", 1)
+                 "once on each", 1, others="count fanout copies")
     allow: tuple[str, ...] = key("tools", "Claude Code permission rules to grant", ("Bash",))
     permission: str = key("permission", "`bypass`: Claude Code asks for nothing", "default")
     sandbox: str = key("sandbox", "what keeps its commands from writing elsewhere: `auto`, "
@@ -2677,12 +2704,21 @@ class TaskSpec(Record):
         return self.coder if isinstance(self.coder, str) else self.coder[0]
 
 
+class TaskDefaults(TaskSpec):
+    """What holds for every task that does not say otherwise; the rest is each task's own."""
+
+    name: str = ""
+    prompt: str | None = None
+    prompt_file: str | None = None
+    after: tuple[str, ...] = ()
+
+
 class TaskFile(Record):
     """The top level of a task file."""
 
-    tasks: dict[str, TaskSpec] = key("task", "what to do, by name")
-    defaults: TaskSpec = key("defaults", "keys for every task that doesn't set them",
-                             TaskSpec(""))
+    tasks: dict[str, TaskSpec] = key(words="what to do, by name")
+    defaults: TaskDefaults = key(words="keys for every task that doesn't set them",
+                                 default=TaskDefaults())
     max: int | None = key("parallel", "run at most this many agents at once", None)
     cloud_limit: int = key("cloud limit", "how many tasks a day may move up to a cloud model", 3)
     worktrees: str | None = key("line", "where the worktrees are; default: "
@@ -2691,70 +2727,31 @@ class TaskFile(Record):
         "notice", "command that gets a line of JSON when a task asks, is done or fails", None)
 
 
-# == config/keys.py, from line 17 =============================================
+# == config/keys.py, from line 16 =============================================
 #
-# The keys of each section, other words for them, and the JSON Schema.
+# The keys of each section, where they belong, and the JSON Schema.
 
-def keys_of(record: Any) -> dict[str, FileKey]:
-    keys = {}
-    for attribute, field in fields(record).items():
-        if field.note:  # a `name` has none: it is above the section
-            name = field.note.name or attribute
-            keys[name] = replace(field.note, name=name, attribute=attribute)
-    return keys
+# Where the keys of each kind of section belong.
+PLACES: dict[type[Record], str] = {
+    FleetFile: "column 1", Project: "`project:`", Gateway: "`gateway:` in `project:`",
+    Tiers: "`claude:` in `project:`", Node: "a node, under `nodes:`",
+    Model: "a model, under `models:`", Agent: "an agent, under `agents:`"}
 
 
-# Each section by its kind; of those that have names, many stand under one key of the file.
-SECTIONS: dict[str, Any] = {
-    "": FleetFile, "project": Project, "gateway": Gateway, "claude": Tiers,
-    "node": Node, "model": Model, "agent": Agent,
-    "task file": TaskFile, "task": TaskSpec,
-    "defaults": lambda **values: TaskSpec("", **values)}
-NAME_RULES = {"node": "name", "model": "name", "agent": "agent name", "task": "task name"}
-FILE_KEYS = {kind: keys_of(record) for kind, record in SECTIONS.items() if kind != "defaults"}
-FILE_KEYS["defaults"] = {
-    name: one for name, one in keys_of(TaskSpec).items()
-    if name not in ("prompt", "prompt_file", "after")}
-# What people write for the key of an attribute, coming from other programs; each only where
-# that key is absent.
-KEY_WORDS = {
-    "nodes": "machines hosts servers workers",
-    "agents": "subagents roles",
-    "name": "title label",
-    "provider": "engine type",
-    "host": "address bind listen",
-    "master_key_env": "key master_key api_key api_key_env key_env",
-    "endpoint": "url uri api_base base_url host hostname address ip server ollama_host",
-    "tags": "labels",
-    "mac": "mac_address hardware_address ether lladdr wake_on_lan wol",
-    "memory_gb": "memory ram vram ram_gb vram_gb",
-    "node": "machine host server runs_on",
-    "ollama_model": "model_name ollama name",
-    "alias": "model_alias",
-    "api_key_env": "api_key key key_env token",
-    "context": "num_ctx ctx context_length context_window context_size max_context",
-    "max_parallel": "parallel num_parallel concurrency",
-    "thinking": "think reasoning",
-    "max_output": "max_tokens num_predict output",
-    "fallback": "backup",
-    "model": "llm uses runs_on",
-    "description": "desc when use_for about",
-    "tools": "allowed_tools",
-    "prompt": "system system_prompt instructions",
-    # of a task file
-    "after": "depends_on depends needs requires deps dependencies blocked_by",
-    "check": "test verify gate",
-    "touch": "scope paths files",
-    "deadline": "timeout time_limit",
-    "setup": "install prepare",
-    "times": "count fanout copies",
-    "tries": "retries attempts",
-}
-# Where the keys of each kind of section stand.
-PLACES = {
-    "": "column 1", "project": "`project:`", "gateway": "`gateway:` in `project:`",
-    "claude": "`claude:` in `project:`", "node": "a node, under `nodes:`",
-    "model": "a model, under `models:`", "agent": "an agent, under `agents:`"}
+def keys_of(section: type[Record]) -> dict[str, Field]:
+    """Return what a person may write in a section, by the keys of the file."""
+    return {field.key: field for field in fields(section).values() if field.words}
+
+
+def section_of(key: Field) -> type[Record]:
+    """Return the record of a key without a rule: of its section, or of each one below it."""
+    return Record.kinds[key.kind.removeprefix("dict[str, ").rstrip("]")]
+
+
+def name_rule(section: type[Record]) -> Rule | None:
+    """Return the rule of a section's name if that is the key above it; else there is none."""
+    name = fields(section).get("name")
+    return name.rule if name and not name.words else None
 
 
 # -- Schema --
@@ -2765,38 +2762,42 @@ def render_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "subagent-fleet",
-        **section_schema("")}
+        **section_schema(FleetFile)}
 
 
-def section_schema(kind: str) -> dict[str, Any]:
-    keys = FILE_KEYS[kind].values()
+def section_schema(section: type[Record]) -> dict[str, Any]:
+    """Return the JSON Schema of a section, made of its keys."""
+    keys = keys_of(section).values()
     properties = {}
     choices = []  # one of two spellings, never both
     for key in keys:
-        if key.rule in NAME_RULES:
-            rule = {"type": "object", "propertyNames": RULES[NAME_RULES[key.rule]].schema,
-                    "additionalProperties": section_schema(key.rule),
-                    "minProperties": int(key.rule != "agent")}
-        elif key.rule in SECTIONS:
-            rule = section_schema(key.rule)
-        else:
-            rule = dict(RULES[key.rule].schema)
+        schema: dict[str, Any]
+        if key.rule:
+            schema = dict(key.rule.schema)
             if key.default not in (REQUIRED, None):
-                rule["default"] = key.default
-        properties[key.name] = {"description": key.words, **rule}
+                schema["default"] = key.default
+        else:
+            below = section_of(key)
+            schema = section_schema(below)
+            names = name_rule(below)
+            if names:
+                schema = {"type": "object", "propertyNames": names.schema,
+                          "additionalProperties": schema,
+                          "minProperties": int(below is not Agent)}
+        properties[key.key] = {"description": key.words, **schema}
         if key.also:
-            properties[key.also] = {"description": f"the same as {key.name}", **rule}
-            choices.append({"oneOf": [{"required": [key.name]}, {"required": [key.also]}]})
+            properties[key.also] = {"description": f"the same as {key.key}", **schema}
+            choices.append({"oneOf": [{"required": [key.key]}, {"required": [key.also]}]})
 
     schema = {"type": "object", "additionalProperties": False, "properties": properties,
-              "required": [key.name for key in keys
+              "required": [key.key for key in keys
                            if key.default is REQUIRED and not key.also]}
     if choices:
         schema["allOf"] = choices
     return schema
 
 
-# == config/check.py, from line 27 ============================================
+# == config/check.py, from line 30 ============================================
 #
 # From a parsed fleet file to a Fleet, or to its problems.
 
@@ -2833,45 +2834,45 @@ class Checker:
         if finding not in self.findings:  # what two share is wrong once
             self.findings.append(finding)
 
-    def section(self, kind: str, path: tuple, section: Any) -> Any:
+    def section(self, kind: type[_Section], path: tuple, section: Any) -> _Section:
         """Check a mapping of known keys; return its record."""
-        keys = FILE_KEYS[kind].values()
-        values: dict[str, Any] = {key.attribute: {} if key.rule in NAME_RULES else None
-                                  for key in keys if key.default is REQUIRED}
-        if kind in NAME_RULES:
+        values: dict[str, Any] = {
+            name: {} if field.kind.startswith("dict") else None
+            for name, field in fields(kind).items() if field.default is REQUIRED}
+        if name_rule(kind):
             values["name"] = path[-1]
         if not isinstance(section, dict):
             self.error("not-mapping", path, f"must hold keys, not {show_value(section)}",
                        fix=_suggest_keys(kind, path, section))
-            return SECTIONS[kind](**values)
+            return kind(**values)
 
         spellings = self.spell(kind, path, section)
-        for key in keys:
-            name = spellings.get(key.name, key.name)
+        for key in keys_of(kind).values():
+            name = spellings.get(key.key, key.key)
             if name in section:
                 # Later lookups of its place know only its first name.
                 places, at = self.document.places, (*path, name)
                 if at in places:
-                    places.setdefault((*path, key.name), places[at])
-                is_wrong = key.rule in RULES and name not in (key.name, key.also)
-                step = (*path, key.name if is_wrong else name)
-                checked = self.value(key, step, section[name])
+                    places.setdefault((*path, key.key), places[at])
+                is_wrong = key.rule and name not in (key.key, key.also)
+                step = (*path, key.key if is_wrong else name)
+                checked = self.key(key, step, section[name])
                 if checked is not None:
-                    values[key.attribute] = checked
+                    values[key.name] = checked
             elif key.default is REQUIRED:
                 self.error("missing-key", (*path, name), "is missing",
                            fix=f"add `{name}:` ({key.words})")
-        if kind == "model":
+        if kind is Model:
             values["name_key"] = spellings.get("model", "model")
-        return SECTIONS[kind](**values)
+        return kind(**values)
 
-    def spell(self, kind: str, path: tuple, section: dict) -> dict[str, str]:
+    def spell(self, kind: type[Record], path: tuple, section: dict) -> dict[str, str]:
         """Return {key: its name in the section}; report unknown and repeated keys."""
-        keys = FILE_KEYS[kind]
+        keys = keys_of(kind)
         words = {}
         for key in keys.values():
-            others = f"{key.also} {KEY_WORDS.get(key.attribute, '')}".replace("_", "").split()
-            words.update(dict.fromkeys(others, key.name))
+            others = f"{key.also} {key.others}".replace("_", "").split()
+            words.update(dict.fromkeys(others, key.key))
         spellings = {name: name for name in keys if name in section}
         for name in section:
             if name in keys:
@@ -2890,28 +2891,32 @@ class Checker:
                 spellings[meant] = name
                 fix = f"did you mean `{meant}`?"
             else:
-                fix = _suggest_place(kind, name)
+                fix = _suggest_place(kind, path, name)
             self.error(slug, (*path, name), what, key=True, fix=fix)
         return spellings
 
-    def value(self, key: FileKey, path: tuple, value: Any) -> Any:
+    def key(self, key: Field, path: tuple, value: Any) -> Any:
         """Check a value by the rule or the section of its key; return it in normal form."""
-        if key.rule in NAME_RULES:
-            return self.named(key.rule, path, value)
-        if key.rule in SECTIONS:
-            return self.section(key.rule, path, value)
-        rule = RULES[key.rule]
+        if key.rule:
+            return self.value(key.rule, path, value, key.default)
+        section = section_of(key)
+        names = name_rule(section)
+        if names:
+            return self.named(section, names, path, value)
+        return self.section(section, path, value)
+
+    def value(self, rule: Rule, path: tuple, value: Any, default: Any = REQUIRED) -> Any:
+        """Check a value by a rule; return it in normal form."""
         if rule.item and isinstance(value, list):
-            item = replace(key, rule=rule.item, default=REQUIRED)
-            return tuple(self.value(item, (*path, place), each)
+            return tuple(self.value(rule.item, (*path, place), each)
                          for place, each in enumerate(value))
         is_text = isinstance(value, str)
-        if key.rule == "reference" and is_text and value:
+        if rule is RULES["reference"] and is_text and value:
             self.references.append((path, value))  # checked further than by a rule
             return value
 
         slug, why = "bad-value", f"; accepted: {rule.words}"
-        if obeys(value, key.rule):
+        if rule.fits(value):
             try:
                 return rule.normal(value) if rule.normal else value
             except FleetError as error:
@@ -2919,25 +2924,26 @@ class Checker:
         shown = show_value(value)
         if is_text and rule.schema.get("type") != "string":
             shown = f'`"{value[:60]}"`'  # the quotes are what is wrong
-        self.error(slug, path, f"is {shown}{why}", fix=_suggest_value(key, path, value))
+        self.error(slug, path, f"is {shown}{why}", fix=_suggest_value(rule, path, value, default))
         return None
 
-    def named(self, kind: str, path: tuple, value: Any) -> dict[str, Any]:
+    def named(self, kind: type[_Section], rule: Rule, path: tuple, value: Any
+              ) -> dict[str, _Section]:
         """Check a mapping of names to sections; return {name: record}."""
-        if not isinstance(value, dict) or not value and kind != "agent":
+        if not isinstance(value, dict) or not value and kind is not Agent:
             self.error("not-mapping", path,
-                       f"must hold {kind}s by name, not {show_value(value or None)}",
+                       f"must hold {path[0]} by name, not {show_value(value or None)}",
                        fix=f"write `{path[0]}:`, below it a name, below that its keys")
             return {}
         records = {}
-        rule = RULES[NAME_RULES[kind]]
         for name, section in value.items():
-            if kind in PLACES and name in FILE_KEYS[""] and name not in self.document.value:
+            if (kind in PLACES and name in keys_of(FleetFile)
+                    and name not in self.document.value):
                 self.error("misplaced-section", (*path, name), key=True,
                            what=f"`{name}:` is inside `{path[0]}:`",
                            fix=f"move it: `{name}:` belongs to column 1")
                 continue
-            is_name = obeys(name, NAME_RULES[kind])
+            is_name = rule.fits(name)
             if not is_name:
                 meant = fix_value(name, rule)
                 fix = f"write `{quote_yaml(str(meant))}:`" if meant else "rename it"
@@ -2974,47 +2980,45 @@ def _dotted(path: tuple) -> str:
     return ".".join(map(str, path)) or "the file"
 
 
-def _suggest_value(key: FileKey, path: tuple, value: Any) -> str:
+def _suggest_value(rule: Rule, path: tuple, value: Any, default: Any) -> str:
     """Return what to type instead of a value that a rule refuses."""
-    rule = RULES[key.rule]
     name = path[-1] if isinstance(path[-1], str) else ""  # an item of a list has none
     meant = fix_value(value, rule)
     if meant is not None:
         return f"write `{show_entry(name, meant)}`"
-    if key.default not in (REQUIRED, None, ()):
-        return f"write `{show_entry(name, key.default)}`, the default"
+    if default not in (REQUIRED, None, ()):
+        return f"write `{show_entry(name, default)}`, the default"
     fix = f"write {rule.words}"
     if rule.example is not None:
         fix = f"write `{show_entry(name, rule.example)}`, for example"
-    return fix if key.default is REQUIRED else f"{fix}, or remove the line"
+    return fix if default is REQUIRED else f"{fix}, or remove the line"
 
 
-def _suggest_place(kind: str, name: object) -> str:
+def _suggest_place(kind: type[Record], path: tuple, name: object) -> str:
     """Return where a key belongs that a kind of section does not have, else what it has."""
-    if name == "name" and kind in NAME_RULES:
-        return f"remove it: the {kind}'s name is the key above"
+    if name == "name" and name_rule(kind):
+        return f"remove it: the {path[0][:-1]}'s name is the key above"
     for home, place in PLACES.items():
-        if name in FILE_KEYS[home]:
+        if name in keys_of(home):
             return f"move it: `{name}:` belongs to {place}"
-    known = f"known keys: {', '.join(FILE_KEYS[kind])}"
-    if kind == "agent":
+    known = f"known keys: {', '.join(keys_of(kind))}"
+    if kind is Agent:
         return f"{known}; Claude Code's others go under `frontmatter:`"
-    return known if kind else f"{known}; indent a name under one of them"
+    return known if kind is not FleetFile else f"{known}; indent a name under one of them"
 
 
-def _suggest_keys(kind: str, path: tuple, value: object) -> str:
+def _suggest_keys(kind: type[Record], path: tuple, value: object) -> str:
     """Return what to write in place of something that is not keys."""
-    keys = FILE_KEYS[kind]
-    if kind in NAME_RULES and path[-1] in keys:
-        return f"indent `{path[-1]}:` deeper, under its {kind}"
+    keys = keys_of(kind)
+    if name_rule(kind) and path[-1] in keys:
+        return f"indent `{path[-1]}:` deeper, under its {path[0][:-1]}"
     name, _, rest = str(value).partition(":")
     if name in keys:
         return f"put a space after the colon: `{name}: {rest}`"
     for key in keys.values():
-        rule = RULES.get(key.rule)
-        meant = rule and (fix_value(value, rule) or rule.example)
+        meant = key.rule and (fix_value(value, key.rule) or key.rule.example)
         if meant:  # one value alone is most likely that of the first key that can hold it
-            entry = show_entry(key.name, meant)
+            entry = show_entry(key.key, meant)
             return f"write its keys on the lines below, such as `{entry}`"
     return f"known keys: {', '.join(keys)}"
 
@@ -3026,7 +3030,7 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
     check = Checker(document)
     last = []
     try:
-        file = check.section("", (), document.value)
+        file = check.section(FleetFile, (), document.value)
         project = file.project or Project("")
         _check_references(check, file.nodes, file.models)
         for agent in file.agents.values():
@@ -3381,9 +3385,9 @@ class FailedAnswer(Record):
 class Measurement(Record):
     """Measurements of a model on a machine; None: not measured or not known."""
 
-    node: str
-    endpoint: str
-    model: str  # as the node calls it
+    node: str = key("line")
+    endpoint: str = key("line")
+    model: str = key("line")  # as the node calls it
     date: str = ""  # of the day and hour, UTC: 2026-11-18T14:05:02Z
     tokens: int = 0  # the context it was asked with
     load_seconds: float | None = None  # 0.0: it was loaded
@@ -3399,10 +3403,6 @@ class Measurement(Record):
     failed: tuple[FailedAnswer, ...] = ()
     versions: dict[str, str] = {}  # of the node's server, of this program
     failure: str = ""  # why it is not all there: the node's own words
-
-    def _check(self) -> None:
-        if not all(obeys(name, "line") for name in (self.node, self.endpoint, self.model)):
-            raise ValueError("a measurement of nothing")
 
     @property
     def instead(self) -> str:
@@ -4699,11 +4699,11 @@ def _plan_flaw(seating: Seating) -> str:
 # -- what `init` proposes --
 
 
-def file_keys(kind: str, record: Record, *shown: str) -> dict[str, Any]:
+def file_keys(record: Record, *shown: str) -> dict[str, Any]:
     """Return a section's keys in a fleet file: those not as usual, and those to show."""
     entry = {}
-    for name, key in FILE_KEYS[kind].items():
-        value = getattr(record, key.attribute)
+    for name, key in keys_of(type(record)).items():
+        value = getattr(record, key.name)
         if value != key.default or name in shown:
             entry[name] = list(value) if isinstance(value, tuple) else value
     return entry
@@ -4754,8 +4754,8 @@ def plan_starter(states: Sequence[NodeState], measured: Iterable[Measurement] = 
     agents = {}
     for name, role in ROLES.items():
         model = assignment.jobs.get(name) or STARTER_MODELS[role.size].name
-        agents[name] = file_keys("agent", Agent(name, model, role.description, role.tools))
-    entries = {model.name: file_keys("model", model, "context", "timeout", "max_parallel")
+        agents[name] = file_keys(Agent(name, model, role.description, role.tools))
+    entries = {model.name: file_keys(model, "context", "timeout", "max_parallel")
                for model in models}
     return Starter({"nodes": nodes, "models": entries, "agents": agents}, assignment)
 
@@ -4767,11 +4767,10 @@ def plan_hybrid(starter: Starter) -> Starter:
     """Return a fleet with a person's own Claude for the main session."""
     node = free_name_of("anthropic", "cloud", taken=set(starter.tree["nodes"]))
     nodes = {**starter.tree["nodes"], node: file_keys(
-        "node", Node(node, CLAUDE_ENDPOINT, provider="anthropic", auth="client"))}
+        Node(node, CLAUDE_ENDPOINT, provider="anthropic", auth="client"))}
     models = dict(starter.tree["models"])
     for name, model in CLAUDE_MODELS.items():
-        models[name] = file_keys("model",
-                                 Model(name, node, model, model, 200_000, timeout=600,
+        models[name] = file_keys(Model(name, node, model, model, 200_000, timeout=600,
                                        max_parallel=8, max_output=64_000, cloud=True))
     opus, sonnet = CLAUDE_MODELS
     local = starter.tree["agents"]["summarizer"]["model"]
@@ -4792,7 +4791,7 @@ def _starter_nodes(states: Sequence[NodeState], memory: Mapping[str, float]
         if state.online or not anybody or not is_unasked:
             node = Node(state.name, state.endpoint, memory_gb=memory.get(state.name),
                         provider=state.provider)
-            nodes[state.name] = file_keys("node", node, "tags")
+            nodes[state.name] = file_keys(node, "tags")
     return nodes
 
 
@@ -4844,8 +4843,8 @@ def plan_addition(known: Collection[Model], state: NodeState,
                             timeout=twin.timeout)
         added.append(model)
     node = Node(state.name, state.endpoint, provider=state.provider)
-    return {"nodes": {state.name: file_keys("node", node)},
-            "models": {model.name: file_keys("model", model, "context") for model in added}}
+    return {"nodes": {state.name: file_keys(node)},
+            "models": {model.name: file_keys(model, "context") for model in added}}
 
 
 def plan_added_models(fleet: Fleet, state: NodeState) -> list[NodeModel]:
@@ -6160,7 +6159,7 @@ def _starter_block(kind: str, sections: dict[str, dict[str, object]],
         if kind == "models" and name in notes:
             lines += [f"  # {line}" for line in _wrap_note(notes[name])]
         lines.append(f"  {quote_yaml(name)}:")
-        for key, declared in FILE_KEYS[kind[:-1]].items():
+        for key, declared in keys_of(section_of(keys_of(FleetFile)[kind])).items():
             if key in values:
                 line = f"    {show_entry(key, values[key])}"
             elif is_first and declared.default is None:
@@ -11316,8 +11315,10 @@ class Surroundings:
     def end(status: int) -> NoReturn:
         """End this process without cleaning up what the system frees by itself: saves 4 ms."""
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
+            try:  # noqa: SIM105 - loading contextlib would take a tenth of `--version`
                 stream.flush()
+            except (OSError, ValueError, AttributeError):
+                pass
         os._exit(status)
 
     @property
@@ -15362,17 +15363,17 @@ def _prompt_of(content: object) -> str:
     return re.sub("</?pasted_content[^>]{0,80}>", "", text[:PROMPT_LIMIT]).strip()
 
 
-# == traces/session.py, from line 18 ==========================================
+# == traces/session.py, from line 19 ==========================================
 #
 # The agents of a session, and which agent started which.
 
 class AgentLabel(Record):
     """The metadata beside a subagent's transcript (`agent-ID.meta.json`)."""
 
-    kind: str = noted("agentType", "")
+    kind: str = key(name="agentType", default="")
     # The Dispatch that started it.
-    call: str = noted("toolUseId", "")
-    is_built_in: bool = noted("isBuiltIn", False)
+    call: str = key(name="toolUseId", default="")
+    is_built_in: bool = key(name="isBuiltIn", default=False)
 
 
 class AgentTrace(Record):
@@ -17184,7 +17185,7 @@ def _plan_tasks(check: Checker, fleet: Fleet | None,
                 others: Collection[str]) -> TaskPlan | None:
     """Return every task with the defaults under it, its twins as tasks of their own."""
     tree = check.document.value
-    file = check.section("task file", (), tree)
+    file = check.section(TaskFile, (), tree)
     if check.findings:
         return None
     shared = tree.get("defaults") or {}
@@ -17309,7 +17310,7 @@ def expand_names(names: Iterable[str], tasks: Mapping[str, TaskSpec]) -> tuple[s
 def render_tasks_schema() -> dict[str, Any]:
     """Return the JSON Schema of the task file, from the records that check it."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema",
-            "title": "subagent-fleet tasks", **section_schema("task file")}
+            "title": "subagent-fleet tasks", **section_schema(TaskFile)}
 
 
 # -- which model does a task --
@@ -17652,7 +17653,7 @@ def suggest_writable(path: str, home: str) -> str:
     return f"sandbox_write: [{path}]"
 
 
-# == tasks/state.py, from line 17 =============================================
+# == tasks/state.py, from line 15 =============================================
 #
 # What is known of a task.
 
@@ -17673,24 +17674,33 @@ FORMER_STATES = {"preparing": ("running", PREPARING), "starting": ("running", ST
                  "attached": ("stopped", "")}
 
 
+# What goes to git or to a program as a word: nothing that could be an option of it.
+_COMMIT = text_rule("^([0-9a-f]{40,64})?$")
+_PATH = text_rule(r"^(/[\s\S]*)?$")
+
+
 class Workplace(Record):
     """Where a task works, and what came of it there: a fresh start gives it another one."""
 
-    id: str = ""  # random; the locks of its worktrees carry it, since a name proves nothing
+    # Random; the locks of its worktrees carry it, since a name proves nothing.
+    id: str = key(text_rule("^[0-9a-f]*$"), default="")
     fresh: int = 0  # how many places it had before
-    base: str = ""  # the commit it began with
-    start: str = ""  # the commit of what was there when its agent came
-    branch: str = ""
-    tip: str = ""  # where the branch was when its work was last looked at
-    worktree: str = ""
-    git: str = ""  # the worktree's own git directory; "": not made, or tidied away
+    base: str = key(_COMMIT, default="")  # the commit it began with
+    start: str = key(_COMMIT, default="")  # the commit of what was there when its agent came
+    branch: str = key(text_rule(f"^({REVISION.strip('^$')})?$"), default="")
+    # Where the branch was when its work was last looked at.
+    tip: str = key(_COMMIT, default="")
+    worktree: str = key(_PATH, default="")
+    # The worktree's own git directory; "": not made, or tidied away.
+    git: str = key(_PATH, default="")
     copies: tuple[str, ...] = ()
     confined: str = ""  # the program that confines its commands, or no
     port: int = 0  # the first of ten that are its own
     prepared: bool = False  # setup has ended well
     passes_on_base: bool | None = None  # its check, before any work
     conflicts: tuple[str, ...] = ()  # files in which it began with conflict markers
-    kept: str = ""  # the commit for its branch, with which a task after it begins
+    # The commit for its branch, with which a task after it begins.
+    kept: str = key(_COMMIT, default="")
     diff: dict[str, Any] = {}  # files, plus, minus, commits
     landed: str = ""  # the branch it has landed on
 
@@ -17724,7 +17734,7 @@ class Attempt(Record):
     climbed: tuple[str, ...] = ()  # the rungs on which it has failed
     left_at: float = 0.0  # when it last moved up to what leaves the house
     # Its process.
-    session: str = ""
+    session: str = key(text_rule("^([0-9a-f-]{36})?$"), default="")
     spoken: bool = False  # the session exists: it is resumed
     client: int = 0  # its process: for signals, and to tell its helpers from what it started
     start_at: int = 0  # where the output of its process begins
@@ -17746,13 +17756,13 @@ class Wish(Record):
 class TaskState(Record):
     """All that is known of a task: its file is replaced whole with each step."""
 
-    name: str
-    task: TaskSpec
-    order: int  # of acceptance
+    name: str = key("task name")
+    task: TaskSpec = key()
+    order: int = key()  # of acceptance
     origin: str = "typed"  # or file
     newer: TaskSpec | None = None  # what the file says by now; a retry takes it
-    state: str = "waiting"
-    phase: str = ""  # of it
+    state: str = key(choice_rule(*STATES), default="waiting")
+    phase: str = key(choice_rule("", PREPARING, STARTING, ASLEEP), default="")  # of the state
     at: float = 0.0  # since when
     reason: str = ""
     cause: str = ""  # the same for programs
@@ -17766,10 +17776,6 @@ class TaskState(Record):
     def _check(self) -> None:
         if self.task.name != self.name:
             raise ValueError("another task")
-        for record in (self, self.place, self.attempt, *self.old):
-            for name in _WORD_PATTERNS.keys() & vars(record).keys():
-                if not re.fullmatch(_WORD_PATTERNS[name], getattr(record, name), re.S):
-                    raise ValueError(f"no {name}")
 
     @property
     def is_over(self) -> bool:
@@ -17805,16 +17811,6 @@ class TaskState(Record):
         return self.is_active and (self.task.talks or self.state != "checking")
 
 
-# What goes to git or to a program as a word: nothing that could be an option of it.
-_COMMIT = "([0-9a-f]{40,64})?"
-_WORD_PATTERNS = {
-    "base": _COMMIT, "start": _COMMIT, "tip": _COMMIT, "kept": _COMMIT,
-    "session": "([0-9a-f-]{36})?", "id": "[0-9a-f]*",
-    "branch": f"({REVISION.strip('^$')})?", "worktree": "(/.*)?", "git": "(/.*)?",
-    "name": TASK_NAME,
-    "state": "|".join(STATES), "phase": f"({PREPARING}|{STARTING}|{ASLEEP})?"}
-
-
 # The records of a state. Its file has their keys beside its own, as it always had: programs
 # read it, and other versions of this one. Each name is therefore in one of them alone.
 PARTS = ("place", "attempt", "wish")
@@ -17842,17 +17838,9 @@ def freeze(value: Any) -> Any:
 
 
 def thaw_task(frozen: object) -> TaskSpec | None:
-    """Return the task that was kept; None where it is none."""
-    rules = {"name": "task name",
-             **{name: one.rule for name, one in FILE_KEYS["task"].items()}}
-    if not isinstance(frozen, dict) or "name" not in frozen or not all(
-            name in rules and obeys(value, rules[name])
-            or (name, value) == ("check", "")  # as `none` is kept
-            for name, value in frozen.items()):
-        return None
-    words: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
-                             for name, value in frozen.items()}
-    return TaskSpec(**words)
+    """Return the task that was kept, or None if there is none or it says what none can."""
+    task = read(TaskSpec, frozen)
+    return task if freeze(task) == frozen else None  # what did not fit is not there
 
 
 def _renew(frozen: dict[str, Any]) -> dict[str, Any]:
@@ -17860,6 +17848,10 @@ def _renew(frozen: dict[str, Any]) -> dict[str, Any]:
     renewed = {**frozen}
     if isinstance(frozen.get("old"), list):
         renewed["old"] = [_renew_place(*each) for each in enumerate(frozen["old"])]
+    for word in ("task", "newer"):
+        task = frozen.get(word)
+        if isinstance(task, dict) and task.get("check") == "":  # as `none` was kept
+            renewed[word] = {name: value for name, value in task.items() if name != "check"}
     former = FORMER_STATES.get(str(frozen.get("state")))
     if former:
         renewed["state"], renewed["phase"] = former
@@ -17887,8 +17879,6 @@ def thaw_state(frozen: object) -> TaskState | None:
     state = read(TaskState, {**frozen, **dict.fromkeys(PARTS, frozen)})
     if state is None:
         return None
-    state = replace(state, task=thaw_task(frozen["task"]),
-                    newer=thaw_task(frozen.get("newer")))
     # What did not fit has its default, and differs.
     fits = all(freeze(value) == frozen[name]
                for record in (state, state.place, state.attempt, state.wish)
@@ -24088,8 +24078,8 @@ class Sitting(Record):
     commit: str
     check: str  # a digest of the command, and of what prepares for it
     repository: str  # a digest of where it is
-    model: str
-    outcome: str
+    model: str = key("line")
+    outcome: str = key(choice_rule(*EXAM_OUTCOMES))
     number: int = 1  # of the times that it was asked
     digest: str = ""  # of the model
     code: int | None = None  # of the check
@@ -24098,10 +24088,6 @@ class Sitting(Record):
     input: int = 0  # tokens
     output: int = 0
     date: str = ""
-
-    def _check(self) -> None:
-        if self.outcome not in EXAM_OUTCOMES or not obeys(self.model, "line"):
-            raise ValueError("no sitting")
 
 
 class ExamPage(Record):
@@ -27393,7 +27379,7 @@ def end_serving(folder: Folder) -> bool:
     return True
 
 
-# == work/typed.py, from line 47 ==============================================
+# == work/typed.py, from line 46 ==============================================
 #
 # Tasks from typed words and from files.
 
@@ -27562,7 +27548,7 @@ def refuse_unquoted(words: Sequence[str], names: Collection[str], options: Names
 def typed_keys(options: Namespace) -> dict[str, Any]:
     """Return the keys of new tasks that were typed as flags."""
     words = [name_of(flag) for flag in TASK_WORDS]
-    typed = {word: getattr(options, word) for word in words if word in FILE_KEYS["task"]}
+    typed = {word: getattr(options, word) for word in words if word in keys_of(TaskSpec)}
     if str(options.coder).startswith("["):
         typed["coder"] = Document(options.coder, "--coder").value
         if not typed["coder"]:
@@ -27601,7 +27587,6 @@ def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTas
         if branch and name != branch:  # such as feat/login
             tree[name]["branch"] = branch
     defaults = freeze(replace(known.plan.file.defaults, times=1))
-    del defaults["name"]
     text = dump_yaml({"defaults": defaults, "tasks": tree})
     plan, problems = check_tasks(Document(text, "the command line"), known.fleet, known.names)
     if plan is None:
@@ -29858,10 +29843,10 @@ def plan_tree(advised: Recommendation) -> dict[str, Any]:
 def _plan_entry(entry: Mapping[str, Any], now: Model, planned: Model) -> dict[str, Any]:
     """Return a model's entry in a file with its planned alias, context and fallbacks."""
     changed = dict(entry)
-    for name, key in FILE_KEYS["model"].items():
-        value = getattr(planned, key.attribute)
-        is_planned = key.attribute in ("alias", "context", "fallback")
-        if not is_planned or value == getattr(now, key.attribute):
+    for name, key in keys_of(Model).items():
+        value = getattr(planned, key.name)
+        is_planned = key.name in ("alias", "context", "fallback")
+        if not is_planned or value == getattr(now, key.name):
             continue
         spelled = key.also if key.also in entry else name
         changed[spelled] = list(value) if isinstance(value, tuple) else value
@@ -31547,7 +31532,7 @@ def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
         return False
 
 
-# == commands/tasks.py, from line 57 ==========================================
+# == commands/tasks.py, from line 59 ==========================================
 #
 # `tasks`: how tasks stand.
 
@@ -31690,7 +31675,7 @@ def list_keys(folder: Folder, state: TaskState,
         origins.update(know_tasks(folder, options, needs_fleet=False).plan.origins.get(
             state.name, {}))
     keys = [(word, getattr(state.task, word), origins.get(word, "default"))
-            for word in FILE_KEYS["task"] if word != "prompt_file"]
+            for word in keys_of(TaskSpec) if word != "prompt_file"]
     return [each for each in keys if each[1] not in (None, ())]
 
 
@@ -31746,7 +31731,7 @@ def describe_try(receipt: Mapping[str, Any]) -> str:
 
 def show_key(word: str, value: object) -> str:
     """Return the value of a task's key as people read it."""
-    if isinstance(value, int) and FILE_KEYS["task"][word].rule == "span":
+    if isinstance(value, int) and keys_of(TaskSpec)[word].rule is RULES["span"]:
         return show_span(value)
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
@@ -32617,7 +32602,7 @@ def cmd_schema(options: Namespace, world: World) -> int:
 # =============================================================================
 
 
-# == program/pages.py, from line 24 ===========================================
+# == program/pages.py, from line 25 ===========================================
 #
 # The first screen, the pages of help, the help of a command.
 
@@ -33700,12 +33685,12 @@ TOPICS = {
 def render_keys_table() -> str:
     """Return tables of all keys of a fleet file, made of the records that check it."""
     lines = []
-    places = {"project": "project", "gateway": "project.gateway", "claude": "project.claude",
-              "node": "nodes.NAME", "model": "models.NAME", "agent": "agents.NAME"}
-    for kind, place in places.items():
+    places = {Project: "project", Gateway: "project.gateway", Tiers: "project.claude",
+              Node: "nodes.NAME", Model: "models.NAME", Agent: "agents.NAME"}
+    for section, place in places.items():
         lines += [f"## {place}", "", "| Key | Default | Meaning |", "|---|---|---|"]
-        for name, each in FILE_KEYS[kind].items():
-            if each.rule in RULES:
+        for name, each in keys_of(section).items():
+            if each.rule:
                 lines.append(f"| `{name}` | {show_default(each)} | {each.words} |")
         lines.append("")
     return "\n".join(lines)
@@ -33714,20 +33699,20 @@ def render_keys_table() -> str:
 def render_tasks_page() -> str:
     """Return the page on tasks; its tables are made of the records that check a task file."""
     lines = ["| Key of a task | Default | Meaning |", "|---|---|---|"]
-    for name, each in FILE_KEYS["task"].items():
+    for name, each in keys_of(TaskSpec).items():
         default = "".join(each.default) if each.default == ("Bash",) else each.default or ""
         if name in ("deadline", "stall"):
             default = f"{each.default // 60}m"
         shown = f"`{default}`" if default not in ("", ()) else ""
         lines.append(f"| `{name}` | {shown} | {each.words} |")
     lines += ["", "| Key of the file | Meaning |", "|---|---|"]
-    lines += [f"| `{name}` | {each.words} |" for name, each in FILE_KEYS["task file"].items()]
+    lines += [f"| `{name}` | {each.words} |" for name, each in keys_of(TaskFile).items()]
     lines += [
         "", "`defaults:` takes every key of a task but `prompt`, `prompt_file`, `after`.", ""]
     return TASKS_PAGE + "\n".join(lines)
 
 
-def show_default(each: FileKey) -> str:
+def show_default(each: Field) -> str:
     """Return a key's default as a file would say it."""
     if each.default is REQUIRED:
         return "required"

@@ -241,7 +241,7 @@ def test_the_task_file_of_readme_is_valid(typist):
     typist.write(text)
     assert typist.run("validate").endswith("tasks.yaml is valid.\n")
     keys = re.findall(r"^\| `(\w+)` \| .*\| (.+) \|$", sf.TOPICS["runs"].page(), re.M)
-    for name, declared in {**sf.FILE_KEYS["task"]}.items():
+    for name, declared in sf.keys_of(sf.TaskSpec).items():
         assert (name, declared.words) in keys, name
 
 
@@ -261,6 +261,15 @@ def test_tasks_are_added_run_by_prompt_and_named_after_their_words(typist):
     typist.rig.git("merge", "-q", "run/quick")
     assert typist.run("run", "quick").endswith("1 done.\n")
     assert typist.rig.states()["fix-the-login-bug"] == "waiting"
+
+
+@pytest.mark.slow
+def test_a_typed_task_has_no_check_where_the_defaults_have_none(typist):
+    typist.write("defaults: {check: none}\ntasks:\n  a: {prompt: x}\n")
+    typist.run("run", "b:@write b.txt y")
+    typist.write("defaults: {check: 'false'}\ntasks:\n  a: {prompt: x}\n")
+    typist.run("run", "c:@write c.txt y", "--check", "none")
+    assert typist.rig.states() == {"b": "review", "c": "review"}
 
 
 @pytest.mark.slow

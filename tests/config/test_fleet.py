@@ -533,16 +533,25 @@ def test_schema_agrees_with_the_checks_on_every_example():
 
 def test_every_key_has_a_rule_or_a_section_and_a_default_that_obeys_it():
     seen = 0
-    for keys in sf.FILE_KEYS.values():
-        assert keys and list(keys) == [key.name for key in keys.values()]
+    sections = [sf.FleetFile, sf.TaskFile]
+    for section in sections:
+        keys = sf.keys_of(section)
+        assert keys and list(keys) == [key.key for key in keys.values()]
         for key in keys.values():
-            assert key.rule in sf.RULES or key.rule in sf.SECTIONS, key
-            if key.rule in sf.RULES and key.default not in (sf.REQUIRED, None):
+            if not key.rule:
+                sections.append(sf.section_of(key))
+            elif key.default not in (sf.REQUIRED, None):
                 default = list(key.default) if isinstance(key.default, tuple) else key.default
-                assert sf.obeys(default, key.rule), key
+                assert key.rule.fits(default), key.key
             seen += 1
-    assert seen > 30 and tuple(sf.FILE_KEYS["claude"]) == (*sf.TIERS, "lean")
-    assert set(sf.KEY_WORDS) <= {key.attribute for keys in sf.FILE_KEYS.values() for key in keys.values()}
+    assert seen > 60 and tuple(sf.keys_of(sf.Tiers)) == (*sf.TIERS, "lean")
+    assert {*sections} == {*sf.PLACES, sf.TaskFile, sf.TaskSpec, sf.TaskDefaults}
+
+
+def test_a_word_of_other_programs_means_one_key_of_its_section():
+    for section in (*sf.PLACES, sf.TaskFile, sf.TaskSpec):
+        words = [word for key in sf.keys_of(section).values() for word in f"{key.also} {key.others}".split()]
+        assert len(words) == len({*words}) and not {*words} & {*sf.keys_of(section)}, section
     for name, rule in sf.RULES.items():
         if name not in ("reference", "references"):  # what there is to refer to is not known
             assert sf.obeys(rule.example, name), name
@@ -684,8 +693,8 @@ def test_starter_says_why_no_model_will_do(told, why):
 def test_starter_shows_every_key_and_each_default_may_be_uncommented():
     tree, found, _ = starter([state("a", model("x:3b", 3))])
     text = sf.render_starter(tree, found)
-    for kind in ("gateway", "node", "model", "agent"):
-        for key in sf.FILE_KEYS[kind]:
+    for kind in (sf.Gateway, sf.Node, sf.Model, sf.Agent):
+        for key in sf.keys_of(kind):
             assert re.search(rf"^ +(# )?{key}:", text, re.M), key
     assert len(text.splitlines()) <= 70 and max(map(len, text.splitlines())) <= 100
     more, count = re.subn("(?m)^( +)# (?=[a-z_]+: *[^# ])", r"\1", text)
@@ -696,6 +705,7 @@ def test_starter_shows_every_key_and_each_default_may_be_uncommented():
 
 # -- files that nobody wrote --
 
+KEYS = [key for section in sf.PLACES for key in sf.keys_of(section)]
 MISTYPED = [
     "null", "true", "7", "-1", "1.5", '""', "[]", "{}", "[a, b]", "{a: 1}", r'"\e[31m"', "x" * 300,
     r'"a\nb"', "\u201cx\u201d", "http://x", "qwen3:8b", "*", "&a", "!x", "|", ">", "- ", "\t", "\xa0",
@@ -719,7 +729,7 @@ def mistyped(dice, text):
         elif kind == 3:
             lines[line] = margin + word + colon + rest
         elif kind == 4:
-            lines.insert(line, f"{margin}{dice.pick(list(sf.KEY_WORDS))}: {word}")
+            lines.insert(line, f"{margin}{dice.pick(KEYS)}: {word}")
         elif kind == 5:
             at = dice.roll(len(lines[line]) + 1)
             lines[line] = lines[line][:at] + word + lines[line][at:]

@@ -706,11 +706,12 @@ def test_the_page_of_the_file_has_every_key_as_it_is_declared():
         first, _, second = place.partition(".")
         rows += [(first, second, *row) for row in
                  re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", table, re.M)]
-    kinds = {"nodes": "node", "models": "model", "agents": "agent"}
+    kinds = {"project": sf.Project, "gateway": sf.Gateway, "claude": sf.Tiers,
+             "nodes": sf.Node, "models": sf.Model, "agents": sf.Agent}
     seen = set()
     for first, second, key, default, note in rows:
-        kind = kinds.get(first) or (second or first)
-        declared = sf.FILE_KEYS[kind][key]
+        kind = kinds.get(second) or kinds[first]
+        declared = sf.keys_of(kind)[key]
         wanted = declared.default
         assert declared.words == note
         if wanted is sf.REQUIRED:
@@ -721,8 +722,8 @@ def test_the_page_of_the_file_has_every_key_as_it_is_declared():
             shown = json.dumps(wanted) if isinstance(wanted, (bool, tuple)) else wanted
             assert default.strip("`") == str(shown)
         seen.add((kind, key))
-    every = {(kind, key) for kind in ("project", "gateway", "claude", "node", "model", "agent")
-             for key, declared in sf.FILE_KEYS[kind].items() if declared.rule in sf.RULES}
+    every = {(kind, key) for kind in kinds.values()
+             for key, declared in sf.keys_of(kind).items() if declared.rule}
     assert seen == every and len(seen) > 25
 
 

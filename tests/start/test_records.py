@@ -65,11 +65,21 @@ def test_the_first_record_of_a_kind_and_the_hundredth_are_alike():
             Triple(*wrong)
 
 
-def test_a_noted_field_has_its_default_in_the_class():
+def test_a_key_has_its_default_in_the_class():
     class Spelt(sf.Record):
-        kind: "str" = sf.noted("kindOf", "usual")
+        kind: "str" = sf.key(name="kindOf", default="usual")
     assert Spelt.kind == "usual" and Spelt().kind == "usual" and Spelt("x").kind == "x"
     assert sf.read(Spelt, {"kindOf": "y"}).kind == "y" and Spelt.kind == "usual"
+
+
+def test_a_value_that_was_read_obeys_the_rule_of_its_key():
+    class Bounded(sf.Record):
+        port: "int" = sf.key("port")
+        tags: "tuple[str, ...]" = sf.key("tags", default=())
+        more: "int" = sf.key("priority", default=0)
+    assert sf.read(Bounded, {"port": 1, "tags": ["a"], "more": -3}) == Bounded(1, ("a",), -3)
+    assert sf.read(Bounded, {"port": 1, "tags": ["a\n"], "more": "x"}) == Bounded(1)
+    assert sf.read(Bounded, {"port": 70000}) is None and sf.read(Bounded, {"port": None}) is None
 
 
 def test_a_record_of_a_record_has_the_fields_of_both():

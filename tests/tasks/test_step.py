@@ -373,6 +373,19 @@ def test_a_state_that_an_earlier_version_wrote_is_read_and_written_as_it_was():
     assert sf.thaw_state(json.loads(json.dumps(sf.freeze(newer), default=list))) == newer
 
 
+def test_a_task_without_a_check_that_an_earlier_version_wrote_is_read():
+    frozen = {**FLAT, "task": {**FLAT["task"], "check": ""}, "newer": {**FLAT["task"], "check": ""}}
+    state = sf.thaw_state(frozen)
+    assert state.task == state.newer == sf.TaskSpec("t", "x") and state.place.branch == "run/t.2"
+
+
+@pytest.mark.parametrize("damage", [
+    {"task": {"name": "t", "touch": ["../x"]}}, {"newer": {"name": "t", "tries": 99}}, {"tip": "HEAD"},
+    {"session": "-x"}, {"state": "odd"}, {"phase": "odd"}, {"worktree": "w"}, {"id": "x"}])
+def test_a_state_with_a_value_that_no_rule_allows_is_none(damage):
+    assert sf.thaw_state({**FLAT, **damage}) is None
+
+
 @pytest.mark.parametrize("damage", [
     {"branch": "-f"}, {"base": "HEAD"}, {"fresh": "1"}, {"copies": "x"}, {"git": "x/y"}])
 def test_a_place_before_a_fresh_start_that_no_state_can_have_is_none(damage):

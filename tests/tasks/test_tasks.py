@@ -125,7 +125,7 @@ def test_agents_and_models_must_be_the_fleets():
 def test_every_wrong_value_of_every_key_is_told_and_never_raises():
     values = [None, 7, -1, 1.5, True, "", "x" * 400, "a\tb", [], ["a"], [1], {}, {"a": 1}]
     count = 0
-    for name, value in itertools.product(sf.FILE_KEYS["task"], values):
+    for name, value in itertools.product(sf.keys_of(sf.TaskSpec), values):
         text = sf.dump_yaml({"tasks": {"a": {"prompt": "x", name: value}}})
         plan, problems = read(text)
         assert (plan is None) == bool(problems)
@@ -145,7 +145,7 @@ def test_the_alias_of_a_task_is_its_agents_its_models_or_the_main_one():
 def test_schema_of_tasks_is_made_of_the_same_records():
     schema = sf.render_tasks_schema()
     task = schema["properties"]["tasks"]["additionalProperties"]["properties"]
-    assert set(task) == set(sf.FILE_KEYS["task"]) and task["tries"]["default"] == 2
+    assert set(task) == set(sf.keys_of(sf.TaskSpec)) and task["tries"]["default"] == 2
     assert "prompt" not in schema["properties"]["defaults"]["properties"]
 
 
@@ -401,7 +401,7 @@ def states_of(*specs):
     states = {}
     for name, state, *more in specs:
         fields = dict(more[0]) if more else {}
-        own = {key: fields.pop(key) for key in list(fields) if key in sf.FILE_KEYS["task"]}
+        own = {key: fields.pop(key) for key in list(fields) if key in sf.keys_of(sf.TaskSpec)}
         task = sf.TaskSpec(name, prompt="x", **own)
         states[name] = sf.change(sf.TaskState(name, task, len(states)), state=state, **fields)
     return states

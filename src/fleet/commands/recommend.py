@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 from fleet.cli.agree import agree
 from fleet.cli.rows import CONFIG, JSON, SET_UP, TIMEOUT, YES, Flag, command, type_again
 from fleet.cli.say import print_report
-from fleet.config.keys import FILE_KEYS
+from fleet.config.keys import keys_of
 from fleet.config.names import model_slot
+from fleet.config.sections import Model
 from fleet.files.starter import rewrite_fleet, show_block
 from fleet.files.target import Change
 from fleet.nodes.probe import probe_nodes
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from fleet.config.sections import Model
     from fleet.plan.recommend import Recommendation
     from fleet.text.terminal import Look
     from fleet.world.world import World
@@ -174,10 +174,10 @@ def plan_tree(advised: Recommendation) -> dict[str, Any]:
 def _plan_entry(entry: Mapping[str, Any], now: Model, planned: Model) -> dict[str, Any]:
     """Return a model's entry in a file with its planned alias, context and fallbacks."""
     changed = dict(entry)
-    for name, key in FILE_KEYS["model"].items():
-        value = getattr(planned, key.attribute)
-        is_planned = key.attribute in ("alias", "context", "fallback")
-        if not is_planned or value == getattr(now, key.attribute):
+    for name, key in keys_of(Model).items():
+        value = getattr(planned, key.name)
+        is_planned = key.name in ("alias", "context", "fallback")
+        if not is_planned or value == getattr(now, key.name):
             continue
         spelled = key.also if key.also in entry else name
         changed[spelled] = list(value) if isinstance(value, tuple) else value

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from fleet.cli.live import watch
 from fleet.cli.rows import CONFIG, JSON, OUT, SECONDS, WORK, Flag, command
 from fleet.cli.say import print_report
-from fleet.config.keys import FILE_KEYS
+from fleet.config.keys import keys_of
+from fleet.config.rules import RULES
+from fleet.config.task_file import TaskSpec
 from fleet.start.constants import EXIT_OK
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
@@ -193,7 +195,7 @@ def list_keys(folder: Folder, state: TaskState,
         origins.update(know_tasks(folder, options, needs_fleet=False).plan.origins.get(
             state.name, {}))
     keys = [(word, getattr(state.task, word), origins.get(word, "default"))
-            for word in FILE_KEYS["task"] if word != "prompt_file"]
+            for word in keys_of(TaskSpec) if word != "prompt_file"]
     return [each for each in keys if each[1] not in (None, ())]
 
 
@@ -249,6 +251,6 @@ def describe_try(receipt: Mapping[str, Any]) -> str:
 
 def show_key(word: str, value: object) -> str:
     """Return the value of a task's key as people read it."""
-    if isinstance(value, int) and FILE_KEYS["task"][word].rule == "span":
+    if isinstance(value, int) and keys_of(TaskSpec)[word].rule is RULES["span"]:
         return show_span(value)
     return ", ".join(value) if isinstance(value, tuple) else str(value)

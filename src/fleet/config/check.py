@@ -5,23 +5,26 @@ import re
 from typing import TYPE_CHECKING
 
 from fleet.config.address import LOOPBACK, split_endpoint
-from fleet.config.keys import FILE_KEYS, KEY_WORDS, NAME_RULES, PLACES, SECTIONS
+from fleet.config.keys import PLACES, keys_of, name_rule, section_of
 from fleet.config.names import leaves_house
 from fleet.config.node import NODE_KINDS
-from fleet.config.rules import RULES, TARGET_NAMES, fix_value, obeys, show_entry
-from fleet.config.sections import Fleet, Model, Node, Project
+from fleet.config.rules import RULES, TARGET_NAMES, fix_value, show_entry
+from fleet.config.sections import Agent, Fleet, FleetFile, Model, Node, Project
 from fleet.start.constants import CONFIG_NAMES, OLLAMA_ENDPOINT, TIERS
 from fleet.start.errors import Finding, FleetError
-from fleet.start.record import REQUIRED, replace
+from fleet.start.record import REQUIRED, fields, replace
 from fleet.text.phrases import find_nearest, nearest, show_value, some_of
 from fleet.text.yaml_dump import quote_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
+    from typing import Any, TypeVar
 
-    from fleet.config.sections import Agent, FileKey, Gateway
+    from fleet.config.rules import Rule
+    from fleet.config.sections import Gateway
+    from fleet.start.record import Field, Record
     from fleet.text.yaml import Document
+    _Section = TypeVar("_Section", bound=Record)
 
 
 # Takes a Document, gives a Fleet, or a Finding for everything that is wrong. A mistake is said
@@ -57,45 +60,45 @@ class Checker:
         if finding not in self.findings:  # what two share is wrong once
             self.findings.append(finding)
 
-    def section(self, kind: str, path: tuple, section: Any) -> Any:
+    def section(self, kind: type[_Section], path: tuple, section: Any) -> _Section:
         """Check a mapping of known keys; return its record."""
-        keys = FILE_KEYS[kind].values()
-        values: dict[str, Any] = {key.attribute: {} if key.rule in NAME_RULES else None
-                                  for key in keys if key.default is REQUIRED}
-        if kind in NAME_RULES:
+        values: dict[str, Any] = {
+            name: {} if field.kind.startswith("dict") else None
+            for name, field in fields(kind).items() if field.default is REQUIRED}
+        if name_rule(kind):
             values["name"] = path[-1]
         if not isinstance(section, dict):
             self.error("not-mapping", path, f"must hold keys, not {show_value(section)}",
                        fix=_suggest_keys(kind, path, section))
-            return SECTIONS[kind](**values)
+            return kind(**values)
 
         spellings = self.spell(kind, path, section)
-        for key in keys:
-            name = spellings.get(key.name, key.name)
+        for key in keys_of(kind).values():
+            name = spellings.get(key.key, key.key)
             if name in section:
                 # Later lookups of its place know only its first name.
                 places, at = self.document.places, (*path, name)
                 if at in places:
-                    places.setdefault((*path, key.name), places[at])
-                is_wrong = key.rule in RULES and name not in (key.name, key.also)
-                step = (*path, key.name if is_wrong else name)
-                checked = self.value(key, step, section[name])
+                    places.setdefault((*path, key.key), places[at])
+                is_wrong = key.rule and name not in (key.key, key.also)
+                step = (*path, key.key if is_wrong else name)
+                checked = self.key(key, step, section[name])
                 if checked is not None:
-                    values[key.attribute] = checked
+                    values[key.name] = checked
             elif key.default is REQUIRED:
                 self.error("missing-key", (*path, name), "is missing",
                            fix=f"add `{name}:` ({key.words})")
-        if kind == "model":
+        if kind is Model:
             values["name_key"] = spellings.get("model", "model")
-        return SECTIONS[kind](**values)
+        return kind(**values)
 
-    def spell(self, kind: str, path: tuple, section: dict) -> dict[str, str]:
+    def spell(self, kind: type[Record], path: tuple, section: dict) -> dict[str, str]:
         """Return {key: its name in the section}; report unknown and repeated keys."""
-        keys = FILE_KEYS[kind]
+        keys = keys_of(kind)
         words = {}
         for key in keys.values():
-            others = f"{key.also} {KEY_WORDS.get(key.attribute, '')}".replace("_", "").split()
-            words.update(dict.fromkeys(others, key.name))
+            others = f"{key.also} {key.others}".replace("_", "").split()
+            words.update(dict.fromkeys(others, key.key))
         spellings = {name: name for name in keys if name in section}
         for name in section:
             if name in keys:
@@ -114,28 +117,32 @@ class Checker:
                 spellings[meant] = name
                 fix = f"did you mean `{meant}`?"
             else:
-                fix = _suggest_place(kind, name)
+                fix = _suggest_place(kind, path, name)
             self.error(slug, (*path, name), what, key=True, fix=fix)
         return spellings
 
-    def value(self, key: FileKey, path: tuple, value: Any) -> Any:
+    def key(self, key: Field, path: tuple, value: Any) -> Any:
         """Check a value by the rule or the section of its key; return it in normal form."""
-        if key.rule in NAME_RULES:
-            return self.named(key.rule, path, value)
-        if key.rule in SECTIONS:
-            return self.section(key.rule, path, value)
-        rule = RULES[key.rule]
+        if key.rule:
+            return self.value(key.rule, path, value, key.default)
+        section = section_of(key)
+        names = name_rule(section)
+        if names:
+            return self.named(section, names, path, value)
+        return self.section(section, path, value)
+
+    def value(self, rule: Rule, path: tuple, value: Any, default: Any = REQUIRED) -> Any:
+        """Check a value by a rule; return it in normal form."""
         if rule.item and isinstance(value, list):
-            item = replace(key, rule=rule.item, default=REQUIRED)
-            return tuple(self.value(item, (*path, place), each)
+            return tuple(self.value(rule.item, (*path, place), each)
                          for place, each in enumerate(value))
         is_text = isinstance(value, str)
-        if key.rule == "reference" and is_text and value:
+        if rule is RULES["reference"] and is_text and value:
             self.references.append((path, value))  # checked further than by a rule
             return value
 
         slug, why = "bad-value", f"; accepted: {rule.words}"
-        if obeys(value, key.rule):
+        if rule.fits(value):
             try:
                 return rule.normal(value) if rule.normal else value
             except FleetError as error:
@@ -143,25 +150,26 @@ class Checker:
         shown = show_value(value)
         if is_text and rule.schema.get("type") != "string":
             shown = f'`"{value[:60]}"`'  # the quotes are what is wrong
-        self.error(slug, path, f"is {shown}{why}", fix=_suggest_value(key, path, value))
+        self.error(slug, path, f"is {shown}{why}", fix=_suggest_value(rule, path, value, default))
         return None
 
-    def named(self, kind: str, path: tuple, value: Any) -> dict[str, Any]:
+    def named(self, kind: type[_Section], rule: Rule, path: tuple, value: Any
+              ) -> dict[str, _Section]:
         """Check a mapping of names to sections; return {name: record}."""
-        if not isinstance(value, dict) or not value and kind != "agent":
+        if not isinstance(value, dict) or not value and kind is not Agent:
             self.error("not-mapping", path,
-                       f"must hold {kind}s by name, not {show_value(value or None)}",
+                       f"must hold {path[0]} by name, not {show_value(value or None)}",
                        fix=f"write `{path[0]}:`, below it a name, below that its keys")
             return {}
         records = {}
-        rule = RULES[NAME_RULES[kind]]
         for name, section in value.items():
-            if kind in PLACES and name in FILE_KEYS[""] and name not in self.document.value:
+            if (kind in PLACES and name in keys_of(FleetFile)
+                    and name not in self.document.value):
                 self.error("misplaced-section", (*path, name), key=True,
                            what=f"`{name}:` is inside `{path[0]}:`",
                            fix=f"move it: `{name}:` belongs to column 1")
                 continue
-            is_name = obeys(name, NAME_RULES[kind])
+            is_name = rule.fits(name)
             if not is_name:
                 meant = fix_value(name, rule)
                 fix = f"write `{quote_yaml(str(meant))}:`" if meant else "rename it"
@@ -198,47 +206,45 @@ def _dotted(path: tuple) -> str:
     return ".".join(map(str, path)) or "the file"
 
 
-def _suggest_value(key: FileKey, path: tuple, value: Any) -> str:
+def _suggest_value(rule: Rule, path: tuple, value: Any, default: Any) -> str:
     """Return what to type instead of a value that a rule refuses."""
-    rule = RULES[key.rule]
     name = path[-1] if isinstance(path[-1], str) else ""  # an item of a list has none
     meant = fix_value(value, rule)
     if meant is not None:
         return f"write `{show_entry(name, meant)}`"
-    if key.default not in (REQUIRED, None, ()):
-        return f"write `{show_entry(name, key.default)}`, the default"
+    if default not in (REQUIRED, None, ()):
+        return f"write `{show_entry(name, default)}`, the default"
     fix = f"write {rule.words}"
     if rule.example is not None:
         fix = f"write `{show_entry(name, rule.example)}`, for example"
-    return fix if key.default is REQUIRED else f"{fix}, or remove the line"
+    return fix if default is REQUIRED else f"{fix}, or remove the line"
 
 
-def _suggest_place(kind: str, name: object) -> str:
+def _suggest_place(kind: type[Record], path: tuple, name: object) -> str:
     """Return where a key belongs that a kind of section does not have, else what it has."""
-    if name == "name" and kind in NAME_RULES:
-        return f"remove it: the {kind}'s name is the key above"
+    if name == "name" and name_rule(kind):
+        return f"remove it: the {path[0][:-1]}'s name is the key above"
     for home, place in PLACES.items():
-        if name in FILE_KEYS[home]:
+        if name in keys_of(home):
             return f"move it: `{name}:` belongs to {place}"
-    known = f"known keys: {', '.join(FILE_KEYS[kind])}"
-    if kind == "agent":
+    known = f"known keys: {', '.join(keys_of(kind))}"
+    if kind is Agent:
         return f"{known}; Claude Code's others go under `frontmatter:`"
-    return known if kind else f"{known}; indent a name under one of them"
+    return known if kind is not FleetFile else f"{known}; indent a name under one of them"
 
 
-def _suggest_keys(kind: str, path: tuple, value: object) -> str:
+def _suggest_keys(kind: type[Record], path: tuple, value: object) -> str:
     """Return what to write in place of something that is not keys."""
-    keys = FILE_KEYS[kind]
-    if kind in NAME_RULES and path[-1] in keys:
-        return f"indent `{path[-1]}:` deeper, under its {kind}"
+    keys = keys_of(kind)
+    if name_rule(kind) and path[-1] in keys:
+        return f"indent `{path[-1]}:` deeper, under its {path[0][:-1]}"
     name, _, rest = str(value).partition(":")
     if name in keys:
         return f"put a space after the colon: `{name}: {rest}`"
     for key in keys.values():
-        rule = RULES.get(key.rule)
-        meant = rule and (fix_value(value, rule) or rule.example)
+        meant = key.rule and (fix_value(value, key.rule) or key.rule.example)
         if meant:  # one value alone is most likely that of the first key that can hold it
-            entry = show_entry(key.name, meant)
+            entry = show_entry(key.key, meant)
             return f"write its keys on the lines below, such as `{entry}`"
     return f"known keys: {', '.join(keys)}"
 
@@ -250,7 +256,7 @@ def check_fleet(document: Document) -> tuple[Fleet | None, list[Finding]]:
     check = Checker(document)
     last = []
     try:
-        file = check.section("", (), document.value)
+        file = check.section(FleetFile, (), document.value)
         project = file.project or Project("")
         _check_references(check, file.nodes, file.models)
         for agent in file.agents.values():

@@ -11,7 +11,7 @@ from fleet.config.address import HOST_NAME, IPV6_ADDRESS, full_endpoint, split_e
 from fleet.config.node import NODE_KINDS
 from fleet.start.errors import FleetError
 from fleet.start.gate import LatePattern
-from fleet.start.record import Record, replace
+from fleet.start.record import REQUIRED, Field, Record, replace
 from fleet.text.phrases import find_nearest, some_of
 from fleet.text.yaml_dump import dump_yaml, quote_yaml
 
@@ -76,10 +76,14 @@ class Rule(Record):
     example: Any = None  # what a person may write
     normal: Callable[[Any], object] | None = None  # what becomes of a value that fits
     slips: Callable[[str], Sequence[Any]] | None = None  # what may be meant by other text
-    item: str = ""  # of a list: the rule of its items
+    item: Rule | None = None  # of a list: the rule of its items
+
+    def fits(self, value: object) -> bool:
+        """Tell whether a value obeys this rule."""
+        return _fits_schema(value, self.schema)
 
 
-def text_rule(pattern: str, words: str, example: str | None, **more: Any) -> Rule:
+def text_rule(pattern: str, words: str = "", example: str | None = None, **more: Any) -> Rule:
     return Rule({"type": "string", "pattern": pattern}, words, example, **more)
 
 
@@ -106,7 +110,7 @@ def list_rule(item: str) -> Rule:
     rule = RULES[item]
     schema = {"type": "array", "items": rule.schema}
     example = None if rule.example is None else [rule.example]
-    return Rule(schema, f"a list, each item {rule.words}", example, item=item)
+    return Rule(schema, f"a list, each item {rule.words}", example, item=rule)
 
 
 def name_slips(text: str) -> list[str]:
@@ -238,7 +242,7 @@ RULES = {
         "parser", slips=name_slips),
     "command": text_rule(PARAGRAPH, "a shell command", "make test"),
     "check": text_rule(PARAGRAPH, "a shell command, or `none`", "make test",
-                        normal=lambda text: "" if text == "none" else text),
+                        normal=lambda text: None if text == "none" else text),
     "glob": text_rule(
         _GLOB, "a pattern of paths in the repository, such as `src/**`", "src/**"),
     "revision": text_rule(REVISION, "a branch, tag or commit, or `after`", "main"),
@@ -289,7 +293,19 @@ _SCHEMA_TYPES: dict[str, tuple[type, ...]] = {
 
 def obeys(value: object, rule: str) -> bool:
     """Tell whether a value obeys a rule of RULES."""
-    return _fits_schema(value, RULES[rule].schema)
+    return RULES[rule].fits(value)
+
+
+def key(rule: str | Rule = "", words: str = "", default: Any = REQUIRED, *, name: str = "",
+        also: str = "", others: str = "") -> Any:
+    """Declare a field that is read: its rule, its purpose for people, its default.
+
+    A section has no rule: its type, a record, has those of its keys. The key's `name` in
+    the file is the field's own, unless given; `also` is a second spelling of it; `others`
+    are the words of other programs for it, which people write by mistake.
+    """
+    return Field(default, RULES.get(rule) if isinstance(rule, str) else rule, words, name,
+                 also, others)
 
 
 def _fits_schema(value: Any, schema: dict[str, Any]) -> bool:
@@ -325,7 +341,7 @@ def fix_value(value: Any, rule: Rule) -> Any:
         guesses += [[item.strip(_QUOTES) for item in text.strip("[]").split(",")], [text],
                     text.split()]
     for guess in guesses:
-        if _fits_schema(guess, rule.schema):
+        if rule.fits(guess):
             with contextlib.suppress(FleetError):
                 if rule.normal:
                     rule.normal(guess)

@@ -3,50 +3,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.config.rules import USUAL_TARGETS
-from fleet.start.record import REQUIRED, Record, noted
+from fleet.config.rules import USUAL_TARGETS, key
+from fleet.start.record import Record
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from fleet.text.yaml import Document
 
 
 # What a file may say is declared once: each `key(...)` of these records names the rule of its
-# value, what it is for, and what its absence means. Checking, `schema`, the comments of `init`
-# and the keys of `help config` are all made of that.
-
-
-class FileKey(Record):
-    """One key of a section, as `key` declares it."""
-
-    rule: str  # in RULES, or else in SECTIONS
-    words: str
-    default: Any  # REQUIRED, or what its absence means
-    name: str  # as the file spells it
-    also: str  # a second spelling of its name
-    attribute: str = ""  # of the record
-
-
-def key(rule: str, words: str, default: Any = REQUIRED, *, name: str = "",
-        also: str = "") -> Any:
-    """Declare a key: its rule or its own section, its purpose, its default.
-
-    Its `name` in the file is the field's own, unless given; `also` is a second
-    spelling of it.
-    """
-    return noted(FileKey(rule, words, default, name, also), default)
+# value, what it is for, what its absence means, and what people write for it. Checking,
+# `schema`, the comments of `init` and the keys of `help config` are all made of that. The
+# `name` of a section is the key above it.
 
 
 class Gateway(Record):
     """Where Claude Code finds the fleet, and which program serves it."""
 
-    provider: str = key("provider", "who serves: this program or LiteLLM", "builtin")
-    host: str = key("host", "address the gateway listens on", "127.0.0.1")
+    provider: str = key("provider", "who serves: this program or LiteLLM", "builtin",
+                        others="engine type")
+    host: str = key("host", "address the gateway listens on", "127.0.0.1",
+                    others="address bind listen")
     port: int = key("port", "port the gateway listens on", 4000)
     master_key_env: str = key(
         "variable", "variable with the key; ends in _MASTER_KEY or _GATEWAY_KEY",
-        "LITELLM_MASTER_KEY")
+        "LITELLM_MASTER_KEY", others="key master_key api_key api_key_env key_env")
 
 
 class Tiers(Record):
@@ -65,10 +45,10 @@ class Tiers(Record):
 class Project(Record):
     """What holds for the whole fleet."""
 
-    name: str = key("line", "shown in tables")
-    gateway: Gateway = key("gateway", "where Claude Code finds the fleet", Gateway())
+    name: str = key("line", "shown in tables", others="title label")
+    gateway: Gateway = key(words="where Claude Code finds the fleet", default=Gateway())
     claude: Tiers = key(
-        "claude", "which model answers for each of Claude Code's tiers", Tiers())
+        words="which model answers for each of Claude Code's tiers", default=Tiers())
     targets: tuple[str, ...] = key(
         "targets", "programs that `generate` writes files for", USUAL_TARGETS)
 
@@ -76,15 +56,22 @@ class Project(Record):
 class Node(Record):
     """A machine that runs models."""
 
-    name: str
-    endpoint: str = key("endpoint", "address of its model server")
-    tags: tuple[str, ...] = key("tags", "your own labels for it", ())
+    name: str = key("name")
+    endpoint: str = key(
+        "endpoint", "address of its model server",
+        others="url uri api_base base_url host hostname address ip server ollama_host")
+    tags: tuple[str, ...] = key("tags", "your own labels for it", (), others="labels")
     memory_gb: float | None = key(
-        "gigabytes", "GB of memory for models; without it, only one model", None)
-    mac: str | None = key("mac", "its hardware address: `up` and `warmup` wake it", None)
-    provider: str = key("node provider", "which server runs there", "ollama")
+        "gigabytes", "GB of memory for models; without it, only one model", None,
+        others="memory ram vram ram_gb vram_gb")
+    mac: str | None = key(
+        "mac", "its hardware address: `up` and `warmup` wake it", None,
+        others="mac_address hardware_address ether lladdr wake_on_lan wol")
+    provider: str = key("node provider", "which server runs there", "ollama",
+                        others="engine type")
     api_key_env: str | None = key(
-        "key variable", "variable with its key; ends in _API_KEY or _API_TOKEN", None)
+        "key variable", "variable with its key; ends in _API_KEY or _API_TOKEN", None,
+        others="api_key key key_env token")
     auth: str | None = key("auth", "`client`: hand on the login that Claude Code sends", None)
     cache_gb: float | None = key(
         "cache", "GB of memory for its prompt cache; default: 8.6", None)
@@ -93,20 +80,27 @@ class Node(Record):
 class Model(Record):
     """A model on a node, under the alias that Claude Code asks for."""
 
-    name: str
-    node: str = key("reference", "the node it runs on")
+    name: str = key("name")
+    node: str = key("reference", "the node it runs on",
+                    others="machine host server runs_on")
     ollama_model: str = key(
         "model name", "its name on the node, as in `ollama list`", name="model",
-        also="ollama_model")
-    alias: str = key("alias", "the name Claude Code asks for", also="litellm_alias")
-    context: int = key("tokens", "context window in tokens", 8192)
+        also="ollama_model", others="model_name ollama name")
+    alias: str = key("alias", "the name Claude Code asks for", also="litellm_alias",
+                     others="model_alias")
+    context: int = key(
+        "tokens", "context window in tokens", 8192,
+        others="num_ctx ctx context_length context_window context_size max_context")
     timeout: int = key("seconds", "seconds to wait for its first token", 300)
-    max_parallel: int = key("parallel", "requests at the same time", 1)
+    max_parallel: int = key("parallel", "requests at the same time", 1,
+                            others="parallel num_parallel concurrency")
     keep_alive: int = key("keep alive", "how long it stays loaded", -1)
-    thinking: bool = key("boolean", "let the model think, if it can", False)
-    max_output: int = key("tokens", "longest answer in tokens", 8192)
+    thinking: bool = key("boolean", "let the model think, if it can", False,
+                         others="think reasoning")
+    max_output: int = key("tokens", "longest answer in tokens", 8192,
+                          others="max_tokens num_predict output")
     fallback: tuple[str, ...] = key(
-        "references", "models that answer when this one cannot", ())
+        "references", "models that answer when this one cannot", (), others="backup")
     cloud: bool = key("boolean", "it may leave your house: at ollama.com or Anthropic", False)
     name_key: str = "model"  # as the file spells the key of its name
 
@@ -114,12 +108,14 @@ class Model(Record):
 class Agent(Record):
     """A subagent of Claude Code and the model it uses."""
 
-    name: str
-    model: str = key("reference", "which of `models` it uses")
-    description: str = key("paragraph", "when Claude Code calls it; one paragraph")
+    name: str = key("agent name")
+    model: str = key("reference", "which of `models` it uses", others="llm uses runs_on")
+    description: str = key("paragraph", "when Claude Code calls it; one paragraph",
+                           others="desc when use_for about")
     tools: tuple[str, ...] | None = key(
-        "tools", "tools it may use; absent: all, []: none", None)
-    prompt: str | None = key("text", "its system prompt; absent: the role's default", None)
+        "tools", "tools it may use; absent: all, []: none", None, others="allowed_tools")
+    prompt: str | None = key("text", "its system prompt; absent: the role's default", None,
+                             others="system system_prompt instructions")
     frontmatter: dict[str, object] = key(
         "frontmatter", "further keys for Claude Code, such as maxTurns", {})
 
@@ -127,12 +123,13 @@ class Agent(Record):
 class FleetFile(Record):
     """The sections of a fleet file."""
 
-    project: Project = key("project", "the fleet's name, its gateway, Claude Code's tiers")
-    nodes: dict[str, Node] = key("node", "machines that run models")
+    project: Project = key(words="the fleet's name, its gateway, Claude Code's tiers")
+    nodes: dict[str, Node] = key(words="machines that run models",
+                                 others="machines hosts servers workers")
     models: dict[str, Model] = key(
-        "model", "which model runs on which node, under which alias")
+        words="which model runs on which node, under which alias")
     agents: dict[str, Agent] = key(
-        "agent", "Claude Code subagents and the model each one uses")
+        words="Claude Code subagents and the model each one uses", others="subagents roles")
 
 
 class Fleet(Record):

@@ -7,9 +7,9 @@ import string
 from typing import TYPE_CHECKING
 
 from fleet.config.check import check_fleet
-from fleet.config.keys import FILE_KEYS
+from fleet.config.keys import keys_of, section_of
 from fleet.config.rules import show_entry
-from fleet.config.sections import Gateway
+from fleet.config.sections import FleetFile, Gateway
 from fleet.plan.memory import NOTE_START
 from fleet.plan.starter import PLACEHOLDERS_MARK
 from fleet.start.errors import FleetError
@@ -80,7 +80,7 @@ def _starter_block(kind: str, sections: dict[str, dict[str, object]],
         if kind == "models" and name in notes:
             lines += [f"  # {line}" for line in _wrap_note(notes[name])]
         lines.append(f"  {quote_yaml(name)}:")
-        for key, declared in FILE_KEYS[kind[:-1]].items():
+        for key, declared in keys_of(section_of(keys_of(FleetFile)[kind])).items():
             if key in values:
                 line = f"    {show_entry(key, values[key])}"
             elif is_first and declared.default is None:

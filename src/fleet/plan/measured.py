@@ -5,7 +5,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fleet.config.names import full_model_name
-from fleet.config.rules import obeys
+from fleet.config.rules import key
 from fleet.start.constants import STATE_DIRECTORY
 from fleet.start.record import Record, replace
 from fleet.text.json import read_page
@@ -97,9 +97,9 @@ class FailedAnswer(Record):
 class Measurement(Record):
     """Measurements of a model on a machine; None: not measured or not known."""
 
-    node: str
-    endpoint: str
-    model: str  # as the node calls it
+    node: str = key("line")
+    endpoint: str = key("line")
+    model: str = key("line")  # as the node calls it
     date: str = ""  # of the day and hour, UTC: 2026-11-18T14:05:02Z
     tokens: int = 0  # the context it was asked with
     load_seconds: float | None = None  # 0.0: it was loaded
@@ -115,10 +115,6 @@ class Measurement(Record):
     failed: tuple[FailedAnswer, ...] = ()
     versions: dict[str, str] = {}  # of the node's server, of this program
     failure: str = ""  # why it is not all there: the node's own words
-
-    def _check(self) -> None:
-        if not all(obeys(name, "line") for name in (self.node, self.endpoint, self.model)):
-            raise ValueError("a measurement of nothing")
 
     @property
     def instead(self) -> str:

@@ -5,7 +5,7 @@ import re
 from typing import TYPE_CHECKING
 
 from fleet.config.address import ADDRESS_KINDS, address_kind
-from fleet.config.keys import FILE_KEYS
+from fleet.config.keys import keys_of
 from fleet.config.names import free_name_of, full_model_name, make_name, model_slot
 from fleet.config.sections import Agent, Model, Node
 from fleet.plan.assignment import plan_assignment, unique_alias
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 # -- what `init` proposes --
 
 
-def file_keys(kind: str, record: Record, *shown: str) -> dict[str, Any]:
+def file_keys(record: Record, *shown: str) -> dict[str, Any]:
     """Return a section's keys in a fleet file: those not as usual, and those to show."""
     entry = {}
-    for name, key in FILE_KEYS[kind].items():
-        value = getattr(record, key.attribute)
+    for name, key in keys_of(type(record)).items():
+        value = getattr(record, key.name)
         if value != key.default or name in shown:
             entry[name] = list(value) if isinstance(value, tuple) else value
     return entry
@@ -84,8 +84,8 @@ def plan_starter(states: Sequence[NodeState], measured: Iterable[Measurement] = 
     agents = {}
     for name, role in ROLES.items():
         model = assignment.jobs.get(name) or STARTER_MODELS[role.size].name
-        agents[name] = file_keys("agent", Agent(name, model, role.description, role.tools))
-    entries = {model.name: file_keys("model", model, "context", "timeout", "max_parallel")
+        agents[name] = file_keys(Agent(name, model, role.description, role.tools))
+    entries = {model.name: file_keys(model, "context", "timeout", "max_parallel")
                for model in models}
     return Starter({"nodes": nodes, "models": entries, "agents": agents}, assignment)
 
@@ -97,11 +97,10 @@ def plan_hybrid(starter: Starter) -> Starter:
     """Return a fleet with a person's own Claude for the main session."""
     node = free_name_of("anthropic", "cloud", taken=set(starter.tree["nodes"]))
     nodes = {**starter.tree["nodes"], node: file_keys(
-        "node", Node(node, CLAUDE_ENDPOINT, provider="anthropic", auth="client"))}
+        Node(node, CLAUDE_ENDPOINT, provider="anthropic", auth="client"))}
     models = dict(starter.tree["models"])
     for name, model in CLAUDE_MODELS.items():
-        models[name] = file_keys("model",
-                                 Model(name, node, model, model, 200_000, timeout=600,
+        models[name] = file_keys(Model(name, node, model, model, 200_000, timeout=600,
                                        max_parallel=8, max_output=64_000, cloud=True))
     opus, sonnet = CLAUDE_MODELS
     local = starter.tree["agents"]["summarizer"]["model"]
@@ -122,7 +121,7 @@ def _starter_nodes(states: Sequence[NodeState], memory: Mapping[str, float]
         if state.online or not anybody or not is_unasked:
             node = Node(state.name, state.endpoint, memory_gb=memory.get(state.name),
                         provider=state.provider)
-            nodes[state.name] = file_keys("node", node, "tags")
+            nodes[state.name] = file_keys(node, "tags")
     return nodes
 
 
@@ -174,8 +173,8 @@ def plan_addition(known: Collection[Model], state: NodeState,
                             timeout=twin.timeout)
         added.append(model)
     node = Node(state.name, state.endpoint, provider=state.provider)
-    return {"nodes": {state.name: file_keys("node", node)},
-            "models": {model.name: file_keys("model", model, "context") for model in added}}
+    return {"nodes": {state.name: file_keys(node)},
+            "models": {model.name: file_keys(model, "context") for model in added}}
 
 
 def plan_added_models(fleet: Fleet, state: NodeState) -> list[NodeModel]:

@@ -6,8 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 from fleet.cli.rows import COMMANDS, show_flag
-from fleet.config.keys import FILE_KEYS
-from fleet.config.rules import RULES
+from fleet.config.keys import keys_of
+from fleet.config.sections import Agent, Gateway, Model, Node, Project, Tiers
+from fleet.config.task_file import TaskFile, TaskSpec
 from fleet.start.gate import VERSION, asset
 from fleet.start.record import REQUIRED, Record
 from fleet.text.tables import format_pairs, format_table, format_words, wrap_text
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fleet.cli.rows import Command, Flag
-    from fleet.config.sections import FileKey
+    from fleet.start.record import Field
     from fleet.text.terminal import Look
 
 
@@ -123,12 +124,12 @@ TOPICS = {
 def render_keys_table() -> str:
     """Return tables of all keys of a fleet file, made of the records that check it."""
     lines = []
-    places = {"project": "project", "gateway": "project.gateway", "claude": "project.claude",
-              "node": "nodes.NAME", "model": "models.NAME", "agent": "agents.NAME"}
-    for kind, place in places.items():
+    places = {Project: "project", Gateway: "project.gateway", Tiers: "project.claude",
+              Node: "nodes.NAME", Model: "models.NAME", Agent: "agents.NAME"}
+    for section, place in places.items():
         lines += [f"## {place}", "", "| Key | Default | Meaning |", "|---|---|---|"]
-        for name, each in FILE_KEYS[kind].items():
-            if each.rule in RULES:
+        for name, each in keys_of(section).items():
+            if each.rule:
                 lines.append(f"| `{name}` | {show_default(each)} | {each.words} |")
         lines.append("")
     return "\n".join(lines)
@@ -137,20 +138,20 @@ def render_keys_table() -> str:
 def render_tasks_page() -> str:
     """Return the page on tasks; its tables are made of the records that check a task file."""
     lines = ["| Key of a task | Default | Meaning |", "|---|---|---|"]
-    for name, each in FILE_KEYS["task"].items():
+    for name, each in keys_of(TaskSpec).items():
         default = "".join(each.default) if each.default == ("Bash",) else each.default or ""
         if name in ("deadline", "stall"):
             default = f"{each.default // 60}m"
         shown = f"`{default}`" if default not in ("", ()) else ""
         lines.append(f"| `{name}` | {shown} | {each.words} |")
     lines += ["", "| Key of the file | Meaning |", "|---|---|"]
-    lines += [f"| `{name}` | {each.words} |" for name, each in FILE_KEYS["task file"].items()]
+    lines += [f"| `{name}` | {each.words} |" for name, each in keys_of(TaskFile).items()]
     lines += [
         "", "`defaults:` takes every key of a task but `prompt`, `prompt_file`, `after`.", ""]
     return TASKS_PAGE + "\n".join(lines)
 
 
-def show_default(each: FileKey) -> str:
+def show_default(each: Field) -> str:
     """Return a key's default as a file would say it."""
     if each.default is REQUIRED:
         return "required"

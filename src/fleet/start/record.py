@@ -9,6 +9,8 @@ from fleet.start.gate import dataclass_transform
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import Any, ClassVar, NoReturn, TypeVar
+
+    from fleet.config.rules import Rule
     _Record = TypeVar("_Record", bound="Record")
 
 
@@ -21,20 +23,22 @@ MANY = 20  # records of one kind, after which its own `__init__` is compiled
 
 
 class Field:
-    """One field of a record: its annotation, its default, and its note."""
+    """One field of a record, and how files and other programs write it."""
 
-    kind: str  # its annotation, filled in by `fields`
+    name: str  # of the attribute; `fields` fills in this and its annotation
+    kind: str
 
-    def __init__(self, default: Any, note: Any = None) -> None:
-        self.default, self.note = default, note
+    def __init__(self, default: Any, rule: Rule | None = None, words: str = "",
+                 key: str = "", also: str = "", others: str = "") -> None:
+        self.default = default  # REQUIRED, or what its absence means
+        self.rule = rule  # for values that were read; None: its type is all
+        self.words = words  # its purpose, if a person may write it
+        self.key = key  # as a file spells it; "": as the attribute
+        self.also = also  # a second spelling that is read
+        self.others = others  # what people write by mistake for it, between blanks
 
     def __get__(self, record: object, kind: type) -> Any:
-        return self.default  # so `Gateway.port` is 4000, noted or not
-
-
-def noted(note: object, default: Any = REQUIRED) -> Any:
-    """Declare a field with a note for its readers."""
-    return Field(default, note)
+        return self.default  # so `Gateway.port` is 4000, declared with a rule or not
 
 
 def _compile_start(usual: Mapping[str, Any]) -> Callable[..., None]:
@@ -121,8 +125,8 @@ def fields(record: type[_Record]) -> dict[str, Field]:
             if name in found and name not in vars(record) or name in Record.__annotations__:
                 continue  # Python 3.9 also shows the annotations of the base class
             field = vars(record).get(name, REQUIRED)
-            found[name] = field if isinstance(field, Field) else Field(field)
-            found[name].kind = kind
+            field = found[name] = field if isinstance(field, Field) else Field(field)
+            field.name, field.kind, field.key = name, kind, field.key or name
         record._fields = found
         record._mappings = [name for name, field in found.items() if field.default == {}]
         record._usual = {name: field.default for name, field in found.items()}
@@ -143,18 +147,21 @@ _READ_TYPES = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, flo
 def read(record: type[_Record], value: object) -> _Record | None:
     """Return the record that a JSON value holds, or None if it holds none.
 
-    A field that is absent, or of another type, has its default; without a default there is
-    no record. What is `noted` of a field is how other programs spell it. Other keys are
-    passed over: a newer program may write them. There is none where its `_check` fails.
+    A field that is absent, of another type, or against its rule has its default; without a
+    default there is no record. Other keys are ignored: a newer program may write them.
+    There is no record if its `_check` fails.
     """
     if not isinstance(value, dict):
         return None
     words = {}
     for name, field in fields(record).items():
-        key = field.note or name
-        if key in value:
+        each = value.get(field.key, _ABSENT)
+        if field.rule:
+            if each is not _ABSENT and field.rule.fits(each):
+                words[name] = tuple(each) if isinstance(each, list) else each
+        elif each is not _ABSENT:
             with contextlib.suppress(ValueError):
-                words[name] = _read_value(field.kind, value[key])
+                words[name] = _read_value(field.kind, each)
     try:
         made = record(**words)
         made._check()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fleet.config.check import Checker, finding_order
 from fleet.config.keys import section_schema
-from fleet.config.task_file import LOGIN
+from fleet.config.task_file import LOGIN, TaskFile
 from fleet.plan.routes import plan_tiers
 from fleet.start.errors import FleetError
 from fleet.start.record import Record, replace
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fleet.config.sections import Fleet, Model
-    from fleet.config.task_file import TaskFile, TaskSpec
+    from fleet.config.task_file import TaskSpec
     from fleet.start.errors import Finding
     from fleet.tasks.state import TaskState
     from fleet.text.yaml import Document
@@ -78,7 +78,7 @@ def _plan_tasks(check: Checker, fleet: Fleet | None,
                 others: Collection[str]) -> TaskPlan | None:
     """Return every task with the defaults under it, its twins as tasks of their own."""
     tree = check.document.value
-    file = check.section("task file", (), tree)
+    file = check.section(TaskFile, (), tree)
     if check.findings:
         return None
     shared = tree.get("defaults") or {}
@@ -203,7 +203,7 @@ def expand_names(names: Iterable[str], tasks: Mapping[str, TaskSpec]) -> tuple[s
 def render_tasks_schema() -> dict[str, Any]:
     """Return the JSON Schema of the task file, from the records that check it."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema",
-            "title": "subagent-fleet tasks", **section_schema("task file")}
+            "title": "subagent-fleet tasks", **section_schema(TaskFile)}
 
 
 # -- which model does a task --

@@ -1,11 +1,9 @@
 """What is known of a task."""
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
-from fleet.config.keys import FILE_KEYS
-from fleet.config.rules import REVISION, TASK_NAME, obeys
+from fleet.config.rules import REVISION, choice_rule, key, text_rule
 from fleet.config.task_file import TaskSpec
 from fleet.speech.claude_stream import CONTINUE_PROMPT
 from fleet.start.record import Record, read, replace
@@ -31,24 +29,33 @@ FORMER_STATES = {"preparing": ("running", PREPARING), "starting": ("running", ST
                  "attached": ("stopped", "")}
 
 
+# What goes to git or to a program as a word: nothing that could be an option of it.
+_COMMIT = text_rule("^([0-9a-f]{40,64})?$")
+_PATH = text_rule(r"^(/[\s\S]*)?$")
+
+
 class Workplace(Record):
     """Where a task works, and what came of it there: a fresh start gives it another one."""
 
-    id: str = ""  # random; the locks of its worktrees carry it, since a name proves nothing
+    # Random; the locks of its worktrees carry it, since a name proves nothing.
+    id: str = key(text_rule("^[0-9a-f]*$"), default="")
     fresh: int = 0  # how many places it had before
-    base: str = ""  # the commit it began with
-    start: str = ""  # the commit of what was there when its agent came
-    branch: str = ""
-    tip: str = ""  # where the branch was when its work was last looked at
-    worktree: str = ""
-    git: str = ""  # the worktree's own git directory; "": not made, or tidied away
+    base: str = key(_COMMIT, default="")  # the commit it began with
+    start: str = key(_COMMIT, default="")  # the commit of what was there when its agent came
+    branch: str = key(text_rule(f"^({REVISION.strip('^$')})?$"), default="")
+    # Where the branch was when its work was last looked at.
+    tip: str = key(_COMMIT, default="")
+    worktree: str = key(_PATH, default="")
+    # The worktree's own git directory; "": not made, or tidied away.
+    git: str = key(_PATH, default="")
     copies: tuple[str, ...] = ()
     confined: str = ""  # the program that confines its commands, or no
     port: int = 0  # the first of ten that are its own
     prepared: bool = False  # setup has ended well
     passes_on_base: bool | None = None  # its check, before any work
     conflicts: tuple[str, ...] = ()  # files in which it began with conflict markers
-    kept: str = ""  # the commit for its branch, with which a task after it begins
+    # The commit for its branch, with which a task after it begins.
+    kept: str = key(_COMMIT, default="")
     diff: dict[str, Any] = {}  # files, plus, minus, commits
     landed: str = ""  # the branch it has landed on
 
@@ -82,7 +89,7 @@ class Attempt(Record):
     climbed: tuple[str, ...] = ()  # the rungs on which it has failed
     left_at: float = 0.0  # when it last moved up to what leaves the house
     # Its process.
-    session: str = ""
+    session: str = key(text_rule("^([0-9a-f-]{36})?$"), default="")
     spoken: bool = False  # the session exists: it is resumed
     client: int = 0  # its process: for signals, and to tell its helpers from what it started
     start_at: int = 0  # where the output of its process begins
@@ -104,13 +111,13 @@ class Wish(Record):
 class TaskState(Record):
     """All that is known of a task: its file is replaced whole with each step."""
 
-    name: str
-    task: TaskSpec
-    order: int  # of acceptance
+    name: str = key("task name")
+    task: TaskSpec = key()
+    order: int = key()  # of acceptance
     origin: str = "typed"  # or file
     newer: TaskSpec | None = None  # what the file says by now; a retry takes it
-    state: str = "waiting"
-    phase: str = ""  # of it
+    state: str = key(choice_rule(*STATES), default="waiting")
+    phase: str = key(choice_rule("", PREPARING, STARTING, ASLEEP), default="")  # of the state
     at: float = 0.0  # since when
     reason: str = ""
     cause: str = ""  # the same for programs
@@ -124,10 +131,6 @@ class TaskState(Record):
     def _check(self) -> None:
         if self.task.name != self.name:
             raise ValueError("another task")
-        for record in (self, self.place, self.attempt, *self.old):
-            for name in _WORD_PATTERNS.keys() & vars(record).keys():
-                if not re.fullmatch(_WORD_PATTERNS[name], getattr(record, name), re.S):
-                    raise ValueError(f"no {name}")
 
     @property
     def is_over(self) -> bool:
@@ -163,16 +166,6 @@ class TaskState(Record):
         return self.is_active and (self.task.talks or self.state != "checking")
 
 
-# What goes to git or to a program as a word: nothing that could be an option of it.
-_COMMIT = "([0-9a-f]{40,64})?"
-_WORD_PATTERNS = {
-    "base": _COMMIT, "start": _COMMIT, "tip": _COMMIT, "kept": _COMMIT,
-    "session": "([0-9a-f-]{36})?", "id": "[0-9a-f]*",
-    "branch": f"({REVISION.strip('^$')})?", "worktree": "(/.*)?", "git": "(/.*)?",
-    "name": TASK_NAME,
-    "state": "|".join(STATES), "phase": f"({PREPARING}|{STARTING}|{ASLEEP})?"}
-
-
 # The records of a state. Its file has their keys beside its own, as it always had: programs
 # read it, and other versions of this one. Each name is therefore in one of them alone.
 PARTS = ("place", "attempt", "wish")
@@ -200,17 +193,9 @@ def freeze(value: Any) -> Any:
 
 
 def thaw_task(frozen: object) -> TaskSpec | None:
-    """Return the task that was kept; None where it is none."""
-    rules = {"name": "task name",
-             **{name: one.rule for name, one in FILE_KEYS["task"].items()}}
-    if not isinstance(frozen, dict) or "name" not in frozen or not all(
-            name in rules and obeys(value, rules[name])
-            or (name, value) == ("check", "")  # as `none` is kept
-            for name, value in frozen.items()):
-        return None
-    words: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
-                             for name, value in frozen.items()}
-    return TaskSpec(**words)
+    """Return the task that was kept, or None if there is none or it says what none can."""
+    task = read(TaskSpec, frozen)
+    return task if freeze(task) == frozen else None  # what did not fit is not there
 
 
 def _renew(frozen: dict[str, Any]) -> dict[str, Any]:
@@ -218,6 +203,10 @@ def _renew(frozen: dict[str, Any]) -> dict[str, Any]:
     renewed = {**frozen}
     if isinstance(frozen.get("old"), list):
         renewed["old"] = [_renew_place(*each) for each in enumerate(frozen["old"])]
+    for word in ("task", "newer"):
+        task = frozen.get(word)
+        if isinstance(task, dict) and task.get("check") == "":  # as `none` was kept
+            renewed[word] = {name: value for name, value in task.items() if name != "check"}
     former = FORMER_STATES.get(str(frozen.get("state")))
     if former:
         renewed["state"], renewed["phase"] = former
@@ -245,8 +234,6 @@ def thaw_state(frozen: object) -> TaskState | None:
     state = read(TaskState, {**frozen, **dict.fromkeys(PARTS, frozen)})
     if state is None:
         return None
-    state = replace(state, task=thaw_task(frozen["task"]),
-                    newer=thaw_task(frozen.get("newer")))
     # What did not fit has its default, and differs.
     fits = all(freeze(value) == frozen[name]
                for record in (state, state.place, state.attempt, state.wish)

@@ -3,8 +3,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fleet.config.rules import key
 from fleet.plan.routes import agents_by_alias
-from fleet.start.record import Record, noted, replace
+from fleet.start.record import Record, replace
 from fleet.traces.transcript import AGENTS_DEPTH_LIMIT
 
 if TYPE_CHECKING:
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 class AgentLabel(Record):
     """The metadata beside a subagent's transcript (`agent-ID.meta.json`)."""
 
-    kind: str = noted("agentType", "")
+    kind: str = key(name="agentType", default="")
     # The Dispatch that started it.
-    call: str = noted("toolUseId", "")
-    is_built_in: bool = noted("isBuiltIn", False)
+    call: str = key(name="toolUseId", default="")
+    is_built_in: bool = key(name="isBuiltIn", default=False)
 
 
 class AgentTrace(Record):

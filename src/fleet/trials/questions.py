@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from fleet.config.rules import obeys
+from fleet.config.rules import choice_rule, key
 from fleet.plan.measured import ExamScore
 from fleet.start.constants import STATE_DIRECTORY
 from fleet.start.gate import LatePattern
@@ -186,8 +186,8 @@ class Sitting(Record):
     commit: str
     check: str  # a digest of the command, and of what prepares for it
     repository: str  # a digest of where it is
-    model: str
-    outcome: str
+    model: str = key("line")
+    outcome: str = key(choice_rule(*EXAM_OUTCOMES))
     number: int = 1  # of the times that it was asked
     digest: str = ""  # of the model
     code: int | None = None  # of the check
@@ -196,10 +196,6 @@ class Sitting(Record):
     input: int = 0  # tokens
     output: int = 0
     date: str = ""
-
-    def _check(self) -> None:
-        if self.outcome not in EXAM_OUTCOMES or not obeys(self.model, "line"):
-            raise ValueError("no sitting")
 
 
 class ExamPage(Record):

@@ -14,9 +14,9 @@ from fleet.cli.rows import (
     type_again,
 )
 from fleet.cli.say import check_names
-from fleet.config.keys import FILE_KEYS
+from fleet.config.keys import keys_of
 from fleet.config.rules import CLAUDE, CODERS, RULES, obeys
-from fleet.config.task_file import TaskFile
+from fleet.config.task_file import TaskFile, TaskSpec
 from fleet.runs.agent import shorten
 from fleet.runs.folder import TASK_FILES, Folder, find_repository, read_repositories
 from fleet.runs.see import see_states
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fleet.config.sections import Fleet
-    from fleet.config.task_file import TaskSpec
     from fleet.tasks.state import TaskState
     from fleet.world.world import World
 
@@ -209,7 +208,7 @@ def refuse_unquoted(words: Sequence[str], names: Collection[str], options: Names
 def typed_keys(options: Namespace) -> dict[str, Any]:
     """Return the keys of new tasks that were typed as flags."""
     words = [name_of(flag) for flag in TASK_WORDS]
-    typed = {word: getattr(options, word) for word in words if word in FILE_KEYS["task"]}
+    typed = {word: getattr(options, word) for word in words if word in keys_of(TaskSpec)}
     if str(options.coder).startswith("["):
         typed["coder"] = Document(options.coder, "--coder").value
         if not typed["coder"]:
@@ -248,7 +247,6 @@ def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTas
         if branch and name != branch:  # such as feat/login
             tree[name]["branch"] = branch
     defaults = freeze(replace(known.plan.file.defaults, times=1))
-    del defaults["name"]
     text = dump_yaml({"defaults": defaults, "tasks": tree})
     plan, problems = check_tasks(Document(text, "the command line"), known.fleet, known.names)
     if plan is None:
