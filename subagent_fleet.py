@@ -6466,9 +6466,6 @@ class Facts(Record):
     # The environment file, and the ids of what is wrong with it.
     env_path: str = ""
     leaks: Sequence[str] = ()
-    # The task file whose commands are to be confined, and why this machine does not do it.
-    task_file: str = ""
-    unconfined: str = ""
 
 
 class Check(Record):
@@ -7005,17 +7002,6 @@ def check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
                           "environment", fix=f"remove them from {path}")
 
 
-@check("Claude Code", "disk")
-def check_confinement(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Warn of what agents of tasks can change outside their task's scope."""
-    if facts.unconfined:
-        yield Finding("tasks-unconfined", "info",
-                      f"agents that work on {facts.task_file} can write anywhere by their "
-                      f"commands: {facts.unconfined}",
-                      fix="on Linux, `sudo apt install bubblewrap`; then "
-                          "`bwrap --ro-bind / / true` says why it does not work")
-
-
 def overridden_names(fleet: Fleet, environment: Mapping[str, object]) -> list[str]:
     """Return the fleet's variables that the `env` of a settings file sets otherwise."""
     return [variable.name for variable in plan_environment(fleet)
@@ -7129,7 +7115,6 @@ CHECKS = (
     check_routes,
     check_gateway_port,
     check_settings,
-    check_confinement,
     check_files,
     check_secret,
 )
@@ -28683,7 +28668,7 @@ def keep_measurements(workspace: Workspace, measured: Sequence[Measurement]) -> 
     workspace.keep(BENCH_FILE, report.encode("ascii"))
 
 
-# == views/observe.py, from line 38 ===========================================
+# == views/observe.py, from line 36 ===========================================
 #
 # Collecting the facts that `doctor` judges.
 
@@ -28717,17 +28702,14 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
     if program:
         jobs["claude"] = lambda: ask_version(world, program, until)
     if fleet:
-        facts = observe_task_file(world, fleet, facts)
-        if facts.task_file:
-            jobs["unconfined"] = lambda: find_unconfined(world, until)
-        weak = lint_key(fleet, world.environ)
+        problems = (*problems, *check_task_file(world, fleet),
+                    *lint_key(fleet, world.environ))
         paths = [*managed_settings(world), *usual_settings(world)]
         memory = {name: node.memory_gb for name, node in fleet.nodes.items()
                   if node.memory_gb}
         facts = replace(facts, settings=find_settings(world, paths),
                         measured=read_measurements(workspace),
-                        memory=with_own_memory(world, memory),
-                        problems=(*facts.problems, *weak))
+                        memory=with_own_memory(world, memory), problems=problems)
         facts = observe_files(workspace, fleet, facts)
         key = known_key(workspace, fleet)
         jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
@@ -28738,29 +28720,15 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
     return replace(facts, **answers)
 
 
-def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
-    """Add the task file beside the fleet file, if its agents will be confined."""
+def check_task_file(world: World, fleet: Fleet) -> Sequence[Finding]:
+    """Return what is wrong with the task file beside the fleet file, if there is one."""
     path = find_task_file_near(world, fleet.document.source)
-    if not path:
-        return facts
     try:
-        tasks = load_tasks(world, path, fleet).tasks.values()
+        if path:
+            load_tasks(world, path, fleet)
     except FleetError as error:
-        return replace(facts,
-                       problems=(*facts.problems, *(error.findings or (error.finding,))))
-    if all(task.sandbox == "off" for task in tasks):
-        return facts
-    return replace(facts, task_file=path)
-
-
-def find_unconfined(world: World, until: float) -> str:
-    """Return why commands of tasks are not confined on this machine; nothing if they are."""
-    confiner = find_confiner(world)
-    if not confiner:
-        return NO_CONFINER
-    with PrivateDirectory() as directory:
-        place = Place(directory, f"probe-{world.token(4)}")
-        return find_trouble(world, confiner, place, until - world.clock())
+        return error.findings or (error.finding,)
+    return ()
 
 
 def ask_version(world: World, program: str, until: float) -> str:

@@ -213,10 +213,6 @@ BENCHED = sf.Measurement("mini", "http://mini:11434", "qwen3:8b", tools=sf.Score
 
 # (case, fleet and facts, everything that must be found)
 CASES = [
-    ("commands of tasks that nothing confines",
-     (make_fleet(), facts_with(task_file="tasks.yaml", unconfined="bubblewrap (`bwrap`) is not installed")),
-     {"tasks-unconfined": "info"}),
-    ("commands of tasks in the sandbox", (make_fleet(), facts_with(task_file="tasks.yaml")), {}),
     ("lint", on(problems=(LINT,)), {"small-context": "warning"}),
     ("offline", on(states={"mini": OFFLINE}), {"node-offline": "error"}),
     ("public", on(addresses={"mini": ("192.168.1.50", "8.8.8.8")}),

@@ -132,9 +132,6 @@ class Facts(Record):
     # The environment file, and the ids of what is wrong with it.
     env_path: str = ""
     leaks: Sequence[str] = ()
-    # The task file whose commands are to be confined, and why this machine does not do it.
-    task_file: str = ""
-    unconfined: str = ""
 
 
 class Check(Record):

@@ -18,7 +18,7 @@ from fleet.findings.config import (
     lint_unused_models,
 )
 from fleet.findings.files import check_files, check_secret
-from fleet.findings.gateway import check_confinement, check_gateway_port, check_settings
+from fleet.findings.gateway import check_gateway_port, check_settings
 from fleet.findings.nodes import (
     check_exposure,
     check_memory,
@@ -53,7 +53,6 @@ CHECKS = (
     check_routes,
     check_gateway_port,
     check_settings,
-    check_confinement,
     check_files,
     check_secret,
 )

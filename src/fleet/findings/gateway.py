@@ -84,17 +84,6 @@ def check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
                           "environment", fix=f"remove them from {path}")
 
 
-@check("Claude Code", "disk")
-def check_confinement(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Warn of what agents of tasks can change outside their task's scope."""
-    if facts.unconfined:
-        yield Finding("tasks-unconfined", "info",
-                      f"agents that work on {facts.task_file} can write anywhere by their "
-                      f"commands: {facts.unconfined}",
-                      fix="on Linux, `sudo apt install bubblewrap`; then "
-                          "`bwrap --ro-bind / / true` says why it does not work")
-
-
 def overridden_names(fleet: Fleet, environment: Mapping[str, object]) -> list[str]:
     """Return the fleet's variables that the `env` of a settings file sets otherwise."""
     return [variable.name for variable in plan_environment(fleet)

@@ -10,7 +10,6 @@ from fleet.config.address import split_endpoint
 from fleet.findings.checks import Facts
 from fleet.findings.config import lint_key
 from fleet.nodes.probe import probe_nodes
-from fleet.runs.confine import NO_CONFINER, find_confiner, find_trouble
 from fleet.runs.folder import TASK_FILES
 from fleet.start.constants import EXIT_PROBLEM
 from fleet.start.errors import FleetError, NodeFailure
@@ -22,7 +21,6 @@ from fleet.workspace.claude import find_settings, managed_settings, usual_settin
 from fleet.workspace.directory import observe_files
 from fleet.workspace.records import read_measurements
 from fleet.world.child import run_together
-from fleet.world.places import Place, PrivateDirectory
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -65,17 +63,14 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
     if program:
         jobs["claude"] = lambda: ask_version(world, program, until)
     if fleet:
-        facts = observe_task_file(world, fleet, facts)
-        if facts.task_file:
-            jobs["unconfined"] = lambda: find_unconfined(world, until)
-        weak = lint_key(fleet, world.environ)
+        problems = (*problems, *check_task_file(world, fleet),
+                    *lint_key(fleet, world.environ))
         paths = [*managed_settings(world), *usual_settings(world)]
         memory = {name: node.memory_gb for name, node in fleet.nodes.items()
                   if node.memory_gb}
         facts = replace(facts, settings=find_settings(world, paths),
                         measured=read_measurements(workspace),
-                        memory=with_own_memory(world, memory),
-                        problems=(*facts.problems, *weak))
+                        memory=with_own_memory(world, memory), problems=problems)
         facts = observe_files(workspace, fleet, facts)
         key = known_key(workspace, fleet)
         jobs["states"] = lambda: probe_nodes(world, fleet.nodes, seconds, fleet.models)
@@ -86,29 +81,15 @@ def observe(workspace: Workspace, fleet: Fleet | None, *, problems: Sequence[Fin
     return replace(facts, **answers)
 
 
-def observe_task_file(world: World, fleet: Fleet, facts: Facts) -> Facts:
-    """Add the task file beside the fleet file, if its agents will be confined."""
+def check_task_file(world: World, fleet: Fleet) -> Sequence[Finding]:
+    """Return what is wrong with the task file beside the fleet file, if there is one."""
     path = find_task_file_near(world, fleet.document.source)
-    if not path:
-        return facts
     try:
-        tasks = load_tasks(world, path, fleet).tasks.values()
+        if path:
+            load_tasks(world, path, fleet)
     except FleetError as error:
-        return replace(facts,
-                       problems=(*facts.problems, *(error.findings or (error.finding,))))
-    if all(task.sandbox == "off" for task in tasks):
-        return facts
-    return replace(facts, task_file=path)
-
-
-def find_unconfined(world: World, until: float) -> str:
-    """Return why commands of tasks are not confined on this machine; nothing if they are."""
-    confiner = find_confiner(world)
-    if not confiner:
-        return NO_CONFINER
-    with PrivateDirectory() as directory:
-        place = Place(directory, f"probe-{world.token(4)}")
-        return find_trouble(world, confiner, place, until - world.clock())
+        return error.findings or (error.finding,)
+    return ()
 
 
 def ask_version(world: World, program: str, until: float) -> str:
