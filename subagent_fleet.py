@@ -2426,13 +2426,14 @@ def obeys(value: object, rule: str) -> bool:
 
 
 def key(rule: str | Rule = "", words: str = "", default: Any = REQUIRED, *, name: str = "",
-        also: str = "", others: str = "") -> Any:
+        others: str = "") -> Any:
     """Declare a field that is read: its rule, its purpose for people, its default.
 
-    A section has no rule: its type, a record, has those of its keys. The key's `name` in
-    the file is the field's own, unless given; `also` is a second spelling of it; `others`
-    are the words of other programs for it, which people write by mistake.
+    A section has no rule: its type, a record, has those of its keys. Its `name` in files is
+    the field's own, unless given; behind a blank stands a second one that is read, too.
+    `others` are the words of other programs for it, which people write by mistake.
     """
+    name, _, also = name.partition(" ")
     return Field(default, RULES.get(rule) if isinstance(rule, str) else rule, words, name,
                  also, others)
 
@@ -2565,9 +2566,9 @@ class Model(Record):
     node: str = key("reference", "the node it runs on",
                     others="machine host server runs_on")
     ollama_model: str = key(
-        "model name", "its name on the node, as in `ollama list`", name="model",
-        also="ollama_model", others="model_name ollama name")
-    alias: str = key("alias", "the name Claude Code asks for", also="litellm_alias",
+        "model name", "its name on the node, as in `ollama list`",
+        name="model ollama_model", others="model_name ollama name")
+    alias: str = key("alias", "the name Claude Code asks for", name="alias litellm_alias",
                      others="model_alias")
     context: int = key(
         "tokens", "context window in tokens", 8192,

@@ -561,7 +561,7 @@ def test_every_finding_is_seen_somewhere():
     said |= {f.slug for changed, _ in WORKER_CASES for f in check_worker(**changed)}
     made = findings_of_the_room()
     unseen = made - said - {"few-warm", "room"}  # what fits: tests/plan/test_fits.py
-    assert len(said) > 40 and len(made) > 30 and not unseen, f"give each a row in CASES of this file: {unseen}"
+    assert len(said) > 40 and len(made) >= 30 and not unseen, f"give each a row in CASES of this file: {unseen}"
 
 
 def test_topics_are_those_that_a_person_knows():

@@ -297,13 +297,14 @@ def obeys(value: object, rule: str) -> bool:
 
 
 def key(rule: str | Rule = "", words: str = "", default: Any = REQUIRED, *, name: str = "",
-        also: str = "", others: str = "") -> Any:
+        others: str = "") -> Any:
     """Declare a field that is read: its rule, its purpose for people, its default.
 
-    A section has no rule: its type, a record, has those of its keys. The key's `name` in
-    the file is the field's own, unless given; `also` is a second spelling of it; `others`
-    are the words of other programs for it, which people write by mistake.
+    A section has no rule: its type, a record, has those of its keys. Its `name` in files is
+    the field's own, unless given; behind a blank stands a second one that is read, too.
+    `others` are the words of other programs for it, which people write by mistake.
     """
+    name, _, also = name.partition(" ")
     return Field(default, RULES.get(rule) if isinstance(rule, str) else rule, words, name,
                  also, others)
 

@@ -84,9 +84,9 @@ class Model(Record):
     node: str = key("reference", "the node it runs on",
                     others="machine host server runs_on")
     ollama_model: str = key(
-        "model name", "its name on the node, as in `ollama list`", name="model",
-        also="ollama_model", others="model_name ollama name")
-    alias: str = key("alias", "the name Claude Code asks for", also="litellm_alias",
+        "model name", "its name on the node, as in `ollama list`",
+        name="model ollama_model", others="model_name ollama name")
+    alias: str = key("alias", "the name Claude Code asks for", name="alias litellm_alias",
                      others="model_alias")
     context: int = key(
         "tokens", "context window in tokens", 8192,
