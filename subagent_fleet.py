@@ -18572,8 +18572,8 @@ class ReturnOrder(Order):
     """`task land`: its work did not land, and its agent goes on, on top of what did."""
 
     kept: str
-    tip: str  # of what has landed
-    begin: str  # that, and the work, merged as far as git could
+    tip: str  # what had landed before it was merged
+    begin: str  # that and the work, merged as far as git could
     why: str
     text: str  # for its agent
     files: tuple[str, ...] = ()  # with conflict markers
@@ -19247,7 +19247,7 @@ def suggest_task_step(state: TaskState) -> str:
     return f"subagent-fleet tasks {name}" if state.state in ("parked", UNREADABLE) else ""
 
 
-# == tasks/landing.py, from line 19 ===========================================
+# == tasks/landing.py, from line 20 ===========================================
 #
 # In which order work lands, and which of it breaks the whole.
 
@@ -19303,6 +19303,25 @@ def plan_landing(states: Mapping[str, TaskState], landed: Collection[str],
         put(state)
     return LandingPlan(tuple(queue), {name: why for name, why in held.items()
                                       if not names or name in names})
+
+
+SANDBOXES = ("off", "auto", "required")  # the strictest comes last
+
+
+def share_command(tasks: Sequence[TaskSpec]) -> TaskSpec:
+    """Return the task in whose sandbox, and with whose deadline, a shared command runs.
+
+    The tree holds the work of all these tasks. So the sandbox is the strictest: no work may
+    write what its own task forbids because another task allows it. That can fail no command
+    that needs no more than each task allows. The deadline is the longest: a person who gave
+    the command an hour in one task does not call it too slow after a minute.
+    """
+    strictest = max(tasks, key=lambda task: SANDBOXES.index(task.sandbox))
+    confined = [task for task in tasks if task.sandbox != "off"]
+    writable = tuple(path for path in strictest.sandbox_write
+                     if all(path in task.sandbox_write for task in confined))
+    return replace(strictest, sandbox_write=writable,
+                   deadline=max(task.deadline for task in tasks))
 
 
 def find_culprit(count: int, passes: Callable[[int], bool]) -> int:
@@ -20951,7 +20970,7 @@ def droppable_tip(main: Git, state: TaskState) -> str:
     return tip if homes and main.out("for-each-ref", "--contains", tip, *homes) else ""
 
 
-# == runs/confine.py, from line 44 ============================================
+# == runs/confine.py, from line 43 ============================================
 #
 # Whether this system confines commands, and the box of each.
 
@@ -21031,12 +21050,16 @@ def find_named(folder: Folder, path: str) -> str:
 
 
 class BoxPlan(Record):
-    """What the box of a command is made of."""
+    """What the box of an agent or a command is made of."""
 
     task: TaskSpec
     tree: str
-    temporary: str = ""
-    own: tuple[str, ...] = ()  # what else is the task's alone, such as the tree's git directory
+    use: str = "command"  # so that an agent and a command beside it share no temporary files
+
+    @property
+    def temporary(self) -> str:
+        """Its own temporary directory."""
+        return f"{self.tree}.{self.use}.tmp"
 
 
 DEVICES = ("/dev/dri", "/dev/kfd", "/dev/kvm")  # which tests of a person's own may need
@@ -21076,7 +21099,8 @@ def plan_grants(folder: Folder, confiner: Confiner, plan: BoxPlan,
     repository = folder.repository
     grants += [Grant(path, False) for path in (repository.main, repository.common)
                if may_write(grants, path)]
-    for path in (*named, plan.tree, *plan.own):
+    # git-lfs keeps the content of large files in one directory for all places.
+    for path in (*named, plan.tree, world.path(repository.common, "lfs")):
         grant(path)
     return tuple(grants)
 
@@ -21095,6 +21119,7 @@ class Confinement:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
+        self.world = folder.world
         self._lock = threading.Lock()
         self._is_known = False
         self._confiner: Confiner | None = None
@@ -21104,7 +21129,7 @@ class Confinement:
         """Return the program that confines commands, once it was seen to."""
         with self._lock:
             if not self._is_known:
-                world = self._folder.world
+                world = self.world
                 self._confiner = find_confiner(world)
                 self._reason = NO_CONFINER
                 if self._confiner:
@@ -21144,7 +21169,7 @@ class Confinement:
         confiner = self.find_for(plan.task)
         if not confiner:
             return list(argv), dict(environ)
-        world, repository = self._folder.world, self._folder.repository
+        world, repository = self.world, self._folder.repository
         temporary = find_temporary(world, confiner, plan)
         environ = {**environ, "TMPDIR": temporary if confiner.name == SEATBELT else "/tmp"}
         grants = plan_grants(self._folder, confiner, plan, environ)
@@ -21158,27 +21183,26 @@ class Confinement:
 
     def clear(self, plan: BoxPlan) -> None:
         """Remove the temporary directory of a command that has ended."""
-        world, confiner = self._folder.world, self.known
+        world, confiner = self.world, self.known
         path = find_temporary(world, confiner, plan) if confiner else ""
         if path and world.kind_of(path, follow=False) == "directory":
             clear_directory(world, path)
 
     def find_refused(self, plan: BoxPlan, text: str) -> list[str]:
         """Return the paths that a command could not write because it is confined, as it says."""
-        world, confiner = self._folder.world, self.known
+        world, confiner = self.world, self.known
         if not confiner or plan.task.sandbox == "off":
             return []
         grants = plan_grants(self._folder, confiner, plan, world.environ)
         return find_refused(confiner.name, text, Box(plan.tree, grants), world.home,
                             world.real_path)
 
-    def explain_refused(self, plan: BoxPlan, log: str) -> str:
-        """Return what a command could not write, as its log says, and how to let it; or nothing."""
-        world = self._folder.world
-        paths = self.find_refused(plan, read_tail(world, log, TAIL_BYTES))
+    def explain_refused(self, plan: BoxPlan, text: str) -> str:
+        """Return what a command could not write, by its output, and how to allow it; or ""."""
+        paths = self.find_refused(plan, text)
         if not paths:
             return ""
-        line = suggest_writable(paths[0], world.home)
+        line = suggest_writable(paths[0], self.world.home)
         return f"it may not write {clean_line(some_of(paths, 3))}; to allow it: `{line}`"
 
 
@@ -21230,23 +21254,27 @@ class Ended(Record):
 
 
 class ProcessTree:
-    """The processes that a program of ours has started, however they were left behind.
+    """All processes of a task's agent, or of its commands, including those left in the background.
 
-    One is known by its mark in the environment, by its session, by its parent, by the file that
-    all of them inherit. Whoever was seen once stays known by its number and its start: an agent
-    starts a shell (known by its parent), that one `env -i setsid server` and ends; the server
-    has no mark, no parent and a session of its own, but was seen while the shell was there.
-    What is known is kept in a file for the next supervisor.
+    A process belongs to the tree if it has the mark in its environment, a known session, a known
+    parent, or the lock that all of them inherit. A process that was seen once stays known by its
+    number and start time. Example: an agent starts a shell (known by its parent), which starts
+    `env -i setsid server` and ends. The server has no mark, no parent and its own session, but
+    it was seen while the shell was there. A file keeps what is known for the next supervisor.
     """
 
-    def __init__(self, world: World, mark: str, *, path: str = "", keeps: bool = True,
-                 inherited: str = "") -> None:
+    def __init__(self, folder: Folder, name: str, variable: str, *, keeps: bool = True) -> None:
+        run, world = folder.run, folder.world
+        kind = {TASK_MARK: "alive", CHECK_MARK: "checking"}[variable]
+        # The run's id is in the file's name: a copy of the repository has another's file, too.
+        path = folder.of_task(name, f"processes-{kind}-{run}.json")
+        self.mark = {variable: f"{run}/{name}"}  # in the environment of each process
+        self.lock = folder.of_task(name, kind)
+        self._mark = f"{variable}={run}/{name}"
         self._world = world
-        self._mark = mark
         self._path = path if keeps else ""
-        self._inherited = inherited
         self._lock = threading.Lock()
-        page = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES) if path else b"") or {}
+        page = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
         self._known = {int(number): str(start) for number, start in page.items()
                        if number.isdigit()}
         self._sessions: dict[int, float] = {}  # and since when
@@ -21306,20 +21334,20 @@ class ProcessTree:
             step = min(step * 1.5, 0.25)
         return child.exit_code() or 0
 
-    def is_inherited(self) -> bool:
-        """Tell whether any process has the file that all of them inherit."""
-        return bool(self._inherited) and self._world.is_held(self._inherited)
+    def holds_lock(self) -> bool:
+        """Tell whether any process holds the lock of this tree."""
+        return self._world.is_held(self.lock)
 
     def find_last(self) -> dict[int, Process]:
-        """Return what runs now, be it only known by the file that it has inherited."""
+        """Return what runs now, including processes that are known only by the lock."""
         world = self._world
         tree = self.find(world.clock())
-        if tree or not self.is_inherited():
+        if tree or not self.holds_lock():
             return tree
-        # Who only asks whether it is held has it open for a moment.
-        openers = world.find_openers(self._inherited)
+        # A program that only asks whether the lock is held opens its file for a moment.
+        openers = world.find_openers(self.lock)
         world.sleep(0.02)
-        openers &= world.find_openers(self._inherited)
+        openers &= world.find_openers(self.lock)
         processes = world.list_processes(world.clock()).processes
         return {number: processes[number] for number in openers & processes.keys()
                 if world.process_id not in (number, processes[number].parent)}
@@ -21335,7 +21363,7 @@ def end_trees(world: World, trees: Sequence[ProcessTree], patience: float,
         for tree in trees:
             left.update(tree.find(world.clock()) if spared else tree.find_last())
         left = {number: process for number, process in left.items() if number not in spared}
-        is_held = not spared and any(tree.is_inherited() for tree in trees)
+        is_held = not spared and any(tree.holds_lock() for tree in trees)
         now = world.clock()
         if not left and not is_held:
             return Ended(len(ended))
@@ -21370,13 +21398,65 @@ def find_helpers(processes: Mapping[int, Process], client: int) -> set[int]:
     return helpers
 
 
-def tree_of(folder: Folder, name: str, variable: str, *, keeps: bool = True) -> ProcessTree:
-    """Return the processes of a task's agent, or of its check; who only looks keeps nothing."""
-    inherited = {TASK_MARK: "alive", CHECK_MARK: "checking"}[variable]
-    run = folder.run  # in the file's name: a copy of the repository has another's file, too
-    return ProcessTree(folder.world, f"{variable}={run}/{name}",
-                       path=folder.of_task(name, f"processes-{inherited}-{run}.json"), keeps=keeps,
-                       inherited=folder.of_task(name, inherited))
+# == runs/command.py, from line 20 ============================================
+#
+# Setup and check commands: each is run in its box, with a deadline.
+
+class ShellCommand(Record):
+    """A shell command that a person has written for a task."""
+
+    text: str
+    box: BoxPlan
+    log: str  # its output is added to this file
+    seconds: int  # its deadline
+    environ: Mapping[str, str]  # its own variables, such as PORT
+
+
+class CommandResult(Record):
+    """The result of a command."""
+
+    command: str
+    code: int  # 124: the deadline has passed
+    output: str = ""  # the end of its log
+    refused: str = ""  # what it could not write because it is confined, and how to allow it
+
+
+class CommandRunner:
+    """Runs the commands of a task, or of a landing: for setup, and for checks.
+
+    Every process of a command carries the mark of its tree and holds the lock of that tree, so
+    even what a killed supervisor has left behind is found. All of them end with the command.
+    """
+
+    def __init__(self, confinement: Confinement, spawn: Callable[[Launch], Child],
+                 pause: Callable[[float], None]) -> None:
+        self._confinement = confinement
+        self._spawn = spawn
+        self._pause = pause  # raises an exception if the command is no longer wanted
+
+    def run(self, command: ShellCommand, processes: ProcessTree) -> CommandResult:
+        """Run a command to its end, or to its deadline."""
+        world, box, log = self._confinement.world, command.box, command.log
+        environ = {**plain_environment(world.environ), **command.environ, **processes.mark}
+        hold = world.hold(processes.lock)
+        try:
+            words, environ = self._confinement.confine(
+                box, shell_words(world, command.text), environ)
+            child = self._spawn(Launch(words, box.tree, environ, stdout=log, stderr=log,
+                                       hold=hold, seconds=command.seconds + 60))
+        finally:
+            if hold:
+                hold.release()
+        try:
+            code = processes.follow(child, command.seconds, self._pause)
+        finally:
+            end_trees(world, [processes], 0.0)
+            self._confinement.clear(box)
+        if not code:
+            return CommandResult(command.text, 0)
+        output = read_tail(world, log, TAIL_BYTES)
+        return CommandResult(command.text, code, output,
+                             self._confinement.explain_refused(box, output))
 
 
 # == runs/task_desk.py, from line 27 ==========================================
@@ -21392,9 +21472,10 @@ class TaskDesk:
         self._world = supervisor.folder.world
         self._backing = supervisor.backing
         self._confinement = supervisor.confinement
+        self._runner = CommandRunner(supervisor.confinement, supervisor.spawn, self._pause)
         self._main = git_of(self._folder)
         self._hold: Hold | None = None  # on the gits of this task
-        self._trees = {variable: tree_of(self._folder, name, variable)
+        self._trees = {variable: ProcessTree(self._folder, name, variable)
                        for variable in (TASK_MARK, CHECK_MARK)}
         self._preparing: threading.Thread | None = None  # of the check's place
         self._is_closing = False
@@ -21459,17 +21540,10 @@ class TaskDesk:
 
     # -- its processes --
 
-    def _plan_environment(self, variable: str) -> dict[str, str]:
-        """Return what all processes of this task have in their environment."""
+    def _plan_environment(self) -> dict[str, str]:
+        """Return the variables that all processes of this task have."""
         port = self.state.place.port
-        return {variable: f"{self._supervisor.run}/{self.name}", TASK_ID: self.name,
-                **({"PORT": str(port)} if port else {})}
-
-    def _plan_box(self, tree: str, use: str = "command.tmp") -> BoxPlan:
-        """Return the box of a command; each use has its temporary directory."""
-        # Where git-lfs keeps what a file stands for, of every place.
-        own = (self._world.path(self._folder.repository.common, "lfs"),)
-        return BoxPlan(self.state.task, tree, f"{tree}.{use}", own)
+        return {TASK_ID: self.name, **({"PORT": str(port)} if port else {})}
 
     def _end(self, patience: float, variable: str = "", *,
              spares_client: bool = False) -> Ended:
@@ -21654,12 +21728,12 @@ class TaskPlace(TaskDesk):
                 source = self._world.path(self._folder.repository.main, path)
                 self._world.copy_file(source, target)
         for command in self.state.task.setup:
-            code = self._run_command(command, tree, log, SETUP_SECONDS, variable)
-            if code:
+            result = self._run_command(command, tree, log, SETUP_SECONDS, variable)
+            if result.code:
                 last = last_line_of(self._world, log)
-                refused = self._confinement.explain_refused(self._plan_box(tree), log)
                 raise FleetError("setup-failed", "; ".join(filter(None, [
-                                 f"setup failed (exit {code}): {command}: {last}", refused])),
+                                 f"setup failed (exit {result.code}): {command}: {last}",
+                                 result.refused])),
                                  fix=f"subagent-fleet task log {self.name} setup")
         return copies
 
@@ -21714,7 +21788,7 @@ class TaskPlace(TaskDesk):
             if asked not in passes:
                 # An earlier supervisor may have left work.
                 tree = self._put_check(self.state.place.start)
-                passes[asked] = self._run_check(tree, "check-base.log") == 0
+                passes[asked] = self._run_check(tree, "check-base.log").code == 0
                 if passes[asked] and task.changes == "required" \
                         and self._folder.is_news(f"passes: {task.check}"):
                     self._tell("note", "the check already passes before any work, so passing "
@@ -21723,8 +21797,8 @@ class TaskPlace(TaskDesk):
         finally:
             lock.release()
 
-    def _run_check(self, tree: str, log: str) -> int:
-        """Run the check in a place, as long as a try may work; return its exit code."""
+    def _run_check(self, tree: str, log: str) -> CommandResult:
+        """Run the check in a place, for as long as a try may work."""
         task = self.state.task
         commit = self._commit_of_check()
         try:
@@ -21734,27 +21808,12 @@ class TaskPlace(TaskDesk):
             if tree != self.state.place.worktree:  # it may have removed even that
                 write_mark(self._world, tree, mark_of(self._folder, self.state.place, commit))
 
-    def _run_command(self, command: str, tree: str, log: str, seconds: int,
-                     variable: str) -> int:
-        """Run a shell command of the person's in a worktree; return its exit code."""
-        hold = self._world.hold(self._folder.of_task(self.name, "checking")) \
-            if variable == CHECK_MARK else None
-        environ = {**plain_environment(self._world.environ), **self._plan_environment(variable)}
-        box = self._plan_box(tree)
-        try:
-            words, environ = self._confinement.confine(box, shell_words(self._world, command),
-                                                       environ)
-            child = self._supervisor.spawn(Launch(
-                words, tree, environ, stdout=log, stderr=log, hold=hold,
-                seconds=seconds + 60))
-        finally:
-            if hold:
-                hold.release()
-        try:
-            return self._trees[variable].follow(child, seconds, self._pause)
-        finally:
-            self._end(0.0, variable)
-            self._confinement.clear(box)
+    def _run_command(self, text: str, tree: str, log: str, seconds: int,
+                     variable: str) -> CommandResult:
+        """Run a command of this task in one of its places."""
+        command = ShellCommand(text, BoxPlan(self.state.task, tree), log, seconds,
+                          self._plan_environment())
+        return self._runner.run(command, self._trees[variable])
 
     def _put_check(self, commit: str) -> str:
         """Put the check's place to a commit; return where it is."""
@@ -21784,7 +21843,7 @@ class TaskPlace(TaskDesk):
         write_mark(self._world, path, mark_of(self._folder, place, commit))
 
 
-# == runs/task_agent.py, from line 70 =========================================
+# == runs/task_agent.py, from line 71 =========================================
 #
 # A task on its way: its agent, started and heard.
 
@@ -21831,7 +21890,7 @@ class TaskAgent(TaskDesk):
         """
         until = self._world.clock() + LOCK_SECONDS
         while True:
-            hold = self._world.hold(self._folder.of_task(self.name, "alive"))
+            hold = self._world.hold(self._trees[TASK_MARK].lock)
             if hold:
                 return hold
             ended = self._end(0.0, TASK_MARK)
@@ -21863,12 +21922,17 @@ class TaskAgent(TaskDesk):
             more, environ = self._plan_coder(task)
             words = [program, *more]
         tree = state.place.worktree
-        argv, environ = self._confinement.confine(self._plan_box(tree, "tmp"), words, {
-            **environ, **self._plan_environment(TASK_MARK), "FLEET_TASK_DIR": path(".")})
+        argv, environ = self._confinement.confine(self._agent_box, words, {
+            **environ, **self._plan_environment(), **self._trees[TASK_MARK].mark,
+            "FLEET_TASK_DIR": path(".")})
         if not task.talks:
             argv = shell_words(self._world, CODER_SCRIPT, path("code"), *argv)
         return Launch(argv, tree, environ, path("out.jsonl"), path("err"),
                       stdin=path("in"), hold=hold, seconds=task.deadline + 60)
+
+    @property
+    def _agent_box(self) -> BoxPlan:
+        return BoxPlan(self.state.task, self.state.place.worktree, "agent")
 
     def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:
         """Return the words and the environment of a coder that only ends."""
@@ -22164,13 +22228,16 @@ class TaskWork(TaskPlace, TaskAgent):
                        exit_code=exit_code, said=str(result.get("result") or ""),
                        error=error_of(result))
         self._work = work
-        code, output = self._check(work) if state.task.check else (None, "")
-        return Checked(work, code, output)
+        if not state.task.check:
+            return Checked(work, None, "")
+        checked = self._check(work)
+        return Checked(work, checked.code, checked.output)
 
     def _keep(self, state: TaskState, known: Mapping[str, str] | None) -> WorkDone:
         """Keep the worktree in a ref, and look at what was done in it."""
         work, _ = take_snapshot(self._git(), self._main, state, str(state.attempt.tried), known)
-        self._remember(kept=work.commit)
+        if work.commit != state.place.kept:
+            self._remember(kept=work.commit, landed="")
         copied = read_surroundings(self._folder, state).get("copied") or ()
         work = look_at_work(self._main, state, work, copied)
         self._remember(diff=work.sums)
@@ -22188,8 +22255,8 @@ class TaskWork(TaskPlace, TaskAgent):
             kind = "final"
         return ApiFailed(text, kind == "final")
 
-    def _check(self, work: WorkDone) -> tuple[int, str]:
-        """Run the check on what was kept; return its exit code and its last words."""
+    def _check(self, work: WorkDone) -> CommandResult:
+        """Run the check on the work that was kept."""
         state = self.state
         tree = state.place.worktree
         if state.task.check_in == "own":
@@ -22200,19 +22267,17 @@ class TaskWork(TaskPlace, TaskAgent):
             tree = self._put_check(work.commit)
 
         name = f"check-{state.attempt.round}.log"
-        log = self._file(name)
-        self._world.remove(log)
+        self._world.remove(self._file(name))
         began = self._world.clock()
-        code = self._run_check(tree, name)
-        self._remember(checks=(*state.attempt.checks, code),
+        result = self._run_check(tree, name)
+        self._remember(checks=(*state.attempt.checks, result.code),
                        check_seconds=round(self._world.clock() - began, 1))
-        refused = self._confinement.explain_refused(self._plan_box(tree), log) if code else ""
-        if refused:
-            self._tell("note", f"the check: {refused}")
-        # No agent helps against that, unless it is in a script of theirs.
-        if code in (126, 127):
+        if result.refused:
+            self._tell("note", f"the check: {result.refused}")
+        # No agent can fix a missing program, unless the name is in a script of its own.
+        if result.code in (126, 127):
             refuse_missing_check(self._world, state, tree, r"[\w.+/-]+(?=\s|$)")
-        return code, read_tail(self._world, log, TAIL_BYTES)
+        return result
 
     def _settle(self, work: WorkDone) -> None:
         """Make good work the tip of its branch, if nobody has moved that meanwhile."""
@@ -22241,7 +22306,7 @@ class TaskWork(TaskPlace, TaskAgent):
         ended_now = self._end_agent(STOP_SECONDS if is_stop else TERM_SECONDS)
         if self._preparing:
             self._preparing.join(5.0)
-        self._confinement.clear(self._plan_box(self.state.place.worktree, "tmp"))
+        self._confinement.clear(self._agent_box)
         seconds = self._world.clock() - began
         state = self.state
         if work is None or not work.ref:
@@ -22290,7 +22355,7 @@ class TaskWork(TaskPlace, TaskAgent):
         files = (("out.jsonl", state.attempt.start_at), ("err", 0))
         text = b"\n".join(self._world.read_part(self._file(name), start, OUTPUT_PART_BYTES)
                           for name, start in files).decode("utf-8", "replace")
-        return self._confinement.find_refused(self._plan_box(state.place.worktree), text)
+        return self._confinement.find_refused(self._agent_box, text)
 
     def _keep_what_is_there(self, state: TaskState) -> WorkDone:
         """Keep a worktree at the end of a try, however that has ended; before setup, nothing."""
@@ -22733,7 +22798,7 @@ class Supervisor:
         return str(sessions.get(session, "idle")) if isinstance(sessions, dict) else "unknown"
 
 
-# == runs/landing.py, from line 58 ============================================
+# == runs/landing.py, from line 54 ============================================
 #
 # Landing: work that is done, merged and checked as a whole, then one branch moved.
 
@@ -22761,18 +22826,17 @@ class Returned(Record):
 
     why: str
     feedback: str = ""
-    begin: str = ""  # the commit its next round begins with
+    base: str = ""  # the commit from which its own changes are told
+    begin: str = ""  # the commit its next round begins with: the base and the work
     files: tuple[str, ...] = ()  # in which there are conflict markers
 
 
 class Failure(Record):
-    """A command of a task that fails on a commit."""
+    """A setup or check that fails on a commit, and the tasks whose command it is."""
 
-    state: TaskState
+    states: tuple[TaskState, ...]
     kind: str  # setup or check
-    command: str
-    code: int
-    output: str
+    result: CommandResult
 
 
 class Landed(Record):
@@ -22803,7 +22867,8 @@ class Landing:
         self._hold = hold
         self._fleet = fleet
         self._is_over = is_over
-        self._confinement = confinement or Confinement(folder)
+        self._runner = CommandRunner(confinement or Confinement(folder), self._world.spawn,
+                                     self._pause)
         self._tell = tell
         self._main = git_of(folder, hold)
         self._into = into
@@ -22911,7 +22976,7 @@ class Landing:
         if files:
             self._back[state.name] = Returned(
                 f"{state.name} still has conflict markers in {clean_line(some_of(files, 3))}",
-                tell_conflict(self._into, (), files), work, tuple(files))
+                tell_conflict(self._into, (), files), state.place.base, work, tuple(files))
             return ""
         self._put(tip)
         self._holds = ""
@@ -22934,7 +22999,7 @@ class Landing:
         beside = some_of(others, 3) or self._into
         self._back[state.name] = Returned(
             f"{state.name} conflicts with {beside} in {clean_line(some_of(files, 3))}",
-            tell_conflict(self._into, others, files), begin, tuple(files))
+            tell_conflict(self._into, others, files), tip, begin, tuple(files))
         return ""
 
     def _find_markers(self, state: TaskState, work: str) -> list[str]:
@@ -22964,20 +23029,22 @@ class Landing:
             good, bad = merged[:place], merged[place]
             failed = self._find_failure(merged[:place + 1]) or failed
             self._refuse_broken(begin, bad, failed)
-            tail = "\n".join(failed.output.splitlines()[-FEEDBACK_LINES:])
+            result = failed.result
+            tail = "\n".join(result.output.splitlines()[-FEEDBACK_LINES:])
+            base = good[-1].commit if good else start
             others = [one.name for one in self._states_of(good)]
             beside = f" together with {some_of(others, 3)}" if others else f" on {self._into}"
             self._back[bad.state.name] = Returned(
-                f"{bad.state.name} fails{beside}: {failed.command} (exit {failed.code})",
-                tell_failure(self._into, others, failed.command, failed.code, tail),
-                bad.commit)
+                f"{bad.state.name} fails{beside}: {result.command} (exit {result.code})",
+                tell_failure(self._into, others, result.command, result.code, tail),
+                base, bad.commit)
             culprits.add(bad.state.name)
             # All behind it are merged again: what conflicted with it may fit without it.
             rest = [state for state in queue[queue.index(bad.state) + 1:]
                     if state.name not in culprits]
             for state in rest:
                 self._back.pop(state.name, None)
-            merged = self._merge(good[-1].commit if good else start, rest, good)
+            merged = self._merge(base, rest, good)
         return merged
 
     def _refuse_broken(self, begin: str, bad: Merged, failed: Failure) -> None:
@@ -22988,8 +23055,8 @@ class Landing:
         work alone fails by now, too: then it is the machine.
         """
         states = [bad.state]
-        if failed.state is not bad.state:
-            return  # the check of another task, which passes before this one is merged
+        if failed.states != (bad.state,):
+            return  # another task has this command, too: it passes before this one is merged
         broken = self._ask(begin, states, self._into)
         if not broken:
             return
@@ -22999,10 +23066,10 @@ class Landing:
         if not was_good and not self._ask(bad.work, states, f"{bad.state.name} alone"):
             return
         log = self._folder.of_task(LANDED, "branch.log")
-        self._world.replace_files([(log, broken.output.encode(), 0o600)])
+        self._world.replace_files([(log, broken.result.output.encode(), 0o600)])
         raise FleetError(
             "branch-broken", f"the {broken.kind} fails on {self._into} itself, so nothing landed: "
-            f"{broken.command} (exit {broken.code})",
+            f"{broken.result.command} (exit {broken.result.code})",
             fix=f"see `less {quote_shell(log)}`, fix {self._into}, "
             "then `subagent-fleet task land`")
 
@@ -23031,37 +23098,44 @@ class Landing:
         """Run the setup and the checks of tasks on a commit; return the first that fails."""
         self._put(commit)
         self._copy(states)
-        for (kind, command, name), state in self._commands_of(states).items():
+        for (kind, text, name), sharing in self._commands_of(states).items():
+            task = share_command([state.task for state in sharing])
             seconds = SETUP_SECONDS
             if kind == "check":
-                seconds = state.task.deadline
+                seconds = task.deadline
                 self._put(commit)
-                self._tell(LANDED, "checking", f"{name or names}: {command}")
+                self._tell(LANDED, "checking", f"{name or names}: {text}")
             self._show_repository(commit)
             log = self._folder.of_task(LANDED, f"{kind}.log")
             self._world.remove(log)
-            code = self._run(command, state, log, seconds)
-            if code:
-                output = read_tail(self._world, log, TAIL_BYTES)
-                return Failure(state, kind, command, code, output)
+            self._holds = ""
+            port = claim_ports(self._world, self._folder.place("run.json"))
+            environ = {TASK_ID: name or sharing[0].name, "PORT": str(port)}
+            command = ShellCommand(text, BoxPlan(task, self._tree), log, seconds, environ)
+            result = self._runner.run(command, self._processes)
+            if result.refused:
+                self._tell(LANDED, "note", f"the {kind}: {result.refused}")
+            if result.code:
+                return Failure(tuple(sharing), kind, result)
         return None
 
     def _commands_of(self, states: Sequence[TaskState]
-                     ) -> dict[tuple[str, str, str], TaskState]:
-        """Return what tasks run on the tree: (setup or check, command, whose it is alone).
+                     ) -> dict[tuple[str, str, str], list[TaskState]]:
+        """Return the commands of tasks: {(setup or check, command, its only task): its tasks}.
 
-        A command may ask which task it is for, itself or by a file of the tree. Then each task
-        has it run under its own name; else all that have the same command share one run.
+        A command may ask for which task it runs, itself or in a file of the tree. Then it runs
+        once for each task, under the task's name. Otherwise all tasks with the same command
+        share one run.
         """
         asks = self._git.run("grep", "--quiet", "--fixed-strings", "-e", TASK_ID).code != 1
         commands = [("setup", command, state) for state in states
                     for command in state.task.setup]
         commands += [("check", state.task.check, state) for state in states
                      if state.task.check]
-        runs: dict[tuple[str, str, str], TaskState] = {}
+        runs: dict[tuple[str, str, str], list[TaskState]] = {}
         for kind, command, state in commands:
             is_own = asks or TASK_ID in command
-            runs.setdefault((kind, command, state.name if is_own else ""), state)
+            runs.setdefault((kind, command, state.name if is_own else ""), []).append(state)
         return runs
 
     def _copy(self, states: Sequence[TaskState]) -> None:
@@ -23074,29 +23148,6 @@ class Landing:
                 source = self._world.path(self._folder.repository.main, path)
                 self._world.copy_file(source, target)
 
-    def _run(self, command: str, state: TaskState, log: str, seconds: int) -> int:
-        """Run a task's command in the tree; return its exit code. Nothing of it runs on."""
-        world, task = self._world, state.task
-        self._holds = ""
-        port = claim_ports(world, self._folder.place("run.json"))
-        environ = {**plain_environment(world.environ), TASK_ID: state.name,
-                   "PORT": str(port), CHECK_MARK: f"{self._folder.run}/{LANDED}"}
-        hold = world.hold(self._folder.of_task(LANDED, "checking"))
-        box = BoxPlan(task, self._tree, f"{self._tree}.tmp")
-        try:
-            words, environ = self._confinement.confine(box, shell_words(world, command),
-                                                       environ)
-            child = world.spawn(Launch(words, self._tree, environ, stdout=log, stderr=log,
-                                       hold=hold, seconds=seconds + 60))
-        finally:
-            if hold:
-                hold.release()
-        try:
-            return self._processes.follow(child, seconds, self._pause)
-        finally:
-            end_trees(world, [self._processes], 0.0)
-            self._confinement.clear(box)
-
     def _pause(self, seconds: float) -> None:
         if self._is_over():
             raise KeyboardInterrupt
@@ -23108,7 +23159,7 @@ class Landing:
         """Make the repository that merges, and end what an earlier landing has left."""
         world = self._world
         world.make_directory(self._folder.of_task(LANDED))
-        self._processes = tree_of(self._folder, LANDED, CHECK_MARK)
+        self._processes = ProcessTree(self._folder, LANDED, CHECK_MARK)
         end_trees(world, [self._processes], 0.0)
         world.make_directory(self._tree, is_private=True)
         self._files = plan_repository(self._main)
@@ -23275,7 +23326,7 @@ def measure_agents(folder: Folder,
     """Return what each process of a task takes: megabytes, percent of a processor."""
     measured = {}
     for state in live:
-        processes = tree_of(folder, state.name, TASK_MARK, keeps=False).find(
+        processes = ProcessTree(folder, state.name, TASK_MARK, keeps=False).find(
             folder.world.clock() - PROCESS_LOOK_SECONDS)
         measured[state.name] = [(process.memory_mb, process.cpu_percent)
                                 for process in processes.values()]
@@ -27910,7 +27961,7 @@ def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: boo
             [(folder.of_try(state, "landing.log"), f"{back.feedback}\n".encode(), 0o600)])
         if name in landed.returned:
             orders.append({
-                "do": "return", "task": name, "kept": state.place.kept, "tip": landed.tip,
+                "do": "return", "task": name, "kept": state.place.kept, "tip": back.base,
                 "begin": back.begin, "files": [*back.files], "why": back.why,
                 "text": back.feedback})
         else:

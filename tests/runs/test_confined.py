@@ -90,6 +90,36 @@ def test_setup_and_check_are_confined_and_told_what_lets_them_write(free):
 
 
 @needs_bubblewrap
+def test_a_check_that_several_share_is_confined_as_the_strictest_wants(free):
+    free.write(".tool/lock", "", free.home)
+    free.write(".mine/lock", "", free.home)
+    check = "echo x > ~/.tool/lock; echo x > ~/.mine/lock; true"
+    tasks = {"a": {"sandbox": "off"}, "b": {"sandbox_write": ["~/.tool", "~/.mine"]},
+             "c": {"sandbox_write": ["~/.mine"]}}
+    free.tasks({name: {"prompt": "x", "coder": shell(f"echo {name} > {name}.txt"), "check": check, **task}
+                for name, task in tasks.items()}, max=1)
+    assert free.run().code == 0
+    for name in (".tool", ".mine"):
+        (free.home / name / "lock").write_text("")
+    assert free.type("task", "land", "a", "b").code == 0
+    assert (free.home / ".tool/lock").read_text() == "x\n"
+    (free.home / ".tool/lock").write_text("")
+    free.git("reset", "-q", "--hard", free.start)
+    done = free.type("task", "land")
+    assert done.code == 0 and "3 landed on main" in done.out, done
+    assert not (free.home / ".tool/lock").read_text() and (free.home / ".mine/lock").read_text()
+
+
+@needs_bubblewrap
+def test_a_check_that_may_not_write_on_the_whole_is_told_what_lets_it(free):
+    (free.home / ".tool").mkdir()
+    check = "case $SUBAGENT_FLEET_CHECK in */landed) touch ~/.tool/lock;; esac"
+    assert free.work(coder=shell(EDIT), check=check) == "done"
+    done = free.type("task", "land")
+    assert done.code == 1 and "to allow it: `sandbox_write: [~/.tool]`" in " ".join(done.out.split()), done
+
+
+@needs_bubblewrap
 @pytest.mark.slow
 def test_one_task_writes_in_no_other_ones_place(free):
     place = free.home / "state/subagent-fleet/worktrees"

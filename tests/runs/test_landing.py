@@ -70,6 +70,36 @@ def test_what_conflicts_goes_back_to_its_agent_with_both_and_lands_then(shop):
     assert shop.git("show", "main:a.txt") == "a and b"
 
 
+def test_work_that_was_sent_back_is_told_from_what_landed_after_it(shop):
+    """c lands in the pass that sends b back and f back: neither removes it, nor touches it."""
+    shop.commit(**{"lib.txt": "old\n"})
+    settle = "if grep -q '<<<<<<<' a.txt; then printf 'a and b\\n' > a.txt; else echo b > a.txt; fi"
+    check = "! test -e c.txt || ! grep -q new lib.txt || test -e f.txt"
+    run_tasks(shop, add_done(shop, "a", "echo a > a.txt"), add_done(shop, "b", settle, touch=["a.txt"]),
+              add_done(shop, "c", "echo c > c.txt"),
+              add_done(shop, "f", "if [ -e c.txt ]; then touch f.txt; else echo new > lib.txt; fi", check=check),
+              add_done(shop, "g", "echo g > g.txt"))
+    done = shop.type("task", "land")
+    assert done.code == 1 and "3 landed on main" in done.out and "2 sent back" in done.out, done
+    assert [shop.type("task", "diff", name, "--stat").out.count("|") for name in "bf"] == [1, 1]
+    assert "2 landed on main" in shop.run("--land").out
+    assert shop.git("show", "main:a.txt") == "a and b"
+    shown = {name: shop.type("task", "diff", name, "--stat").out for name in "bf"}
+    assert " a.txt | " in shown["b"] and "1 file changed" in shown["b"], shown
+    assert " f.txt " in shown["f"] and "2 files changed" in shown["f"], shown
+
+
+def test_work_that_is_done_again_after_it_has_landed_lands_again(shop):
+    run_tasks(shop, add_done(shop, "a", "echo x >> a.txt2"), add_done(shop, "b", "echo b > b.txt"))
+    assert "2 landed on main" in shop.type("task", "land").out
+    shop.type("task", "retry", "a")
+    done = shop.run("--land")
+    assert "1 landed on main" in done.out and shop.git("show", "main:a.txt2") == "x\nx", done
+    assert shop.row("a")["reason"] == "landed on main"
+    assert "1 file changed, 2 insertions(+)" in shop.type("task", "diff", "a", "--stat").out
+    assert shop.type("task", "land", "a").out == "Nothing has landed.\na has landed on main before.\n"
+
+
 def test_what_fails_together_is_found_and_goes_back_and_the_others_land(shop):
     """Each passes alone: a names the function that c removes."""
     shop.commit(**{"lib.txt": "old\n"})
@@ -257,6 +287,14 @@ def test_a_check_that_asks_for_its_task_runs_for_each_and_others_once(shop):
     done = shop.type("task", "land")
     assert done.code == 0 and "4 landed on main" in done.out, done
     assert (shop.home / "ran").read_text().split() == ["own-b", "own-c", "shared"]
+
+
+def test_a_check_that_several_share_has_the_longest_deadline(shop):
+    check = "case $SUBAGENT_FLEET_CHECK in */landed) sleep 3;; esac"
+    run_tasks(shop, add_done(shop, "a", "echo a > a.txt", check=check, deadline="2s"),
+              add_done(shop, "b", "echo b > b.txt", check=check))
+    done = shop.type("task", "land")
+    assert done.code == 0 and "2 landed on main" in done.out, done
 
 
 def test_a_check_whose_script_asks_for_its_task_runs_for_each(shop):

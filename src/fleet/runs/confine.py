@@ -6,8 +6,7 @@ import hashlib
 import threading
 from typing import TYPE_CHECKING
 
-from fleet.runs.agent import read_tail, shell_words
-from fleet.runs.folder import TAIL_BYTES
+from fleet.runs.agent import shell_words
 from fleet.start.constants import EXIT_REFUSED
 from fleet.start.errors import FleetError
 from fleet.start.record import Record
@@ -117,12 +116,16 @@ def find_named(folder: Folder, path: str) -> str:
 
 
 class BoxPlan(Record):
-    """What the box of a command is made of."""
+    """What the box of an agent or a command is made of."""
 
     task: TaskSpec
     tree: str
-    temporary: str = ""
-    own: tuple[str, ...] = ()  # what else is the task's alone, such as the tree's git directory
+    use: str = "command"  # so that an agent and a command beside it share no temporary files
+
+    @property
+    def temporary(self) -> str:
+        """Its own temporary directory."""
+        return f"{self.tree}.{self.use}.tmp"
 
 
 DEVICES = ("/dev/dri", "/dev/kfd", "/dev/kvm")  # which tests of a person's own may need
@@ -162,7 +165,8 @@ def plan_grants(folder: Folder, confiner: Confiner, plan: BoxPlan,
     repository = folder.repository
     grants += [Grant(path, False) for path in (repository.main, repository.common)
                if may_write(grants, path)]
-    for path in (*named, plan.tree, *plan.own):
+    # git-lfs keeps the content of large files in one directory for all places.
+    for path in (*named, plan.tree, world.path(repository.common, "lfs")):
         grant(path)
     return tuple(grants)
 
@@ -181,6 +185,7 @@ class Confinement:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
+        self.world = folder.world
         self._lock = threading.Lock()
         self._is_known = False
         self._confiner: Confiner | None = None
@@ -190,7 +195,7 @@ class Confinement:
         """Return the program that confines commands, once it was seen to."""
         with self._lock:
             if not self._is_known:
-                world = self._folder.world
+                world = self.world
                 self._confiner = find_confiner(world)
                 self._reason = NO_CONFINER
                 if self._confiner:
@@ -230,7 +235,7 @@ class Confinement:
         confiner = self.find_for(plan.task)
         if not confiner:
             return list(argv), dict(environ)
-        world, repository = self._folder.world, self._folder.repository
+        world, repository = self.world, self._folder.repository
         temporary = find_temporary(world, confiner, plan)
         environ = {**environ, "TMPDIR": temporary if confiner.name == SEATBELT else "/tmp"}
         grants = plan_grants(self._folder, confiner, plan, environ)
@@ -244,25 +249,24 @@ class Confinement:
 
     def clear(self, plan: BoxPlan) -> None:
         """Remove the temporary directory of a command that has ended."""
-        world, confiner = self._folder.world, self.known
+        world, confiner = self.world, self.known
         path = find_temporary(world, confiner, plan) if confiner else ""
         if path and world.kind_of(path, follow=False) == "directory":
             clear_directory(world, path)
 
     def find_refused(self, plan: BoxPlan, text: str) -> list[str]:
         """Return the paths that a command could not write because it is confined, as it says."""
-        world, confiner = self._folder.world, self.known
+        world, confiner = self.world, self.known
         if not confiner or plan.task.sandbox == "off":
             return []
         grants = plan_grants(self._folder, confiner, plan, world.environ)
         return find_refused(confiner.name, text, Box(plan.tree, grants), world.home,
                             world.real_path)
 
-    def explain_refused(self, plan: BoxPlan, log: str) -> str:
-        """Return what a command could not write, as its log says, and how to let it; or nothing."""
-        world = self._folder.world
-        paths = self.find_refused(plan, read_tail(world, log, TAIL_BYTES))
+    def explain_refused(self, plan: BoxPlan, text: str) -> str:
+        """Return what a command could not write, by its output, and how to allow it; or ""."""
+        paths = self.find_refused(plan, text)
         if not paths:
             return ""
-        line = suggest_writable(paths[0], world.home)
+        line = suggest_writable(paths[0], self.world.home)
         return f"it may not write {clean_line(some_of(paths, 3))}; to allow it: `{line}`"

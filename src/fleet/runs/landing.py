@@ -4,15 +4,10 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from fleet.runs.agent import (
-    SETUP_SECONDS,
-    find_work,
-    plain_environment,
-    read_tail,
-    shell_words,
-)
+from fleet.runs.agent import SETUP_SECONDS, find_work
+from fleet.runs.command import CommandRunner, ShellCommand
 from fleet.runs.confine import BoxPlan, Confinement
-from fleet.runs.folder import STATE_LIMIT_BYTES, TAIL_BYTES
+from fleet.runs.folder import STATE_LIMIT_BYTES
 from fleet.runs.git import Git, git_of
 from fleet.runs.place import (
     WHOLE,
@@ -23,7 +18,7 @@ from fleet.runs.place import (
     write_repository,
 )
 from fleet.runs.ports import claim_ports
-from fleet.runs.process_tree import end_trees, tree_of
+from fleet.runs.process_tree import ProcessTree, end_trees
 from fleet.runs.snapshot import find_copies
 from fleet.start.errors import FleetError
 from fleet.start.record import Record
@@ -33,6 +28,7 @@ from fleet.tasks.landing import (
     find_culprit,
     merge_message,
     plan_landing,
+    share_command,
     tell_conflict,
     tell_failure,
 )
@@ -41,7 +37,6 @@ from fleet.tasks.verdict import FEEDBACK_LINES
 from fleet.text.json import parse_object
 from fleet.text.phrases import quote_shell, some_of
 from fleet.text.terminal import clean_line
-from fleet.world.child import Launch
 from fleet.world.places import Place
 from fleet.world.process_list import CHECK_MARK, TASK_ID
 
@@ -50,6 +45,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fleet.config.sections import Fleet
+    from fleet.runs.command import CommandResult
     from fleet.runs.folder import Folder
     from fleet.tasks.state import TaskState
     from fleet.world.child import Hold
@@ -79,18 +75,17 @@ class Returned(Record):
 
     why: str
     feedback: str = ""
-    begin: str = ""  # the commit its next round begins with
+    base: str = ""  # the commit from which its own changes are told
+    begin: str = ""  # the commit its next round begins with: the base and the work
     files: tuple[str, ...] = ()  # in which there are conflict markers
 
 
 class Failure(Record):
-    """A command of a task that fails on a commit."""
+    """A setup or check that fails on a commit, and the tasks whose command it is."""
 
-    state: TaskState
+    states: tuple[TaskState, ...]
     kind: str  # setup or check
-    command: str
-    code: int
-    output: str
+    result: CommandResult
 
 
 class Landed(Record):
@@ -121,7 +116,8 @@ class Landing:
         self._hold = hold
         self._fleet = fleet
         self._is_over = is_over
-        self._confinement = confinement or Confinement(folder)
+        self._runner = CommandRunner(confinement or Confinement(folder), self._world.spawn,
+                                     self._pause)
         self._tell = tell
         self._main = git_of(folder, hold)
         self._into = into
@@ -229,7 +225,7 @@ class Landing:
         if files:
             self._back[state.name] = Returned(
                 f"{state.name} still has conflict markers in {clean_line(some_of(files, 3))}",
-                tell_conflict(self._into, (), files), work, tuple(files))
+                tell_conflict(self._into, (), files), state.place.base, work, tuple(files))
             return ""
         self._put(tip)
         self._holds = ""
@@ -252,7 +248,7 @@ class Landing:
         beside = some_of(others, 3) or self._into
         self._back[state.name] = Returned(
             f"{state.name} conflicts with {beside} in {clean_line(some_of(files, 3))}",
-            tell_conflict(self._into, others, files), begin, tuple(files))
+            tell_conflict(self._into, others, files), tip, begin, tuple(files))
         return ""
 
     def _find_markers(self, state: TaskState, work: str) -> list[str]:
@@ -282,20 +278,22 @@ class Landing:
             good, bad = merged[:place], merged[place]
             failed = self._find_failure(merged[:place + 1]) or failed
             self._refuse_broken(begin, bad, failed)
-            tail = "\n".join(failed.output.splitlines()[-FEEDBACK_LINES:])
+            result = failed.result
+            tail = "\n".join(result.output.splitlines()[-FEEDBACK_LINES:])
+            base = good[-1].commit if good else start
             others = [one.name for one in self._states_of(good)]
             beside = f" together with {some_of(others, 3)}" if others else f" on {self._into}"
             self._back[bad.state.name] = Returned(
-                f"{bad.state.name} fails{beside}: {failed.command} (exit {failed.code})",
-                tell_failure(self._into, others, failed.command, failed.code, tail),
-                bad.commit)
+                f"{bad.state.name} fails{beside}: {result.command} (exit {result.code})",
+                tell_failure(self._into, others, result.command, result.code, tail),
+                base, bad.commit)
             culprits.add(bad.state.name)
             # All behind it are merged again: what conflicted with it may fit without it.
             rest = [state for state in queue[queue.index(bad.state) + 1:]
                     if state.name not in culprits]
             for state in rest:
                 self._back.pop(state.name, None)
-            merged = self._merge(good[-1].commit if good else start, rest, good)
+            merged = self._merge(base, rest, good)
         return merged
 
     def _refuse_broken(self, begin: str, bad: Merged, failed: Failure) -> None:
@@ -306,8 +304,8 @@ class Landing:
         work alone fails by now, too: then it is the machine.
         """
         states = [bad.state]
-        if failed.state is not bad.state:
-            return  # the check of another task, which passes before this one is merged
+        if failed.states != (bad.state,):
+            return  # another task has this command, too: it passes before this one is merged
         broken = self._ask(begin, states, self._into)
         if not broken:
             return
@@ -317,10 +315,10 @@ class Landing:
         if not was_good and not self._ask(bad.work, states, f"{bad.state.name} alone"):
             return
         log = self._folder.of_task(LANDED, "branch.log")
-        self._world.replace_files([(log, broken.output.encode(), 0o600)])
+        self._world.replace_files([(log, broken.result.output.encode(), 0o600)])
         raise FleetError(
             "branch-broken", f"the {broken.kind} fails on {self._into} itself, so nothing landed: "
-            f"{broken.command} (exit {broken.code})",
+            f"{broken.result.command} (exit {broken.result.code})",
             fix=f"see `less {quote_shell(log)}`, fix {self._into}, "
             "then `subagent-fleet task land`")
 
@@ -349,37 +347,44 @@ class Landing:
         """Run the setup and the checks of tasks on a commit; return the first that fails."""
         self._put(commit)
         self._copy(states)
-        for (kind, command, name), state in self._commands_of(states).items():
+        for (kind, text, name), sharing in self._commands_of(states).items():
+            task = share_command([state.task for state in sharing])
             seconds = SETUP_SECONDS
             if kind == "check":
-                seconds = state.task.deadline
+                seconds = task.deadline
                 self._put(commit)
-                self._tell(LANDED, "checking", f"{name or names}: {command}")
+                self._tell(LANDED, "checking", f"{name or names}: {text}")
             self._show_repository(commit)
             log = self._folder.of_task(LANDED, f"{kind}.log")
             self._world.remove(log)
-            code = self._run(command, state, log, seconds)
-            if code:
-                output = read_tail(self._world, log, TAIL_BYTES)
-                return Failure(state, kind, command, code, output)
+            self._holds = ""
+            port = claim_ports(self._world, self._folder.place("run.json"))
+            environ = {TASK_ID: name or sharing[0].name, "PORT": str(port)}
+            command = ShellCommand(text, BoxPlan(task, self._tree), log, seconds, environ)
+            result = self._runner.run(command, self._processes)
+            if result.refused:
+                self._tell(LANDED, "note", f"the {kind}: {result.refused}")
+            if result.code:
+                return Failure(tuple(sharing), kind, result)
         return None
 
     def _commands_of(self, states: Sequence[TaskState]
-                     ) -> dict[tuple[str, str, str], TaskState]:
-        """Return what tasks run on the tree: (setup or check, command, whose it is alone).
+                     ) -> dict[tuple[str, str, str], list[TaskState]]:
+        """Return the commands of tasks: {(setup or check, command, its only task): its tasks}.
 
-        A command may ask which task it is for, itself or by a file of the tree. Then each task
-        has it run under its own name; else all that have the same command share one run.
+        A command may ask for which task it runs, itself or in a file of the tree. Then it runs
+        once for each task, under the task's name. Otherwise all tasks with the same command
+        share one run.
         """
         asks = self._git.run("grep", "--quiet", "--fixed-strings", "-e", TASK_ID).code != 1
         commands = [("setup", command, state) for state in states
                     for command in state.task.setup]
         commands += [("check", state.task.check, state) for state in states
                      if state.task.check]
-        runs: dict[tuple[str, str, str], TaskState] = {}
+        runs: dict[tuple[str, str, str], list[TaskState]] = {}
         for kind, command, state in commands:
             is_own = asks or TASK_ID in command
-            runs.setdefault((kind, command, state.name if is_own else ""), state)
+            runs.setdefault((kind, command, state.name if is_own else ""), []).append(state)
         return runs
 
     def _copy(self, states: Sequence[TaskState]) -> None:
@@ -392,29 +397,6 @@ class Landing:
                 source = self._world.path(self._folder.repository.main, path)
                 self._world.copy_file(source, target)
 
-    def _run(self, command: str, state: TaskState, log: str, seconds: int) -> int:
-        """Run a task's command in the tree; return its exit code. Nothing of it runs on."""
-        world, task = self._world, state.task
-        self._holds = ""
-        port = claim_ports(world, self._folder.place("run.json"))
-        environ = {**plain_environment(world.environ), TASK_ID: state.name,
-                   "PORT": str(port), CHECK_MARK: f"{self._folder.run}/{LANDED}"}
-        hold = world.hold(self._folder.of_task(LANDED, "checking"))
-        box = BoxPlan(task, self._tree, f"{self._tree}.tmp")
-        try:
-            words, environ = self._confinement.confine(box, shell_words(world, command),
-                                                       environ)
-            child = world.spawn(Launch(words, self._tree, environ, stdout=log, stderr=log,
-                                       hold=hold, seconds=seconds + 60))
-        finally:
-            if hold:
-                hold.release()
-        try:
-            return self._processes.follow(child, seconds, self._pause)
-        finally:
-            end_trees(world, [self._processes], 0.0)
-            self._confinement.clear(box)
-
     def _pause(self, seconds: float) -> None:
         if self._is_over():
             raise KeyboardInterrupt
@@ -426,7 +408,7 @@ class Landing:
         """Make the repository that merges, and end what an earlier landing has left."""
         world = self._world
         world.make_directory(self._folder.of_task(LANDED))
-        self._processes = tree_of(self._folder, LANDED, CHECK_MARK)
+        self._processes = ProcessTree(self._folder, LANDED, CHECK_MARK)
         end_trees(world, [self._processes], 0.0)
         world.make_directory(self._tree, is_private=True)
         self._files = plan_repository(self._main)

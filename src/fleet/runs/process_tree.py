@@ -34,23 +34,27 @@ class Ended(Record):
 
 
 class ProcessTree:
-    """The processes that a program of ours has started, however they were left behind.
+    """All processes of a task's agent, or of its commands, including those left in the background.
 
-    One is known by its mark in the environment, by its session, by its parent, by the file that
-    all of them inherit. Whoever was seen once stays known by its number and its start: an agent
-    starts a shell (known by its parent), that one `env -i setsid server` and ends; the server
-    has no mark, no parent and a session of its own, but was seen while the shell was there.
-    What is known is kept in a file for the next supervisor.
+    A process belongs to the tree if it has the mark in its environment, a known session, a known
+    parent, or the lock that all of them inherit. A process that was seen once stays known by its
+    number and start time. Example: an agent starts a shell (known by its parent), which starts
+    `env -i setsid server` and ends. The server has no mark, no parent and its own session, but
+    it was seen while the shell was there. A file keeps what is known for the next supervisor.
     """
 
-    def __init__(self, world: World, mark: str, *, path: str = "", keeps: bool = True,
-                 inherited: str = "") -> None:
+    def __init__(self, folder: Folder, name: str, variable: str, *, keeps: bool = True) -> None:
+        run, world = folder.run, folder.world
+        kind = {TASK_MARK: "alive", CHECK_MARK: "checking"}[variable]
+        # The run's id is in the file's name: a copy of the repository has another's file, too.
+        path = folder.of_task(name, f"processes-{kind}-{run}.json")
+        self.mark = {variable: f"{run}/{name}"}  # in the environment of each process
+        self.lock = folder.of_task(name, kind)
+        self._mark = f"{variable}={run}/{name}"
         self._world = world
-        self._mark = mark
         self._path = path if keeps else ""
-        self._inherited = inherited
         self._lock = threading.Lock()
-        page = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES) if path else b"") or {}
+        page = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
         self._known = {int(number): str(start) for number, start in page.items()
                        if number.isdigit()}
         self._sessions: dict[int, float] = {}  # and since when
@@ -110,20 +114,20 @@ class ProcessTree:
             step = min(step * 1.5, 0.25)
         return child.exit_code() or 0
 
-    def is_inherited(self) -> bool:
-        """Tell whether any process has the file that all of them inherit."""
-        return bool(self._inherited) and self._world.is_held(self._inherited)
+    def holds_lock(self) -> bool:
+        """Tell whether any process holds the lock of this tree."""
+        return self._world.is_held(self.lock)
 
     def find_last(self) -> dict[int, Process]:
-        """Return what runs now, be it only known by the file that it has inherited."""
+        """Return what runs now, including processes that are known only by the lock."""
         world = self._world
         tree = self.find(world.clock())
-        if tree or not self.is_inherited():
+        if tree or not self.holds_lock():
             return tree
-        # Who only asks whether it is held has it open for a moment.
-        openers = world.find_openers(self._inherited)
+        # A program that only asks whether the lock is held opens its file for a moment.
+        openers = world.find_openers(self.lock)
         world.sleep(0.02)
-        openers &= world.find_openers(self._inherited)
+        openers &= world.find_openers(self.lock)
         processes = world.list_processes(world.clock()).processes
         return {number: processes[number] for number in openers & processes.keys()
                 if world.process_id not in (number, processes[number].parent)}
@@ -139,7 +143,7 @@ def end_trees(world: World, trees: Sequence[ProcessTree], patience: float,
         for tree in trees:
             left.update(tree.find(world.clock()) if spared else tree.find_last())
         left = {number: process for number, process in left.items() if number not in spared}
-        is_held = not spared and any(tree.is_inherited() for tree in trees)
+        is_held = not spared and any(tree.holds_lock() for tree in trees)
         now = world.clock()
         if not left and not is_held:
             return Ended(len(ended))
@@ -172,12 +176,3 @@ def find_helpers(processes: Mapping[int, Process], client: int) -> set[int]:
             if process.parent in helpers and process.session == client
             and (process.parent not in inside or first[process.parent] == number))
     return helpers
-
-
-def tree_of(folder: Folder, name: str, variable: str, *, keeps: bool = True) -> ProcessTree:
-    """Return the processes of a task's agent, or of its check; who only looks keeps nothing."""
-    inherited = {TASK_MARK: "alive", CHECK_MARK: "checking"}[variable]
-    run = folder.run  # in the file's name: a copy of the repository has another's file, too
-    return ProcessTree(folder.world, f"{variable}={run}/{name}",
-                       path=folder.of_task(name, f"processes-{inherited}-{run}.json"), keeps=keeps,
-                       inherited=folder.of_task(name, inherited))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from fleet.runs.agent import feed_lines
 from fleet.runs.folder import TAIL_BYTES
-from fleet.runs.process_tree import PROCESS_LOOK_SECONDS, tree_of
+from fleet.runs.process_tree import PROCESS_LOOK_SECONDS, ProcessTree
 from fleet.runs.supervisor import find_limits, find_merged
 from fleet.speech.claude_stream import Heard
 from fleet.tasks.events import BranchMerged, Revised
@@ -67,7 +67,7 @@ def measure_agents(folder: Folder,
     """Return what each process of a task takes: megabytes, percent of a processor."""
     measured = {}
     for state in live:
-        processes = tree_of(folder, state.name, TASK_MARK, keeps=False).find(
+        processes = ProcessTree(folder, state.name, TASK_MARK, keeps=False).find(
             folder.world.clock() - PROCESS_LOOK_SECONDS)
         measured[state.name] = [(process.memory_mb, process.cpu_percent)
                                 for process in processes.values()]

@@ -8,12 +8,11 @@ from fleet.runs.agent import (
     STOP_SECONDS,
     TERM_SECONDS,
     describe_error,
-    read_tail,
     refuse_missing_check,
     shorten,
     slug_of,
 )
-from fleet.runs.folder import OUTPUT_PART_BYTES, TAIL_BYTES, Asleep, Wanted
+from fleet.runs.folder import OUTPUT_PART_BYTES, Asleep, Wanted
 from fleet.runs.git import GIT_SECONDS
 from fleet.runs.snapshot import (
     look_at_work,
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from fleet.runs.command import CommandResult
     from fleet.tasks.events import Event
     from fleet.tasks.state import TaskState
     from fleet.tasks.step import Step
@@ -172,13 +172,16 @@ class TaskWork(TaskPlace, TaskAgent):
                        exit_code=exit_code, said=str(result.get("result") or ""),
                        error=error_of(result))
         self._work = work
-        code, output = self._check(work) if state.task.check else (None, "")
-        return Checked(work, code, output)
+        if not state.task.check:
+            return Checked(work, None, "")
+        checked = self._check(work)
+        return Checked(work, checked.code, checked.output)
 
     def _keep(self, state: TaskState, known: Mapping[str, str] | None) -> WorkDone:
         """Keep the worktree in a ref, and look at what was done in it."""
         work, _ = take_snapshot(self._git(), self._main, state, str(state.attempt.tried), known)
-        self._remember(kept=work.commit)
+        if work.commit != state.place.kept:
+            self._remember(kept=work.commit, landed="")
         copied = read_surroundings(self._folder, state).get("copied") or ()
         work = look_at_work(self._main, state, work, copied)
         self._remember(diff=work.sums)
@@ -196,8 +199,8 @@ class TaskWork(TaskPlace, TaskAgent):
             kind = "final"
         return ApiFailed(text, kind == "final")
 
-    def _check(self, work: WorkDone) -> tuple[int, str]:
-        """Run the check on what was kept; return its exit code and its last words."""
+    def _check(self, work: WorkDone) -> CommandResult:
+        """Run the check on the work that was kept."""
         state = self.state
         tree = state.place.worktree
         if state.task.check_in == "own":
@@ -208,19 +211,17 @@ class TaskWork(TaskPlace, TaskAgent):
             tree = self._put_check(work.commit)
 
         name = f"check-{state.attempt.round}.log"
-        log = self._file(name)
-        self._world.remove(log)
+        self._world.remove(self._file(name))
         began = self._world.clock()
-        code = self._run_check(tree, name)
-        self._remember(checks=(*state.attempt.checks, code),
+        result = self._run_check(tree, name)
+        self._remember(checks=(*state.attempt.checks, result.code),
                        check_seconds=round(self._world.clock() - began, 1))
-        refused = self._confinement.explain_refused(self._plan_box(tree), log) if code else ""
-        if refused:
-            self._tell("note", f"the check: {refused}")
-        # No agent helps against that, unless it is in a script of theirs.
-        if code in (126, 127):
+        if result.refused:
+            self._tell("note", f"the check: {result.refused}")
+        # No agent can fix a missing program, unless the name is in a script of its own.
+        if result.code in (126, 127):
             refuse_missing_check(self._world, state, tree, r"[\w.+/-]+(?=\s|$)")
-        return code, read_tail(self._world, log, TAIL_BYTES)
+        return result
 
     def _settle(self, work: WorkDone) -> None:
         """Make good work the tip of its branch, if nobody has moved that meanwhile."""
@@ -249,7 +250,7 @@ class TaskWork(TaskPlace, TaskAgent):
         ended_now = self._end_agent(STOP_SECONDS if is_stop else TERM_SECONDS)
         if self._preparing:
             self._preparing.join(5.0)
-        self._confinement.clear(self._plan_box(self.state.place.worktree, "tmp"))
+        self._confinement.clear(self._agent_box)
         seconds = self._world.clock() - began
         state = self.state
         if work is None or not work.ref:
@@ -298,7 +299,7 @@ class TaskWork(TaskPlace, TaskAgent):
         files = (("out.jsonl", state.attempt.start_at), ("err", 0))
         text = b"\n".join(self._world.read_part(self._file(name), start, OUTPUT_PART_BYTES)
                           for name, start in files).decode("utf-8", "replace")
-        return self._confinement.find_refused(self._plan_box(state.place.worktree), text)
+        return self._confinement.find_refused(self._agent_box, text)
 
     def _keep_what_is_there(self, state: TaskState) -> WorkDone:
         """Keep a worktree at the end of a try, however that has ended; before setup, nothing."""

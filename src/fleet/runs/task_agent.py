@@ -22,6 +22,7 @@ from fleet.runs.agent import (
     plan_task_session,
     shell_words,
 )
+from fleet.runs.confine import BoxPlan
 from fleet.runs.folder import TAIL_BYTES
 from fleet.runs.process_tree import PROCESS_LOOK_SECONDS
 from fleet.runs.task_desk import TaskDesk
@@ -110,7 +111,7 @@ class TaskAgent(TaskDesk):
         """
         until = self._world.clock() + LOCK_SECONDS
         while True:
-            hold = self._world.hold(self._folder.of_task(self.name, "alive"))
+            hold = self._world.hold(self._trees[TASK_MARK].lock)
             if hold:
                 return hold
             ended = self._end(0.0, TASK_MARK)
@@ -142,12 +143,17 @@ class TaskAgent(TaskDesk):
             more, environ = self._plan_coder(task)
             words = [program, *more]
         tree = state.place.worktree
-        argv, environ = self._confinement.confine(self._plan_box(tree, "tmp"), words, {
-            **environ, **self._plan_environment(TASK_MARK), "FLEET_TASK_DIR": path(".")})
+        argv, environ = self._confinement.confine(self._agent_box, words, {
+            **environ, **self._plan_environment(), **self._trees[TASK_MARK].mark,
+            "FLEET_TASK_DIR": path(".")})
         if not task.talks:
             argv = shell_words(self._world, CODER_SCRIPT, path("code"), *argv)
         return Launch(argv, tree, environ, path("out.jsonl"), path("err"),
                       stdin=path("in"), hold=hold, seconds=task.deadline + 60)
+
+    @property
+    def _agent_box(self) -> BoxPlan:
+        return BoxPlan(self.state.task, self.state.place.worktree, "agent")
 
     def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:
         """Return the words and the environment of a coder that only ends."""

@@ -5,11 +5,11 @@ import threading
 from typing import TYPE_CHECKING
 
 from fleet.runs.agent import STOP_GIT_SECONDS
-from fleet.runs.confine import BoxPlan
+from fleet.runs.command import CommandRunner
 from fleet.runs.folder import Wanted
 from fleet.runs.git import git_of
 from fleet.runs.place import git_in
-from fleet.runs.process_tree import end_trees, find_helpers, tree_of
+from fleet.runs.process_tree import ProcessTree, end_trees, find_helpers
 from fleet.world.process_list import CHECK_MARK, TASK_ID, TASK_MARK
 
 if TYPE_CHECKING:
@@ -33,9 +33,10 @@ class TaskDesk:
         self._world = supervisor.folder.world
         self._backing = supervisor.backing
         self._confinement = supervisor.confinement
+        self._runner = CommandRunner(supervisor.confinement, supervisor.spawn, self._pause)
         self._main = git_of(self._folder)
         self._hold: Hold | None = None  # on the gits of this task
-        self._trees = {variable: tree_of(self._folder, name, variable)
+        self._trees = {variable: ProcessTree(self._folder, name, variable)
                        for variable in (TASK_MARK, CHECK_MARK)}
         self._preparing: threading.Thread | None = None  # of the check's place
         self._is_closing = False
@@ -100,17 +101,10 @@ class TaskDesk:
 
     # -- its processes --
 
-    def _plan_environment(self, variable: str) -> dict[str, str]:
-        """Return what all processes of this task have in their environment."""
+    def _plan_environment(self) -> dict[str, str]:
+        """Return the variables that all processes of this task have."""
         port = self.state.place.port
-        return {variable: f"{self._supervisor.run}/{self.name}", TASK_ID: self.name,
-                **({"PORT": str(port)} if port else {})}
-
-    def _plan_box(self, tree: str, use: str = "command.tmp") -> BoxPlan:
-        """Return the box of a command; each use has its temporary directory."""
-        # Where git-lfs keeps what a file stands for, of every place.
-        own = (self._world.path(self._folder.repository.common, "lfs"),)
-        return BoxPlan(self.state.task, tree, f"{tree}.{use}", own)
+        return {TASK_ID: self.name, **({"PORT": str(port)} if port else {})}
 
     def _end(self, patience: float, variable: str = "", *,
              spares_client: bool = False) -> Ended:

@@ -9,11 +9,11 @@ from fleet.runs.agent import (
     find_work,
     last_line_of,
     last_snapshot,
-    plain_environment,
     plan_branch,
     refuse_missing,
-    shell_words,
 )
+from fleet.runs.command import ShellCommand
+from fleet.runs.confine import BoxPlan
 from fleet.runs.folder import read_mark
 from fleet.runs.git import SNAPSHOT_REFS
 from fleet.runs.place import (
@@ -45,7 +45,6 @@ from fleet.tasks.next import dependencies_of
 from fleet.tasks.state import change
 from fleet.text.phrases import some_of
 from fleet.text.terminal import clean_line
-from fleet.world.child import Launch
 from fleet.world.places import Place
 from fleet.world.process_list import CHECK_MARK, TASK_MARK
 
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from fleet.runs.command import CommandResult
     from fleet.runs.git import Git
     from fleet.tasks.events import Event
     from fleet.tasks.state import TaskState
@@ -223,12 +223,12 @@ class TaskPlace(TaskDesk):
                 source = self._world.path(self._folder.repository.main, path)
                 self._world.copy_file(source, target)
         for command in self.state.task.setup:
-            code = self._run_command(command, tree, log, SETUP_SECONDS, variable)
-            if code:
+            result = self._run_command(command, tree, log, SETUP_SECONDS, variable)
+            if result.code:
                 last = last_line_of(self._world, log)
-                refused = self._confinement.explain_refused(self._plan_box(tree), log)
                 raise FleetError("setup-failed", "; ".join(filter(None, [
-                                 f"setup failed (exit {code}): {command}: {last}", refused])),
+                                 f"setup failed (exit {result.code}): {command}: {last}",
+                                 result.refused])),
                                  fix=f"subagent-fleet task log {self.name} setup")
         return copies
 
@@ -283,7 +283,7 @@ class TaskPlace(TaskDesk):
             if asked not in passes:
                 # An earlier supervisor may have left work.
                 tree = self._put_check(self.state.place.start)
-                passes[asked] = self._run_check(tree, "check-base.log") == 0
+                passes[asked] = self._run_check(tree, "check-base.log").code == 0
                 if passes[asked] and task.changes == "required" \
                         and self._folder.is_news(f"passes: {task.check}"):
                     self._tell("note", "the check already passes before any work, so passing "
@@ -292,8 +292,8 @@ class TaskPlace(TaskDesk):
         finally:
             lock.release()
 
-    def _run_check(self, tree: str, log: str) -> int:
-        """Run the check in a place, as long as a try may work; return its exit code."""
+    def _run_check(self, tree: str, log: str) -> CommandResult:
+        """Run the check in a place, for as long as a try may work."""
         task = self.state.task
         commit = self._commit_of_check()
         try:
@@ -303,27 +303,12 @@ class TaskPlace(TaskDesk):
             if tree != self.state.place.worktree:  # it may have removed even that
                 write_mark(self._world, tree, mark_of(self._folder, self.state.place, commit))
 
-    def _run_command(self, command: str, tree: str, log: str, seconds: int,
-                     variable: str) -> int:
-        """Run a shell command of the person's in a worktree; return its exit code."""
-        hold = self._world.hold(self._folder.of_task(self.name, "checking")) \
-            if variable == CHECK_MARK else None
-        environ = {**plain_environment(self._world.environ), **self._plan_environment(variable)}
-        box = self._plan_box(tree)
-        try:
-            words, environ = self._confinement.confine(box, shell_words(self._world, command),
-                                                       environ)
-            child = self._supervisor.spawn(Launch(
-                words, tree, environ, stdout=log, stderr=log, hold=hold,
-                seconds=seconds + 60))
-        finally:
-            if hold:
-                hold.release()
-        try:
-            return self._trees[variable].follow(child, seconds, self._pause)
-        finally:
-            self._end(0.0, variable)
-            self._confinement.clear(box)
+    def _run_command(self, text: str, tree: str, log: str, seconds: int,
+                     variable: str) -> CommandResult:
+        """Run a command of this task in one of its places."""
+        command = ShellCommand(text, BoxPlan(self.state.task, tree), log, seconds,
+                          self._plan_environment())
+        return self._runner.run(command, self._trees[variable])
 
     def _put_check(self, commit: str) -> str:
         """Put the check's place to a commit; return where it is."""

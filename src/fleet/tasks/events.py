@@ -237,8 +237,8 @@ class ReturnOrder(Order):
     """`task land`: its work did not land, and its agent goes on, on top of what did."""
 
     kept: str
-    tip: str  # of what has landed
-    begin: str  # that, and the work, merged as far as git could
+    tip: str  # what had landed before it was merged
+    begin: str  # that and the work, merged as far as git could
     why: str
     text: str  # for its agent
     files: tuple[str, ...] = ()  # with conflict markers

@@ -3,16 +3,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet.start.record import Record
+from fleet.start.record import Record, replace
 from fleet.tasks.ladder import is_away, plan_ladder
 from fleet.tasks.next import dependencies_of
 from fleet.tasks.rows import find_twins
 from fleet.text.phrases import some_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from fleet.config.sections import Fleet
+    from fleet.config.task_file import TaskSpec
     from fleet.tasks.state import TaskState
 
 
@@ -68,6 +69,25 @@ def plan_landing(states: Mapping[str, TaskState], landed: Collection[str],
         put(state)
     return LandingPlan(tuple(queue), {name: why for name, why in held.items()
                                       if not names or name in names})
+
+
+SANDBOXES = ("off", "auto", "required")  # the strictest comes last
+
+
+def share_command(tasks: Sequence[TaskSpec]) -> TaskSpec:
+    """Return the task in whose sandbox, and with whose deadline, a shared command runs.
+
+    The tree holds the work of all these tasks. So the sandbox is the strictest: no work may
+    write what its own task forbids because another task allows it. That can fail no command
+    that needs no more than each task allows. The deadline is the longest: a person who gave
+    the command an hour in one task does not call it too slow after a minute.
+    """
+    strictest = max(tasks, key=lambda task: SANDBOXES.index(task.sandbox))
+    confined = [task for task in tasks if task.sandbox != "off"]
+    writable = tuple(path for path in strictest.sandbox_write
+                     if all(path in task.sandbox_write for task in confined))
+    return replace(strictest, sandbox_write=writable,
+                   deadline=max(task.deadline for task in tasks))
 
 
 def find_culprit(count: int, passes: Callable[[int], bool]) -> int:

@@ -72,7 +72,7 @@ def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: boo
             [(folder.of_try(state, "landing.log"), f"{back.feedback}\n".encode(), 0o600)])
         if name in landed.returned:
             orders.append({
-                "do": "return", "task": name, "kept": state.place.kept, "tip": landed.tip,
+                "do": "return", "task": name, "kept": state.place.kept, "tip": back.base,
                 "begin": back.begin, "files": [*back.files], "why": back.why,
                 "text": back.feedback})
         else:
