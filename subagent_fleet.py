@@ -18758,11 +18758,12 @@ def _lose(state: TaskState, event: Lost, now: float) -> Step:
     if lost >= LOST_LIMIT:
         reason = f"its process ended {lost} times without a result: {event.last}"
         return _close_with(state, Ruling("parked", reason, cause="lost", ended="lost"))
+    reason = f"its process ended without a result: {event.last}"
     prompt = LOST_PROMPT if event.has_begun else attempt.prompt
-    state = _move(state, "waiting", now, reason="its process ended", lost=lost, prompt=prompt,
+    state = _move(state, "waiting", now, reason=reason, lost=lost, prompt=prompt,
                   spoken=attempt.spoken and event.is_known,
                   until=now + (2 ** attempt.lost if attempt.lost else 0))
-    return Step(state, "", (("lost", "its process ended without a result; starting it again"),))
+    return Step(state, "", (("lost", f"{reason}; starting it again"),))
 
 
 def _stall(state: TaskState, event: Stalled, now: float) -> Step:
@@ -20770,9 +20771,8 @@ def refuse_missing_check(world: World, state: TaskState, directory: str,
                           word[0]]).code:
         fix = f"install it, or change `check:`, then subagent-fleet task retry {state.name}"
         if state.origin == "typed":
-            fix = (f"install it, then subagent-fleet task retry {state.name}; or "
-                   f"subagent-fleet task forget {state.name}, and type it again "
-                   "with another --check")
+            fix = (f"install it, then subagent-fleet task retry {state.name}; or name "
+                   f"another: subagent-fleet task retry {state.name} --check COMMAND")
         raise FleetError("check-missing", f"the check cannot be run (exit 127): `{word[0]}` "
                          "is missing", fix=fix)
 
@@ -27416,7 +27416,7 @@ def end_serving(folder: Folder) -> bool:
     return True
 
 
-# == work/typed.py, from line 46 ==============================================
+# == work/typed.py, from line 47 ==============================================
 #
 # Tasks from typed words and from files.
 
@@ -27526,12 +27526,15 @@ class KnownTasks(Record):
 
     @property
     def names(self) -> set[str]:
-        """The names that a new task cannot have."""
-        names = set(self.plan.tasks)
-        for state in self.states.values():
-            if not state.wish.forgotten:
-                names |= {state.name, state.task.group}
-        return names
+        """The names that a new task cannot have: of tasks, and of groups (`times:`)."""
+        return {name for task in self.tasks.values() for name in (task.name, task.group)}
+
+    @property
+    def tasks(self) -> dict[str, TaskSpec]:
+        """Every task that was not forgotten, even if it was never started."""
+        kept = {name: state.task for name, state in self.states.items()
+                if not state.wish.forgotten}
+        return {**self.plan.tasks, **kept}
 
 
 def know_tasks(folder: Folder, options: Namespace, *, needs_fleet: bool = True) -> KnownTasks:
@@ -27592,6 +27595,14 @@ def typed_keys(options: Namespace) -> dict[str, Any]:
             raise FleetError("bad-task", "--coder: an empty list names no program",
                              status=EXIT_USAGE, fix="--coder '[my-agent, --print]'")
     return {word: value for word, value in typed.items() if value}
+
+
+def parse_check(text: str) -> str:
+    """Return a check of a task, as a task file may say it: "" for `none`."""
+    rule = RULES["check"]
+    if obeys(text, "check") and rule.normal:
+        return str(rule.normal(text))
+    raise argparse.ArgumentTypeError(f"expected {rule.words}, not `{text}`")
 
 
 def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTasks,
@@ -31756,7 +31767,7 @@ def show_key(word: str, value: object) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-# == commands/task_orders.py, from line 46 ====================================
+# == commands/task_orders.py, from line 47 ====================================
 #
 # `task add`, `say`, `answer`, `stop`, `retry`, `accept`, `forget`.
 
@@ -31927,7 +31938,9 @@ def cmd_task_stop(options: Namespace, world: World) -> int:
 
 @command("task retry", "try finished tasks again, as the task file describes them now",
          TASK_PATTERNS, Flag("--say", "also tell the agent this", "TEXT", {"default": ""}),
-         Flag("--fresh", "start over with a new worktree, branch and session"), TASK_FILE,
+         Flag("--fresh", "start over with a new worktree, branch and session"),
+         Flag("--check", "another check, for tasks that are not in the task file", "COMMAND",
+              {"type": parse_check, "default": None}), TASK_FILE,
          group=WORK, examples=("task retry parser", "task retry parser --say 'keep it short'",
                                "task retry 'jwt-*' --fresh"))
 def cmd_task_retry(options: Namespace, world: World) -> int:
@@ -31939,6 +31952,13 @@ def cmd_task_retry(options: Namespace, world: World) -> int:
             if not known:
                 known.append(know_tasks(folder, options, needs_fleet=False))
             spec = known[0].plan.tasks.get(state.name)
+        if options.check is not None:
+            if spec:
+                raise FleetError(
+                    "usage", f"task retry: --check: {state.name} is in the task file",
+                    fix=f"write `check:` below `{state.task.group}:` in {known[0].path}, then "
+                        f"`subagent-fleet task retry {state.name}`", status=EXIT_USAGE)
+            spec = replace(state.newer or state.task, check=options.check)
         return {"fresh": options.fresh, "say": options.say, "spec": freeze(spec)}
     return order_tasks("retry", options, world, words)
 
@@ -32207,7 +32227,7 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
     return EXIT_OK
 
 
-# == commands/task_land.py, from line 29 ======================================
+# == commands/task_land.py, from line 30 ======================================
 #
 # `task land`: merge what is done, check it as a whole, move the branch.
 
@@ -32222,9 +32242,11 @@ INTO = Flag("--into", "the branch that moves; default: the one you are on", "BRA
 def cmd_task_land(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
     known = know_tasks(folder, options, needs_fleet=False)
-    if not known.names:
-        raise FleetError("no-tasks", "there are no tasks to land", fix=ADD_A_TASK)
+    if not known.states:
+        raise FleetError("no-tasks", "there are no tasks to land",
+                         fix="subagent-fleet run" if known.names else ADD_A_TASK)
     check_names("task", options.tasks, known.names, "task land")
+    names = expand_names(options.tasks, known.tasks)
     into = find_target(folder, options.into)
     stops: list[str] = []
     world.on_stop(stops.append)
@@ -32245,12 +32267,12 @@ def cmd_task_land(options: Namespace, world: World) -> int:
         landing = Landing(folder, hold, into, fleet=load_fleet_if_valid(options, world, folder),
                           worktrees=known.plan.file.worktrees or "",
                           tell=lambda *event: tell_task(world, *event), is_over=is_over)
-        landed = land(landing, folder, options.tasks, moves=True, order=order)
+        landed = land(landing, folder, names, moves=True, order=order)
     finally:
         hold.release()
     reviews = [name for name, state in states.items()
                if state.state == "review" and not state.wish.forgotten]
-    idle = [name for name in options.tasks or reviews if name not in landed.names]
+    idle = [name for name in names or reviews if name not in landed.names]
     lines = describe_landing(landed) + explain_idle(idle, states)
     if landed.returned and not folder.holder():
         lines.append(f"To go on with {count_of(landed.returned, 'task')}: subagent-fleet run")
@@ -32264,10 +32286,11 @@ def explain_idle(names: Sequence[str], states: Mapping[str, TaskState]) -> list[
     lines = []
     for name in names:
         state = states.get(name)
-        if state and state.state == "review":
+        word = state.state if state else "waiting"  # new in the task file
+        if word == "review":
             lines.append(f"{name} is in review: subagent-fleet task accept {name}")
-        elif state and state.state != "done":
-            lines.append(f"{name} is not done: it is {state.state}.")
+        elif word != "done":
+            lines.append(f"{name} is not done: it is {word}.")
         elif state and state.place.landed:
             lines.append(f"{name} has landed on {state.place.landed} before.")
     return lines

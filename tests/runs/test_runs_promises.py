@@ -1227,6 +1227,21 @@ def test_land_says_why_a_task_that_is_named_does_not(shop):
     assert again.out == "Nothing has landed.\ngood has landed on main before.\n", again
 
 
+def test_a_group_is_known_before_its_twins_exist(shop):
+    shop.tasks({"t": {"prompt": "x", "times": 2}, "other": {"prompt": "x"}}, defaults={"coder": shell(EDIT)})
+    done = shop.type("task", "land", "t")
+    assert done.code == 1 and "no tasks to land" in done.err and "fix: subagent-fleet run\n" in done.err, done
+    done = shop.type("task", "add", "t:do it")
+    assert done.code == 2 and "there is already a task `t`" in done.err, done
+    assert shop.type("task", "add", "last:do it", "--after", "t", "--coder", "[cat]").code == 0
+    assert shop.run("t").code == 0
+    rows = {name: row["state"] for name, row in shop.rows().items()}
+    assert rows == {"t-a": "review", "t-b": "review", "other": "waiting", "last": "waiting"}
+    assert shop.row("last")["now"].startswith("for t-a (review), t-b (review)")
+    done = shop.type("task", "land", "t", "other")
+    assert re.findall(r"(\S+) (?:is in review|is not done: it is waiting)", done.out) == ["t-a", "t-b", "other"], done
+
+
 def test_words_that_do_not_do_name_those_that_do(shop):
     shop.tasks({"other": {"prompt": "x"}}, defaults={"coder": shell(EDIT)})
     done = shop.run("login")
@@ -1236,7 +1251,17 @@ def test_words_that_do_not_do_name_those_that_do(shop):
     assert done.code == 1 and "task stop a" in " ".join(done.out.split()), done
     done = shop.run("a")
     assert done.code == 1 and "change `check:`" not in done.out, done
-    assert "type it again with another --check" in " ".join(done.out.split()), done
+    assert "task retry a --check COMMAND" in " ".join(done.out.split()), done
+    done = shop.type("task", "retry", "a", "--check", "grep two a.txt")
+    assert done.code == 0 and shop.run().code == 0, done
+    assert shop.state("a") == "done" and shop.row("a")["reason"] == ""
+    done = shop.type("task", "retry", "a", "--check", "")
+    assert done.code == 2 and "expected a shell command, or `none`" in done.err, done
+    shop.type("task", "retry", "a", "--check", "none")
+    assert shop.run().code == 0 and shop.state("a") == "review"
+    assert shop.run("other").code == 0
+    done = shop.type("task", "retry", "other", "--check", "true")
+    assert done.code == 2 and "write `check:` below `other:` in" in done.err, done
 
 
 def test_a_claude_that_is_not_logged_in_parks_and_names_the_way_on(shop):

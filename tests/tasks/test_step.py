@@ -91,7 +91,8 @@ ARROWS = [
     (state_of(**ASKING, phase="asleep"), order("stop"), "stopped", "", {"stopping": False}),
     # losses, stalls, deadlines, the model
     (state_of("running", prompt="p"), sf.Lost(False, True, "x"), "waiting", "",
-     {"lost": 1, "prompt": "p", "until": 100.0, "reason": "its process ended"}),
+     {"lost": 1, "prompt": "p", "until": 100.0, "reason": "its process ended without a result: x",
+      "tells": [("lost", "its process ended without a result: x; starting it again")]}),
     (state_of("running", prompt="p", lost=2, spoken=True), sf.Lost(True, False, "x"), "waiting", "",
      {"lost": 3, "until": 104.0, "spoken": False, "prompt": sf.LOST_PROMPT}),
     (state_of("running", lost=4), sf.Lost(True, True, "broken"), "running", "close",

@@ -8,6 +8,7 @@ from fleet.cli.say import check_names
 from fleet.runs.landing import Landing
 from fleet.start.constants import EXIT_OK, EXIT_PROBLEM
 from fleet.start.errors import FleetError
+from fleet.tasks.spec import expand_names
 from fleet.text.phrases import count_of
 from fleet.text.tables import wrap_text
 from fleet.work.backing import load_fleet_if_valid
@@ -37,9 +38,11 @@ INTO = Flag("--into", "the branch that moves; default: the one you are on", "BRA
 def cmd_task_land(options: Namespace, world: World) -> int:
     folder = open_tasks(open_folder(world))
     known = know_tasks(folder, options, needs_fleet=False)
-    if not known.names:
-        raise FleetError("no-tasks", "there are no tasks to land", fix=ADD_A_TASK)
+    if not known.states:
+        raise FleetError("no-tasks", "there are no tasks to land",
+                         fix="subagent-fleet run" if known.names else ADD_A_TASK)
     check_names("task", options.tasks, known.names, "task land")
+    names = expand_names(options.tasks, known.tasks)
     into = find_target(folder, options.into)
     stops: list[str] = []
     world.on_stop(stops.append)
@@ -60,12 +63,12 @@ def cmd_task_land(options: Namespace, world: World) -> int:
         landing = Landing(folder, hold, into, fleet=load_fleet_if_valid(options, world, folder),
                           worktrees=known.plan.file.worktrees or "",
                           tell=lambda *event: tell_task(world, *event), is_over=is_over)
-        landed = land(landing, folder, options.tasks, moves=True, order=order)
+        landed = land(landing, folder, names, moves=True, order=order)
     finally:
         hold.release()
     reviews = [name for name, state in states.items()
                if state.state == "review" and not state.wish.forgotten]
-    idle = [name for name in options.tasks or reviews if name not in landed.names]
+    idle = [name for name in names or reviews if name not in landed.names]
     lines = describe_landing(landed) + explain_idle(idle, states)
     if landed.returned and not folder.holder():
         lines.append(f"To go on with {count_of(landed.returned, 'task')}: subagent-fleet run")
@@ -79,10 +82,11 @@ def explain_idle(names: Sequence[str], states: Mapping[str, TaskState]) -> list[
     lines = []
     for name in names:
         state = states.get(name)
-        if state and state.state == "review":
+        word = state.state if state else "waiting"  # new in the task file
+        if word == "review":
             lines.append(f"{name} is in review: subagent-fleet task accept {name}")
-        elif state and state.state != "done":
-            lines.append(f"{name} is not done: it is {state.state}.")
+        elif word != "done":
+            lines.append(f"{name} is not done: it is {word}.")
         elif state and state.place.landed:
             lines.append(f"{name} has landed on {state.place.landed} before.")
     return lines

@@ -27,6 +27,7 @@ from fleet.work.typed import (
     open_folder,
     open_tasks,
     order_of,
+    parse_check,
     plan_typed_tasks,
     refuse_unquoted,
 )
@@ -210,7 +211,9 @@ def cmd_task_stop(options: Namespace, world: World) -> int:
 
 @command("task retry", "try finished tasks again, as the task file describes them now",
          TASK_PATTERNS, Flag("--say", "also tell the agent this", "TEXT", {"default": ""}),
-         Flag("--fresh", "start over with a new worktree, branch and session"), TASK_FILE,
+         Flag("--fresh", "start over with a new worktree, branch and session"),
+         Flag("--check", "another check, for tasks that are not in the task file", "COMMAND",
+              {"type": parse_check, "default": None}), TASK_FILE,
          group=WORK, examples=("task retry parser", "task retry parser --say 'keep it short'",
                                "task retry 'jwt-*' --fresh"))
 def cmd_task_retry(options: Namespace, world: World) -> int:
@@ -222,6 +225,13 @@ def cmd_task_retry(options: Namespace, world: World) -> int:
             if not known:
                 known.append(know_tasks(folder, options, needs_fleet=False))
             spec = known[0].plan.tasks.get(state.name)
+        if options.check is not None:
+            if spec:
+                raise FleetError(
+                    "usage", f"task retry: --check: {state.name} is in the task file",
+                    fix=f"write `check:` below `{state.task.group}:` in {known[0].path}, then "
+                        f"`subagent-fleet task retry {state.name}`", status=EXIT_USAGE)
+            spec = replace(state.newer or state.task, check=options.check)
         return {"fresh": options.fresh, "say": options.say, "spec": freeze(spec)}
     return order_tasks("retry", options, world, words)
 

@@ -285,9 +285,8 @@ def refuse_missing_check(world: World, state: TaskState, directory: str,
                           word[0]]).code:
         fix = f"install it, or change `check:`, then subagent-fleet task retry {state.name}"
         if state.origin == "typed":
-            fix = (f"install it, then subagent-fleet task retry {state.name}; or "
-                   f"subagent-fleet task forget {state.name}, and type it again "
-                   "with another --check")
+            fix = (f"install it, then subagent-fleet task retry {state.name}; or name "
+                   f"another: subagent-fleet task retry {state.name} --check COMMAND")
         raise FleetError("check-missing", f"the check cannot be run (exit 127): `{word[0]}` "
                          "is missing", fix=fix)
 

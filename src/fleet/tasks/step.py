@@ -240,11 +240,12 @@ def _lose(state: TaskState, event: Lost, now: float) -> Step:
     if lost >= LOST_LIMIT:
         reason = f"its process ended {lost} times without a result: {event.last}"
         return _close_with(state, Ruling("parked", reason, cause="lost", ended="lost"))
+    reason = f"its process ended without a result: {event.last}"
     prompt = LOST_PROMPT if event.has_begun else attempt.prompt
-    state = _move(state, "waiting", now, reason="its process ended", lost=lost, prompt=prompt,
+    state = _move(state, "waiting", now, reason=reason, lost=lost, prompt=prompt,
                   spoken=attempt.spoken and event.is_known,
                   until=now + (2 ** attempt.lost if attempt.lost else 0))
-    return Step(state, "", (("lost", "its process ended without a result; starting it again"),))
+    return Step(state, "", (("lost", f"{reason}; starting it again"),))
 
 
 def _stall(state: TaskState, event: Stalled, now: float) -> Step:

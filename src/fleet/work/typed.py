@@ -1,6 +1,7 @@
 """Tasks from typed words and from files."""
 from __future__ import annotations
 
+import argparse
 import re
 from typing import TYPE_CHECKING
 
@@ -149,12 +150,15 @@ class KnownTasks(Record):
 
     @property
     def names(self) -> set[str]:
-        """The names that a new task cannot have."""
-        names = set(self.plan.tasks)
-        for state in self.states.values():
-            if not state.wish.forgotten:
-                names |= {state.name, state.task.group}
-        return names
+        """The names that a new task cannot have: of tasks, and of groups (`times:`)."""
+        return {name for task in self.tasks.values() for name in (task.name, task.group)}
+
+    @property
+    def tasks(self) -> dict[str, TaskSpec]:
+        """Every task that was not forgotten, even if it was never started."""
+        kept = {name: state.task for name, state in self.states.items()
+                if not state.wish.forgotten}
+        return {**self.plan.tasks, **kept}
 
 
 def know_tasks(folder: Folder, options: Namespace, *, needs_fleet: bool = True) -> KnownTasks:
@@ -215,6 +219,14 @@ def typed_keys(options: Namespace) -> dict[str, Any]:
             raise FleetError("bad-task", "--coder: an empty list names no program",
                              status=EXIT_USAGE, fix="--coder '[my-agent, --print]'")
     return {word: value for word, value in typed.items() if value}
+
+
+def parse_check(text: str) -> str:
+    """Return a check of a task, as a task file may say it: "" for `none`."""
+    rule = RULES["check"]
+    if obeys(text, "check") and rule.normal:
+        return str(rule.normal(text))
+    raise argparse.ArgumentTypeError(f"expected {rule.words}, not `{text}`")
 
 
 def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTasks,
