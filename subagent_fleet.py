@@ -19377,7 +19377,7 @@ def merge_message(state: TaskState) -> str:
     return f"{state.name}: {' '.join(first.split())[:100]}"
 
 
-# == tasks/starter.py, from line 15 ===========================================
+# == tasks/starter.py, from line 17 ===========================================
 #
 # A task file to start from: how a project is set up and checked, guessed from its files.
 
@@ -19390,16 +19390,23 @@ class ProjectGuess(Record):
     check: str = ""
 
 
-# The files that are read; of a directory, only that it is there.
-PROJECT_FILES = ("uv.lock", "poetry.lock", "pyproject.toml", "requirements.txt", "setup.py",
-                 "package.json", "pnpm-lock.yaml", "yarn.lock", "package-lock.json", "Gemfile",
-                 "go.mod", "Cargo.toml", "Makefile")
+# What one file alone tells: {file: (kind, check)}.
+PLAIN_KINDS = {
+    "go.mod": ("Go", "go vet ./... && go test ./..."),
+    "Cargo.toml": ("Rust", "cargo test --quiet"), "pom.xml": ("Maven", "mvn -q test"),
+    "build.gradle": ("Gradle", "gradle test"), "mix.exs": ("Elixir", "mix test")}
+PYTHON_FILES = ("uv.lock", "poetry.lock", "pyproject.toml", "requirements.txt", "setup.py",
+                "tox.ini")
+PYTHON_TEST = LatePattern(r"test.*\.py")
+# The files that are read; of a directory, and of a test, only that it is there.
+PROJECT_FILES = (*PYTHON_FILES, "package.json", "pnpm-lock.yaml", "yarn.lock",
+                 "package-lock.json", "Gemfile", *PLAIN_KINDS, "Makefile")
 PROJECT_DIRECTORIES = ("tests", "test", "spec")
 
 
 def guess_project(files: Mapping[str, str]) -> ProjectGuess:
-    """Return the first kind that a project's files tell. Directories have no text."""
-    for guess in (_guess_rails, _guess_python, _guess_node, _guess_go, _guess_rust, _guess_make):
+    """Return the first kind that a project's files tell; what is not read has no text."""
+    for guess in (_guess_rails, _guess_python, _guess_node, _guess_plain, _guess_make):
         found = guess(files)
         if found:
             return found
@@ -19414,7 +19421,7 @@ def _guess_rails(files: Mapping[str, str]) -> ProjectGuess | None:
 
 
 def _guess_python(files: Mapping[str, str]) -> ProjectGuess | None:
-    seen = tuple(name for name in PROJECT_FILES[:5] if name in files)
+    seen = tuple(name for name in files if name in PYTHON_FILES or PYTHON_TEST.fullmatch(name))
     if not seen:
         return None
     setup: tuple[str, ...] = ()
@@ -19451,16 +19458,11 @@ def _guess_node(files: Mapping[str, str]) -> ProjectGuess | None:
     return ProjectGuess("Node", tuple(filter(None, ("package.json", lock))), (setup,), check)
 
 
-def _guess_go(files: Mapping[str, str]) -> ProjectGuess | None:
-    if "go.mod" not in files:
-        return None
-    return ProjectGuess("Go", ("go.mod",), (), "go vet ./... && go test ./...")
-
-
-def _guess_rust(files: Mapping[str, str]) -> ProjectGuess | None:
-    if "Cargo.toml" not in files:
-        return None
-    return ProjectGuess("Rust", ("Cargo.toml",), (), "cargo test --quiet")
+def _guess_plain(files: Mapping[str, str]) -> ProjectGuess | None:
+    for name, (kind, check) in PLAIN_KINDS.items():
+        if name in files:
+            return ProjectGuess(kind, (name,), (), check)
+    return None
 
 
 def _guess_make(files: Mapping[str, str]) -> ProjectGuess | None:
@@ -19495,8 +19497,8 @@ def render_tasks(guess: ProjectGuess) -> str:
 def describe_guess(guess: ProjectGuess) -> str:
     """Return in a sentence what was guessed, and from what."""
     if not guess.kind:
-        return ("No check was guessed: none of Python, Node, Rails, Go, Rust or make was "
-                "recognized here.")
+        kinds = ("Python", "Node", "Rails", *(kind for kind, _ in PLAIN_KINDS.values()), "make")
+        return f"No check was guessed: none of {join_words(kinds, 'or')} was recognized here."
     setup = f"setup `{'`, `'.join(guess.setup)}`" if guess.setup else "no setup"
     check = f"check `{guess.check}`" if guess.check else "no check: add one"
     return f"Guessed from {', '.join(guess.seen)} ({guess.kind}): {setup}, {check}."
@@ -23963,14 +23965,6 @@ FIX_LINES, FIX_FILES = 200, 10  # of a small fix, its tests aside
 PROOF_SECONDS = 300  # for a check; longer ones make no question
 EXAM_DEADLINE_SECONDS = 1800  # of a question, where tasks.yaml has no other
 FAILING_TESTS = 20  # that are named to a model
-# What a project is usually checked with, by a file at its top;
-# the first that is there counts.
-USUAL_CHECKS = {
-    "package.json": "npm test", "Cargo.toml": "cargo test", "go.mod": "go test ./...",
-    "pyproject.toml": "python3 -m pytest -q", "setup.py": "python3 -m pytest -q",
-    "tox.ini": "python3 -m pytest -q", "pom.xml": "mvn -q test",
-    "build.gradle": "gradle test", "mix.exs": "mix test", "Makefile": "make test",
-    r"test.*\.py": "python3 -m unittest"}
 TEST_PATH = LatePattern(
     r"(^|/)(tests?|specs?|__tests__|testdata)/|(^|/)(test_[^/]*|conftest)\.py$"
     r"|[._-](test|tests|spec)\.\w+$|[a-z]Tests?\.\w+$")
@@ -27416,9 +27410,21 @@ def end_serving(folder: Folder) -> bool:
     return True
 
 
-# == work/typed.py, from line 47 ==============================================
+# == work/typed.py, from line 54 ==============================================
 #
 # Tasks from typed words and from files.
+
+def look_at_project(world: World, directory: str) -> ProjectGuess:
+    """Return how the project in a directory is set up and checked, by its files."""
+    names = world.names_in(directory)
+    files = {name: "" for name in names if name in PROJECT_DIRECTORIES}
+    for name in PROJECT_FILES:
+        path = world.path(directory, name)
+        if name in names and world.kind_of(path) == "file":
+            files[name] = world.read_part(path, 0, TEXT_LIMIT_BYTES).decode("utf-8", "replace")
+    files.update({name: "" for name in names if PYTHON_TEST.fullmatch(name)})
+    return guess_project(files)
+
 
 # Whoever holds the lock obeys orders; a command hands them over as files, or takes the
 # lock itself for as long as they take. What lies in a repository's folder of tasks is
@@ -29225,7 +29231,7 @@ def tell_weakness(fleet: Fleet, main: Model, states: Mapping[str, NodeState], wo
                                   look_of(world, "stderr"), memory))
 
 
-# == commands/init.py, from line 59 ===========================================
+# == commands/init.py, from line 53 ===========================================
 #
 # `init`: write a new fleet file; the examples it can write.
 
@@ -29361,13 +29367,7 @@ def write_tasks_example(options: Namespace, world: World) -> int:
     if world.kind_of(output) != "absent" and not options.force:
         raise FleetError("exists", f"{output} already exists", status=EXIT_REFUSED,
                          fix=f"edit it, or `{type_again(options, force=True)}`")
-    files = {name: "" for name in PROJECT_DIRECTORIES
-             if world.kind_of(world.path(directory, name)) == "directory"}
-    for name in PROJECT_FILES:
-        path = world.path(directory, name)
-        if world.kind_of(path) == "file":
-            files[name] = world.read_part(path, 0, TEXT_LIMIT_BYTES).decode("utf-8", "replace")
-    guess = guess_project(files)
+    guess = look_at_project(world, directory)
     world.replace_files([(output, render_tasks(guess).encode("utf-8"), 0o644)])
     said = [f"Wrote {output}.", describe_guess(guess),
             "Write your own prompts into it, then: subagent-fleet run --land"]
@@ -30987,7 +30987,7 @@ def cmd_warmup(options: Namespace, world: World) -> int:
     return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
 
 
-# == commands/exam.py, from line 58 ===========================================
+# == commands/exam.py, from line 62 ===========================================
 #
 # `bench --exam`: a model does this repository's own fixes.
 
@@ -31062,13 +31062,13 @@ def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
     deadline = usual.deadline
     if deadline == TaskSpec("").deadline:
         deadline = EXAM_DEADLINE_SECONDS
-    names = world.names_in(folder.repository.top)
-    usual_check, origin = next(((check, name) for pattern, check in USUAL_CHECKS.items()
-                                for name in names if re.fullmatch(pattern, name)), ("", ""))
-    for check, source in ((options.task_check, "typed"), (usual.check, world.split(path)[1]),
-                          (usual_check, f"usual with {origin}")):
+    guess = look_at_project(world, folder.repository.top)
+    for check, setup, source in (
+            (options.task_check, usual.setup, "typed"),
+            (usual.check, usual.setup, world.split(path)[1]),
+            (guess.check, usual.setup or guess.setup, f"guessed from {some_of(guess.seen, 3)}")):
         if check:
-            task = TaskSpec("exam", check=check, setup=usual.setup, deadline=deadline,
+            task = TaskSpec("exam", check=check, setup=setup, deadline=deadline,
                             stall=usual.stall, tries=1, rounds=0, allow=usual.allow,
                             sandbox=usual.sandbox, sandbox_write=usual.sandbox_write)
             return ExamPlan(task, source, options.questions or 10, options.times or 1)
@@ -32966,8 +32966,9 @@ subagent-fleet bench --exam --questions 30 --check 'make test'
 
 The questions come from your own history: small commits that change code and tests. Each is tested
 twice first: its tests must fail on the commit before it and pass on it. Commits that are left out
-are listed with the reason. The check is `--check`, else the default of tasks.yaml, else the
-project's usual one. You see it before anything runs.
+are listed with the reason. The check is `--check`, else the default of tasks.yaml, else what
+`init --example tasks` guesses from the project's files, setup included. You see it before
+anything runs.
 
 Each model gets each question as a task of `run`, in Claude Code: the commit's message and the
 names of the failing tests, in a repository that holds the files before the fix and nothing

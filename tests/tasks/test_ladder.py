@@ -183,6 +183,9 @@ def test_three_machines_of_different_ability_do_all_in_little_more_than_half_the
     ({"go.mod": ""}, "Go", (), "go vet ./... && go test ./..."),
     ({"Cargo.toml": ""}, "Rust", (), "cargo test --quiet"),
     ({"Makefile": "all:\n\ntest: all\n"}, "make", (), "make test"),
+    ({"pom.xml": ""}, "Maven", (), "mvn -q test"), ({"mix.exs": "", "Makefile": "test:\n"}, "Elixir", (), "mix test"),
+    ({"tox.ini": "deps = pytest"}, "Python", (), "python3 -m pytest -q"),
+    ({"test_calc.py": ""}, "Python", (), "python3 -m unittest -q"),
     ({"Makefile": "test := 1\n"}, "", (), ""), ({}, "", (), "")])
 def test_what_a_project_is_set_up_and_checked_with_is_guessed(files, kind, setup, check):
     guess = sf.guess_project(files)

@@ -313,7 +313,7 @@ def test_a_check_that_nobody_typed_and_a_file_that_came_along_are_not_believed(e
 
 
 @pytest.mark.parametrize("words, said", [
-    (("--questions", "3"), "--questions: for the exam only"), (("--check", "x"), "add --exam"),
+    (("--questions", "3"), "--questions: for the exam only"), (("--check", "x"), "--check: for the exam only"),
     (("--exam", "--since", "90d"), "the newest commits come first")])
 def test_words_of_the_exam_that_cannot_be_meant_are_refused(run_cli, tmp_path, words, said):
     (tmp_path / "fleet.yaml").write_text(EXAMPLE)
@@ -324,8 +324,8 @@ def test_words_of_the_exam_that_cannot_be_meant_are_refused(run_cli, tmp_path, w
 @pytest.mark.parametrize("slug, files, online, said", [
     ("no-check", {}, True, "no command is known that runs this project's tests"),
     ("no-models", {"Makefile": "test:\n"}, False, "no model of this fleet can be asked now"),
-    ("unasked-check", {"go.mod": "\n"}, True, "would run `go test ./...`, which you did not type"),
-    ("unasked-check", {"test_calc.py": "\n"}, True, "would run `python3 -m unittest`, which you did"),
+    ("unasked-check", {"go.mod": "\n"}, True, "would run `go vet ./... && go test ./...`, which you did not type"),
+    ("unasked-check", {"test_calc.py": "\n"}, True, "would run `python3 -m unittest -q`, which you did"),
 ])
 def test_an_exam_that_cannot_begin_says_why(run_cli, fake_node, tmp_path, slug, files, online, said):
     node = fake_node({"able:1b": {}})

@@ -1,7 +1,6 @@
 """`bench --exam`: a model does this repository's own fixes."""
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from fleet.cli.agree import agree
@@ -31,7 +30,6 @@ from fleet.trials.questions import (
     EXAM_DEADLINE_SECONDS,
     EXAM_FILE,
     EXAM_OUTCOMES,
-    USUAL_CHECKS,
     Examinee,
     ExamPage,
     plan_standing,
@@ -39,7 +37,13 @@ from fleet.trials.questions import (
 from fleet.views.measurements import find_chosen, keep_measurements
 from fleet.work.backing import end_serving, need_key, plan_backing
 from fleet.work.run_job import confine_tasks
-from fleet.work.typed import find_task_file, load_tasks, open_folder, open_tasks
+from fleet.work.typed import (
+    find_task_file,
+    load_tasks,
+    look_at_project,
+    open_folder,
+    open_tasks,
+)
 from fleet.workspace.config import look_of
 from fleet.workspace.records import read_measurements
 
@@ -126,13 +130,13 @@ def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
     deadline = usual.deadline
     if deadline == TaskSpec("").deadline:
         deadline = EXAM_DEADLINE_SECONDS
-    names = world.names_in(folder.repository.top)
-    usual_check, origin = next(((check, name) for pattern, check in USUAL_CHECKS.items()
-                                for name in names if re.fullmatch(pattern, name)), ("", ""))
-    for check, source in ((options.task_check, "typed"), (usual.check, world.split(path)[1]),
-                          (usual_check, f"usual with {origin}")):
+    guess = look_at_project(world, folder.repository.top)
+    for check, setup, source in (
+            (options.task_check, usual.setup, "typed"),
+            (usual.check, usual.setup, world.split(path)[1]),
+            (guess.check, usual.setup or guess.setup, f"guessed from {some_of(guess.seen, 3)}")):
         if check:
-            task = TaskSpec("exam", check=check, setup=usual.setup, deadline=deadline,
+            task = TaskSpec("exam", check=check, setup=setup, deadline=deadline,
                             stall=usual.stall, tries=1, rounds=0, allow=usual.allow,
                             sandbox=usual.sandbox, sandbox_write=usual.sandbox_write)
             return ExamPlan(task, source, options.questions or 10, options.times or 1)

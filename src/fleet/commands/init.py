@@ -18,7 +18,6 @@ from fleet.start.constants import (
     EXIT_OK,
     EXIT_REFUSED,
     EXIT_USAGE,
-    TEXT_LIMIT_BYTES,
 )
 from fleet.start.errors import FleetError
 from fleet.start.gate import asset
@@ -33,16 +32,11 @@ from fleet.steps.machines import (
     write_starter,
 )
 from fleet.steps.words import format_flaw, format_starter
-from fleet.tasks.starter import (
-    PROJECT_DIRECTORIES,
-    PROJECT_FILES,
-    describe_guess,
-    guess_project,
-    render_tasks,
-)
+from fleet.tasks.starter import describe_guess, render_tasks
 from fleet.text.phrases import some_of
 from fleet.text.tables import format_pairs, format_words, wrap_text
 from fleet.text.terminal import PLAIN, clean_line
+from fleet.work.typed import look_at_project
 from fleet.workspace.config import look_of, search_config
 from fleet.workspace.directory import Workspace
 from fleet.workspace.records import read_measurements
@@ -188,13 +182,7 @@ def write_tasks_example(options: Namespace, world: World) -> int:
     if world.kind_of(output) != "absent" and not options.force:
         raise FleetError("exists", f"{output} already exists", status=EXIT_REFUSED,
                          fix=f"edit it, or `{type_again(options, force=True)}`")
-    files = {name: "" for name in PROJECT_DIRECTORIES
-             if world.kind_of(world.path(directory, name)) == "directory"}
-    for name in PROJECT_FILES:
-        path = world.path(directory, name)
-        if world.kind_of(path) == "file":
-            files[name] = world.read_part(path, 0, TEXT_LIMIT_BYTES).decode("utf-8", "replace")
-    guess = guess_project(files)
+    guess = look_at_project(world, directory)
     world.replace_files([(output, render_tasks(guess).encode("utf-8"), 0o644)])
     said = [f"Wrote {output}.", describe_guess(guess),
             "Write your own prompts into it, then: subagent-fleet run --land"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from fleet.start.gate import LatePattern
 from fleet.start.record import Record
 from fleet.text.json import parse_object
+from fleet.text.phrases import join_words
 from fleet.text.yaml_dump import dump_yaml
 
 if TYPE_CHECKING:
@@ -21,16 +23,23 @@ class ProjectGuess(Record):
     check: str = ""
 
 
-# The files that are read; of a directory, only that it is there.
-PROJECT_FILES = ("uv.lock", "poetry.lock", "pyproject.toml", "requirements.txt", "setup.py",
-                 "package.json", "pnpm-lock.yaml", "yarn.lock", "package-lock.json", "Gemfile",
-                 "go.mod", "Cargo.toml", "Makefile")
+# What one file alone tells: {file: (kind, check)}.
+PLAIN_KINDS = {
+    "go.mod": ("Go", "go vet ./... && go test ./..."),
+    "Cargo.toml": ("Rust", "cargo test --quiet"), "pom.xml": ("Maven", "mvn -q test"),
+    "build.gradle": ("Gradle", "gradle test"), "mix.exs": ("Elixir", "mix test")}
+PYTHON_FILES = ("uv.lock", "poetry.lock", "pyproject.toml", "requirements.txt", "setup.py",
+                "tox.ini")
+PYTHON_TEST = LatePattern(r"test.*\.py")
+# The files that are read; of a directory, and of a test, only that it is there.
+PROJECT_FILES = (*PYTHON_FILES, "package.json", "pnpm-lock.yaml", "yarn.lock",
+                 "package-lock.json", "Gemfile", *PLAIN_KINDS, "Makefile")
 PROJECT_DIRECTORIES = ("tests", "test", "spec")
 
 
 def guess_project(files: Mapping[str, str]) -> ProjectGuess:
-    """Return the first kind that a project's files tell. Directories have no text."""
-    for guess in (_guess_rails, _guess_python, _guess_node, _guess_go, _guess_rust, _guess_make):
+    """Return the first kind that a project's files tell; what is not read has no text."""
+    for guess in (_guess_rails, _guess_python, _guess_node, _guess_plain, _guess_make):
         found = guess(files)
         if found:
             return found
@@ -45,7 +54,7 @@ def _guess_rails(files: Mapping[str, str]) -> ProjectGuess | None:
 
 
 def _guess_python(files: Mapping[str, str]) -> ProjectGuess | None:
-    seen = tuple(name for name in PROJECT_FILES[:5] if name in files)
+    seen = tuple(name for name in files if name in PYTHON_FILES or PYTHON_TEST.fullmatch(name))
     if not seen:
         return None
     setup: tuple[str, ...] = ()
@@ -82,16 +91,11 @@ def _guess_node(files: Mapping[str, str]) -> ProjectGuess | None:
     return ProjectGuess("Node", tuple(filter(None, ("package.json", lock))), (setup,), check)
 
 
-def _guess_go(files: Mapping[str, str]) -> ProjectGuess | None:
-    if "go.mod" not in files:
-        return None
-    return ProjectGuess("Go", ("go.mod",), (), "go vet ./... && go test ./...")
-
-
-def _guess_rust(files: Mapping[str, str]) -> ProjectGuess | None:
-    if "Cargo.toml" not in files:
-        return None
-    return ProjectGuess("Rust", ("Cargo.toml",), (), "cargo test --quiet")
+def _guess_plain(files: Mapping[str, str]) -> ProjectGuess | None:
+    for name, (kind, check) in PLAIN_KINDS.items():
+        if name in files:
+            return ProjectGuess(kind, (name,), (), check)
+    return None
 
 
 def _guess_make(files: Mapping[str, str]) -> ProjectGuess | None:
@@ -126,8 +130,8 @@ def render_tasks(guess: ProjectGuess) -> str:
 def describe_guess(guess: ProjectGuess) -> str:
     """Return in a sentence what was guessed, and from what."""
     if not guess.kind:
-        return ("No check was guessed: none of Python, Node, Rails, Go, Rust or make was "
-                "recognized here.")
+        kinds = ("Python", "Node", "Rails", *(kind for kind, _ in PLAIN_KINDS.values()), "make")
+        return f"No check was guessed: none of {join_words(kinds, 'or')} was recognized here."
     setup = f"setup `{'`, `'.join(guess.setup)}`" if guess.setup else "no setup"
     check = f"check `{guess.check}`" if guess.check else "no check: add one"
     return f"Guessed from {', '.join(guess.seen)} ({guess.kind}): {setup}, {check}."

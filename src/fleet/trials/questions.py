@@ -34,14 +34,6 @@ FIX_LINES, FIX_FILES = 200, 10  # of a small fix, its tests aside
 PROOF_SECONDS = 300  # for a check; longer ones make no question
 EXAM_DEADLINE_SECONDS = 1800  # of a question, where tasks.yaml has no other
 FAILING_TESTS = 20  # that are named to a model
-# What a project is usually checked with, by a file at its top;
-# the first that is there counts.
-USUAL_CHECKS = {
-    "package.json": "npm test", "Cargo.toml": "cargo test", "go.mod": "go test ./...",
-    "pyproject.toml": "python3 -m pytest -q", "setup.py": "python3 -m pytest -q",
-    "tox.ini": "python3 -m pytest -q", "pom.xml": "mvn -q test",
-    "build.gradle": "gradle test", "mix.exs": "mix test", "Makefile": "make test",
-    r"test.*\.py": "python3 -m unittest"}
 TEST_PATH = LatePattern(
     r"(^|/)(tests?|specs?|__tests__|testdata)/|(^|/)(test_[^/]*|conftest)\.py$"
     r"|[._-](test|tests|spec)\.\w+$|[a-z]Tests?\.\w+$")

@@ -22,10 +22,16 @@ from fleet.runs.agent import shorten
 from fleet.runs.folder import TASK_FILES, Folder, find_repository, read_repositories
 from fleet.runs.see import see_states
 from fleet.runs.supervisor import base_of
-from fleet.start.constants import EXIT_REFUSED, EXIT_USAGE
+from fleet.start.constants import EXIT_REFUSED, EXIT_USAGE, TEXT_LIMIT_BYTES
 from fleet.start.errors import FleetError
 from fleet.start.record import Record, replace
 from fleet.tasks.spec import TaskPlan, check_tasks, find_name
+from fleet.tasks.starter import (
+    PROJECT_DIRECTORIES,
+    PROJECT_FILES,
+    PYTHON_TEST,
+    guess_project,
+)
 from fleet.tasks.state import freeze
 from fleet.text.phrases import nearest, quote_shell
 from fleet.text.terminal import clean_line
@@ -40,8 +46,21 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fleet.config.sections import Fleet
+    from fleet.tasks.starter import ProjectGuess
     from fleet.tasks.state import TaskState
     from fleet.world.world import World
+
+
+def look_at_project(world: World, directory: str) -> ProjectGuess:
+    """Return how the project in a directory is set up and checked, by its files."""
+    names = world.names_in(directory)
+    files = {name: "" for name in names if name in PROJECT_DIRECTORIES}
+    for name in PROJECT_FILES:
+        path = world.path(directory, name)
+        if name in names and world.kind_of(path) == "file":
+            files[name] = world.read_part(path, 0, TEXT_LIMIT_BYTES).decode("utf-8", "replace")
+    files.update({name: "" for name in names if PYTHON_TEST.fullmatch(name)})
+    return guess_project(files)
 
 
 # Whoever holds the lock obeys orders; a command hands them over as files, or takes the
