@@ -23354,52 +23354,52 @@ def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
 
 # == trials/kit.py, from line 19 ==============================================
 #
-# What a trial is made of: Question, Answer, Subject, Trial, filler.
+# The parts of a trial: Question, Answer, Subject, Trial, filler text.
 
-# Takes a model on its node, asks it what it can do, and judges each answer by a value
-# that can be checked. A trial is a row: what is asked, and pure judges. Each goes the
-# way of a request: Talk, Backend, Reader, Deltas. Speeds are the node's own counters,
-# where it has some.
+# A trial asks a model on its node one question and judges the answer by a value that can be
+# checked. It is a row: the question, and pure functions that judge. It goes the same way as
+# a request: Talk, Backend, Reader, Deltas. Speeds come from the node's own counters, if it
+# has any.
 
-SPEED_TOKENS = 1000  # of the prompt by which models are compared
-FILLER_LINES_LIMIT = 400_000  # 25 MB, whatever a node counts
-# Between what a node counts and what its earlier counts let expect. Lines of filler are not
-# quite equal in tokens; who cuts a prompt loses far more than that.
+SPEED_TOKENS = 1000  # length of the prompt that compares models
+FILLER_LINES_LIMIT = 400_000  # 25 MB, however few tokens a node counts
+# How far a node's count may be from the count that its earlier ones predict. Lines of filler
+# differ a little in tokens; a node that cuts a prompt loses far more than that.
 COUNT_TOLERANCE = 0.02
-COUNT_SLACK_TOKENS = 16  # on top of it: of a short prompt that share is nothing
-LEAST_LINE_TOKENS = 4.0  # a node that counts fewer a line counts wrongly
-QUICK_SECONDS = 5.0  # the longest prompt may take, with --quick
+COUNT_SLACK_TOKENS = 16  # added to it, because that share of a short prompt is nothing
+LEAST_LINE_TOKENS = 4.0  # a node that counts fewer per line is wrong
+QUICK_SECONDS = 5.0  # limit for reading the longest prompt, with --quick
 ANSWER_TOKENS = 512
-THINKING_TOKENS = 2048  # for who thinks before it answers
+THINKING_TOKENS = 2048  # more, for a model that thinks before it answers
 
 
 class Question(Record):
-    """What a trial asks of a model, and what to expect of a prompt that is to be counted."""
+    """A question for a model, and what is known of its prompt."""
 
     talk: Talk
-    lines: int = 0  # of filler in it
-    tokens: int = 0  # it should have by the node's earlier counts
+    lines: int = 0  # of filler
+    tokens: int = 0  # expected, from the node's earlier counts
     context: int = 0  # of the route
-    loaded: int = 0  # the context the node says it holds; 0: it does not say
-    word: str = ""  # that stands at the very beginning
+    loaded: int = 0  # the context that the node reports; 0: it reports none
+    word: str = ""  # the code word at the very beginning
 
 
 class Answer(Record):
-    """What a model answered to a question, and when; or why it did not."""
+    """A model's answer to a question and its times, or why there is none."""
 
     question: Question
     text: str = ""
     thoughts: str = ""
     calls: tuple[Call, ...] = ()
     end: End = End("")
-    first_seconds: float = 0.0  # to its first word, by our clock
+    first_seconds: float = 0.0  # until its first word, by our clock
     seconds: float = 0.0
     refusal: Refusal | None = None
-    failure: str = ""  # of the node, which lives on
+    failure: str = ""  # of a node that still answers
 
     @property
     def missing(self) -> str:
-        """Why there is none, or an empty string."""
+        """The reason why there is no answer, or an empty string."""
         if self.refusal:
             words = re.sub(r"^node \S+, model \S+: ", "", self.refusal.what)
             return f"refused: {words}"
@@ -23407,41 +23407,40 @@ class Answer(Record):
 
 
 class Subject(Record):
-    """A model under trial, and what is known of it by now."""
+    """A model under trial, and what has been learned about it so far."""
 
     model: Model
-    seed: str = ""  # makes prompts new to the node, whatever it has cached
+    seed: str = ""  # makes each prompt new to the node, so that none is cached
     is_quick: bool = False
     loaded: int = 0
     prompt_rate: float | None = None
-    fills: tuple[tuple[int, int], ...] = ()  # (lines of filler, tokens the node counted)
+    fills: tuple[tuple[int, int], ...] = ()  # (lines of filler, tokens that the node counted)
 
     @property
     def room(self) -> int:
-        """The tokens that a prompt which fills the context leaves to the answer."""
-        answer = 64  # the code word, and politeness around it
+        """The tokens of a full context that are left for the answer."""
+        answer = 64  # the code word in a polite sentence
         if self.model.thinking:
             answer += THINKING_TOKENS
-        # A small context is not given away to the answer; a fiftieth is what
-        # counts may be off.
+        # The answer gets a quarter of a small context at most. Counts may be off by a
+        # fiftieth.
         return min(answer, self.model.context // 4) + self.model.context // 50
 
     def count_lines(self, tokens: int) -> int:
-        """Return how many lines of filler make a prompt of so many tokens, in full rounds."""
+        """Return the lines of filler for a prompt of this many tokens, in full rounds."""
         base, per_line = self._count()
         rounds = int((tokens - base) / per_line) // len(FILLER)
         return min(max(rounds, 1) * len(FILLER), FILLER_LINES_LIMIT)
 
     def count_tokens(self, lines: int) -> int:
-        """Return the tokens of a prompt with so many lines, as the node's counts suggest."""
+        """Return the expected tokens of a prompt with this many lines of filler."""
         base, per_line = self._count()
         return round(base + per_line * lines)
 
     def _count(self) -> tuple[float, float]:
-        """Return the tokens of a prompt without filler, and those of one line."""
-        # Two counts make a line: its slope is what a line costs, wherever it begins. The
-        # first and the last lie the farthest apart, so an odd token in one of them
-        # matters least.
+        """Return the tokens of a prompt without filler, and the tokens of one line."""
+        # The slope between two counts is what one line costs. The shortest and the longest
+        # prompt are the farthest apart, so an odd token in one of them matters least.
         counts = dict(self.fills or ((1, FILLER_BASE_TOKENS + FILLER_LINE_TOKENS),))
         if len(counts) == 1:
             counts = {0: FILLER_BASE_TOKENS, **counts}
@@ -23452,22 +23451,23 @@ class Subject(Record):
 
 
 class Trial(Record):
-    """A row: what is asked of a model, what is measured at the answer, who judges it."""
+    """A row: the question, what is measured in its answer, and the functions that judge it."""
 
     topic: str  # speed, tools or context
     name: str
-    ask: Callable[[Subject], Question | None]  # None: this model is not asked
-    judges: tuple[Callable[[Answer], str], ...] = ()  # "": right, else what it is instead
-    speeds: tuple[str, ...] = ()  # fields of a Measurement that the answer tells
-    is_quick: bool = True  # asked with --quick, too
+    ask: Callable[[Subject], Question | None]  # None: skip this model
+    judges: tuple[Callable[[Answer], str], ...] = ()  # each returns a flaw; "": none
+    speeds: tuple[str, ...] = ()  # fields of a Measurement that the answer gives
+    is_quick: bool = True  # also asked with --quick
 
     @property
     def title(self) -> str:
+        """The topic and the name, for progress lines and failed answers."""
         return f"{self.topic}: {self.name}"
 
 
 def ask_about(subject: Subject, *turns: Turn | str, **more: Any) -> Question:
-    """Return a question of these turns; the same has the same answer, as far as models go."""
+    """Return a question with these turns, at temperature 0 so that answers repeat."""
     tokens = more.pop("tokens", ANSWER_TOKENS)
     if subject.model.thinking:
         tokens += THINKING_TOKENS
@@ -23477,15 +23477,15 @@ def ask_about(subject: Subject, *turns: Turn | str, **more: Any) -> Question:
     return Question(talk, context=subject.model.context, loaded=subject.loaded)
 
 
-FILLER_BASE_TOKENS = 60.0  # of a prompt without filler, until the node has counted some
+FILLER_BASE_TOKENS = 60.0  # of a prompt without filler, until the node has counted one
 FILLER_LINE_TOKENS = 20.0
 
 
 def fill_prompt(subject: Subject, lines: int, number: int, *, extra: int = 0,
           wish: str = "Answer with that word alone.") -> Question:
-    """Return a question about a word at the very beginning, so many lines before.
+    """Return a question about a code word, with this many lines of filler after the word.
 
-    The word stands in a turn of its own: who cuts a talk drops its first turns.
+    The word is in a turn of its own, because a server that cuts a talk drops its first turns.
     """
     word = CODE_WORDS[number % len(CODE_WORDS)]
     text = "\n".join(FILLER * (lines // len(FILLER))) + " x" * extra
@@ -23497,11 +23497,12 @@ def fill_prompt(subject: Subject, lines: int, number: int, *, extra: int = 0,
 
 
 def ask_to_load_model(subject: Subject) -> Question:
+    """Return the first question, which makes the node load the model."""
     return fill_prompt(subject, len(FILLER), 0)
 
 
 CODE_WORDS = ("KESTREL", "MARBLE", "TUNDRA", "SAFFRON", "LANTERN")
-# A round of lines, each of its own tokens whatever stands before it.
+# One round of filler. No line changes the tokens of the next.
 FILLER = (
     "The morning train to the coast was late again, so the meeting began without the engineers.",
     "In the second drawer there are four pencils, a ruler and the receipt for the blue lamp.",
@@ -23515,27 +23516,28 @@ FILLER = (
 
 # == trials/rows.py, from line 31 =============================================
 #
-# The trials and their judges, as rows.
+# The trials, as rows, and the functions that judge their answers.
 
 # -- speed --
 
 
 def _ask_prompt(subject: Subject) -> Question:
+    """Return the question whose prompt compares the reading speeds of models."""
     tokens = min(SPEED_TOKENS, subject.model.context // 2)
     return fill_prompt(subject, subject.count_lines(tokens), 1)
 
 
 def _ask_again(subject: Subject) -> Question:
-    """Ask about the prompt of the question before, which the node has cached."""
+    """Return a second question about the previous prompt, which the node has cached."""
     lines = len(FILLER)
     if subject.fills:
         lines = subject.fills[-1][0]
     question = fill_prompt(subject, lines, 1, wish="Say it once more.")
-    return replace(question, lines=0)  # other words: its count would spoil what is learned
+    return replace(question, lines=0)  # its words differ, so its count must not be learned
 
 
 def _ask_long_prompt(subject: Subject) -> Question | None:
-    """Ask with half the context: prompts are read the slower, the longer they are."""
+    """Return a question of half the context, because long prompts are read more slowly."""
     half = subject.model.context // 2
     if half < 2 * SPEED_TOKENS:
         return None
@@ -23543,14 +23545,14 @@ def _ask_long_prompt(subject: Subject) -> Question | None:
 
 
 def time_answer(answer: Answer) -> dict[str, Any]:
-    """Return the speeds that an answer shows: by the node's counters, else by our clock."""
+    """Return the speeds of an answer, from the node's counters or else from our clock."""
     end = answer.end
     reads, writes = end.prompt_seconds or answer.first_seconds, end.answer_seconds
     read, written = end.input_tokens - end.cache_read, end.output_tokens
     first = answer.first_seconds
-    if writes is not None:  # the node counts: what it does not tell took no time
+    if writes is not None:  # the node counts: what it does not report took no time
         first = (end.load_seconds or 0) + (end.prompt_seconds or 0)
-    else:  # our clock starts at the first of them
+    else:  # our clock starts at the first token
         written -= 1
         writes = answer.seconds - answer.first_seconds
 
@@ -23562,8 +23564,8 @@ def time_answer(answer: Answer) -> dict[str, Any]:
             "is_counted": end.prompt_seconds is not None}
 
 
-# In this order: the first loads the model and teaches how many tokens a line of filler has,
-# the third asks again with the prompt that the second had the node cache.
+# The order matters: the first loads the model and shows how many tokens a line of filler has;
+# the third repeats the prompt that the node has cached for the second.
 SPEED_TRIALS = (
     Trial("speed", "load", ask_to_load_model, speeds=("load_seconds",)),
     Trial("speed", "prompt", _ask_prompt, speeds=("prompt_rate", "is_counted")),
@@ -23581,13 +23583,13 @@ SPEED_TRIALS = (
 
 
 def _tool(name: str, description: str, **properties: Any) -> Tool:
+    """Return a tool whose arguments are all required."""
     return Tool(name, description, {"type": "object", "properties": properties,
                                     "required": list(properties)})
 
 
-# Five, and each with something at which models that call tools badly fail: a name with a
-# dash, an enum, an object in an object, an array beside a flag. The last is there only
-# to be left alone.
+# Each of the five has something that weak models get wrong: a name with a dash, an enum, a
+# nested object, an array beside a flag. The last one should never be called.
 TEXT = {"type": "string"}
 TEXTS = {"type": "array", "items": TEXT}
 TRIAL_TOOLS = (
@@ -23599,13 +23601,13 @@ TRIAL_TOOLS = (
     _tool("run_tests", "Run tests.", paths=TEXTS, stop_early={"type": "boolean"}),
     _tool("get_setting", "Look up a setting by its key.", key=TEXT),
     _tool("send_mail", "Send a mail.", receivers=TEXTS, text=TEXT))
-# What the tools give back: a trial goes on until the model calls none, as an agent does.
+# Results of the tools. Like an agent, a trial continues until the model calls none.
 TRIAL_RESULTS = {"get_setting": "retry_limit = 7391"}
 TRIAL_TURNS = 3
-TRIAL_CALLS = 16  # more in one turn are nobody's answer
+TRIAL_CALLS = 16  # more calls in one turn are not an answer
 PRINTED_CALL = "printed the call as text"
-# What a call looks like that was meant and not made, whichever template or parser failed:
-# tags around it, a marker before it, JSON with a name and arguments, or Python.
+# A call that was printed instead of made, whichever template or parser failed: with tags
+# around it or a marker before it, as JSON with a name and arguments, or as Python.
 _TOOL_NAMES = "|".join(tool.name for tool in TRIAL_TOOLS)
 _PRINTED_CALL = LatePattern(
     r"(?i)<[|｜]?/?(?:\w+:)?(?:tool|function|invoke)[\w▁]{0,20}[^<>\n]{0,80}>"
@@ -23617,7 +23619,7 @@ _PRINTED_CALL = LatePattern(
 
 def calls_rightly(*wanted: tuple[str, dict[str, Any]],
                   says: str = "") -> Callable[[Answer], str]:
-    """Return the judge of an answer that makes these calls in any order, then says a word."""
+    """Return a function that wants these calls, in any order, and then a word."""
     def judge(answer: Answer) -> str:
         is_short = len(answer.calls) < max(len(wanted), 1)
         if is_short and _PRINTED_CALL.search(answer.text):
@@ -23638,23 +23640,23 @@ def calls_rightly(*wanted: tuple[str, dict[str, Any]],
 
 def _compare_calls(calls: Sequence[Call],
                    wanted: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """Return what is wrong with the first call that is none of those wanted."""
+    """Return the flaw of the first call that matches none of the wanted ones."""
     left = list(wanted)
     for call in calls:
         flaws = {_flaw_of(call, *want): want for want in left}
-        if "" not in flaws:  # of its namesake, if there is one
+        if "" not in flaws:  # prefer the flaw for a tool of the same name
             return max(flaws, key=lambda flaw: " with " in flaw)
         left.remove(flaws[""])
     return ""
 
 
 def _flaw_of(call: Call, name: str, wanted: dict[str, Any]) -> str:
-    """Return what is wrong with a call."""
+    """Return the flaw of a call that should have this name and these arguments."""
     if call.name != name:
         return f"called `{call.name[:64]}` instead of `{name}`"
     for key in {**wanted, **call.arguments}:
         value = call.arguments.get(key)
-        if key not in wanted and value:  # an empty one says nothing, so it is no mistake
+        if key not in wanted and value:  # an empty one does no harm
             return f"called `{name}` with an unknown `{key[:64]}`"
         if key in wanted and _plain(value) != _plain(wanted[key]):
             return f"called `{name}` with a wrong `{key}`"
@@ -23662,7 +23664,7 @@ def _flaw_of(call: Call, name: str, wanted: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return an argument without what is no matter: case, and blanks around it."""
+    """Return an argument without the case and the outer blanks of its text."""
     if isinstance(value, str):
         return value.strip().lower()
     if isinstance(value, list):
@@ -23674,7 +23676,7 @@ def _plain(value: Any) -> Any:
 
 def _call_trial(name: str, text: str, *wanted: tuple[str, dict[str, Any]],
                 says: str = "", is_quick: bool = False) -> Trial:
-    """Return the trial that asks a model with the five tools for these calls."""
+    """Return a trial whose question offers the five tools and expects these calls."""
     return Trial("tools", name, lambda subject: ask_about(subject, text, tools=TRIAL_TOOLS),
                  (calls_rightly(*wanted, says=says),), is_quick=is_quick)
 
@@ -23705,7 +23707,7 @@ TOOL_TRIALS = (
 
 
 def _ask_full(subject: Subject) -> Question:
-    """Ask with the context full; with --quick only as far as is read soon."""
+    """Return a question that fills the context; with --quick, as much as is read soon."""
     tokens = subject.model.context - subject.room
     if subject.is_quick:
         readable = int((subject.prompt_rate or 0) * QUICK_SECONDS)
@@ -23714,7 +23716,7 @@ def _ask_full(subject: Subject) -> Question:
 
 
 def _ask_too_much(subject: Subject) -> Question:
-    """Ask with one token more than the context holds, as far as the node's counts tell."""
+    """Return a question of one token more than the context, by the node's counts."""
     tokens = subject.model.context + 1
     lines = subject.count_lines(tokens)
     missing = max(tokens - subject.count_tokens(lines), 0)
@@ -23722,7 +23724,7 @@ def _ask_too_much(subject: Subject) -> Question:
 
 
 def holds_context(answer: Answer) -> str:
-    """Judge whether the whole context is there."""
+    """Return a flaw if the node holds less context than configured."""
     refusal, question = answer.refusal, answer.question
     if isinstance(refusal, PromptTooLong) and refusal.maximum < question.context:
         return f"holds {refusal.maximum:,} tokens, not {question.context:,}"
@@ -23732,14 +23734,14 @@ def holds_context(answer: Answer) -> str:
 
 
 def knows_beginning(answer: Answer) -> str:
-    """Judge whether the word at the very beginning is still known."""
+    """Return a flaw if the answer lacks the code word from the beginning of the prompt."""
     if answer.question.word.lower() in answer.text.lower():
         return holds_context(answer)
     return f"lost the beginning of a prompt of {answer.question.tokens:,} tokens"
 
 
 def counts_rightly(answer: Answer) -> str:
-    """Judge whether the node read all that was sent."""
+    """Return a flaw if the node counted fewer or more tokens than were sent."""
     expected, counted = answer.question.tokens, answer.end.input_tokens
     if abs(counted - expected) <= COUNT_SLACK_TOKENS + COUNT_TOLERANCE * expected:
         return ""
@@ -23747,19 +23749,19 @@ def counts_rightly(answer: Answer) -> str:
 
 
 def refuses_too_much(answer: Answer) -> str:
-    """Judge whether a prompt that is too long is refused, in words a client acts on."""
+    """Return a flaw if a prompt that is too long is not refused as clients expect it."""
     if isinstance(answer.refusal, PromptTooLong):
         return ""
     if answer.missing:
         return f"too long a prompt: {answer.missing}"
-    # It may hold more than the fleet file says: what matters is that nothing was lost.
+    # It may hold more than the fleet file says; it must not lose anything.
     if knows_beginning(answer) or counts_rightly(answer):
         return "cuts a prompt that is too long instead of refusing it"
     return ""
 
 
 def find_flaws(trial: Trial, answer: Answer) -> list[str]:
-    """Return what each judge of a trial says of an answer; "": it is right."""
+    """Return what each judge says about an answer; "" means no flaw."""
     if answer.missing and refuses_too_much not in trial.judges:
         return [holds_context(answer)] * len(trial.judges)
     return [judge(answer) for judge in trial.judges]
@@ -23775,30 +23777,30 @@ TRIALS = (*SPEED_TRIALS, *TOOL_TRIALS, *CONTEXT_TRIALS)
 
 # == trials/course.py, from line 41 ===========================================
 #
-# One model goes through the trials.
+# The trials of one model, from its first load to its last answer.
 
 UNLOAD_SECONDS = 20.0
 
 
 def today(world: World) -> str:
-    """Return what time it is, as a measurement keeps it."""
+    """Return the time in UTC, as measurements keep it."""
     now = datetime.datetime.fromtimestamp(world.now(), datetime.timezone.utc)
     return f"{now:%Y-%m-%dT%H:%M:%SZ}"
 
 
 class Course(Warmth):
-    """One model on its node going through the trials; one thread moves it, others look."""
+    """The trials of one model on its node; one thread runs them, others watch."""
 
     def __init__(self, node: Node, subject: Subject) -> None:
         super().__init__(node, subject.model)
         self.measurement = Measurement(node.name, node.endpoint, subject.model.ollama_model,
                                        tokens=subject.model.context)
         self._subject = subject
-        self._flaws: dict[str, list[str]] = {}  # by topic, "" where an answer was right
+        self._flaws: dict[str, list[str]] = {}  # by topic; "" for each right answer
 
     def run(self, world: World) -> None:
-        """Ask everything, one after the other; a node that dies ends it."""
-        if self.stage == "done":  # its node does not answer
+        """Ask every question, one after the other; stop if the node stops answering."""
+        if self.stage == "done":  # the node did not answer before
             return
         self.began = world.clock()
         self.stage = "loading"
@@ -23816,12 +23818,12 @@ class Course(Warmth):
         self.stage = "done"
 
     def _reload(self, world: World) -> None:
-        """Unload the model; load it, where a question does not do that as its route does."""
+        """Unload the model. Load it, unless the first question loads it as its route does."""
         unloading = Warmth(self.node, self.model)
         how = WarmUp(UNLOAD_SECONDS, busy_seconds=UNLOAD_SECONDS, unload=True)
         time_step(load_model, unloading, world, how)
         if backend_of(self.node).loads_as_asked:
-            return  # the first answer tells how long that took
+            return  # the first answer says how long loading took
         if unloading.detail.startswith("stays") or not unloading.ok:
             self.note(load_seconds=0.0)
             return
@@ -23833,13 +23835,13 @@ class Course(Warmth):
         self.note(load_seconds=round(loading.seconds, 2))
 
     def take(self, trial: Trial, answer: Answer) -> None:
-        """Note what an answer shows. Without the first answer there will be no other."""
+        """Record what an answer shows; without a first answer the trials end."""
         if trial is SPEED_TRIALS[0] and answer.missing:
             raise NodeFailure("not loaded", answer.missing)
         speeds = {} if answer.missing else time_answer(answer)
         self.note(**{name: speeds[name] for name in trial.speeds
                      if speeds.get(name) is not None})
-        # A server that loads as asked and counts not.
+        # A server that loads for the question but reports no load time.
         if self.measurement.load_seconds is None:
             self.note(load_seconds=round(answer.first_seconds, 2))
 
@@ -23854,7 +23856,7 @@ class Course(Warmth):
             self._judge(trial, answer)
 
     def _judge(self, trial: Trial, answer: Answer) -> None:
-        """Note what the judges say of an answer; each flaw once, with the answer to read."""
+        """Record the judges' flaws, each once, with the answer for a person to read."""
         flaws = find_flaws(trial, answer)
         known = self._flaws.setdefault(trial.topic, [])
         known += flaws
@@ -23866,20 +23868,20 @@ class Course(Warmth):
         self.note(failed=(*self.measurement.failed, *failed), **{trial.topic: score})
 
     def note(self, **fields: Any) -> None:
-        """Note what was measured; who looks meanwhile sees all of the old or of the new."""
+        """Record values in one step: another thread sees all of them or none."""
         self.measurement = replace(self.measurement, **fields)
 
     def give_up(self, why: str) -> None:
-        """Note why it goes no further."""
+        """Record why the trials end early."""
         self.note(failure=why[:256])
         self.stage = "done"
 
     def _ask(self, world: World, question: Question) -> Answer:
-        """Return the answer; a node that fails and still lives gave none."""
+        """Return the answer; it is missing if the node failed but still answers."""
         try:
             return ask_model(world, self.node, self.model, question)
         except NodeFailure as failure:
-            # One question too hard must not end the others: only who is gone
+            # One question that is too hard must not end the trials. A node that is gone
             # raises again here.
             backend = backend_of(self.node)
             deadline = world.clock() + PROBE_TIMEOUT_SECONDS
@@ -23887,22 +23889,22 @@ class Course(Warmth):
             return Answer(question, failure=explain_failure(failure, backend).what)
 
     def _see_loaded(self, world: World) -> int:
-        """Return the context with which the node says it holds the model."""
+        """Return the context that the node reports for the loaded model; 0: none."""
         loaded = ask_loaded(world, self.node) or ()
         matches = find_models(loaded, self.model.ollama_model)
         return max((match.context for match in matches), default=0)
 
 
 def show_answer(answer: Answer) -> str:
-    """Return an answer as it is kept for reading: its text, then its calls."""
+    """Return an answer as text for a person: its words, then its calls."""
     calls = [f"{call.name} {json.dumps(call.arguments)}" for call in answer.calls]
     return "\n".join(filter(None, [answer.text, *calls]))[:MEASURED_TEXT_LIMIT]
 
 
 def ask_model(world: World, node: Node, model: Model, question: Question) -> Answer:
-    """Ask a model as its route does; where it calls tools, give it results and ask on.
+    """Ask a model as its route does. If it calls tools, send results and ask again.
 
-    A refusal is an answer, too.
+    A refusal counts as an answer.
     """
     known = Learned()
     talk = question.talk
@@ -23924,7 +23926,7 @@ def ask_model(world: World, node: Node, model: Model, question: Question) -> Ans
 
 def _hear(world: World, node: Node, model: Model, question: Question,
           known: Learned) -> Answer:
-    """Return one answer of a model, asked without fields that its server does not know."""
+    """Return one answer of a model; fields that its server rejects are left out."""
     began, first_seconds = world.clock(), 0.0
     said: list[Delta] = []
     try:
@@ -23949,22 +23951,22 @@ def _hear(world: World, node: Node, model: Model, question: Question,
 
 # == trials/questions.py, from line 23 ========================================
 #
-# Which commits could be questions, and what an exam comes to.
+# Which commits can be questions, and the results of an exam.
 
-# Takes a repository's own history, asks models to do its fixes again, and says how many they
-# can. A question is a commit whose tests fail on its parent and pass on it, each time of two.
-# Nothing of it is where a model works: that is a repository which holds the parent's files
-# and no other object. It is a task of `run` with what the commit says of itself for a prompt.
-# Then a second task, whose coder does nothing, runs the check on the model's files with all
-# that tests them from the fix. Example: a model that writes `exit 0` into tests/a_test.sh, and
-# `test:;true` into a new GNUmakefile, is checked by the fix's test and without a GNUmakefile.
+# The exam asks models to repeat fixes from a repository's own history and counts how many they
+# can do. A question is a commit whose tests fail on its parent and pass on it, twice each. A
+# model answers it as a task: the prompt is the commit's message, and the repository holds the
+# parent's files and no other object. Then a second task, whose coder does nothing, runs the
+# check on the model's files with the fix's tests. Example: if a model writes `exit 0` into
+# tests/a_test.sh and `test:;true` into a new GNUmakefile, the check uses the fix's a_test.sh
+# and no GNUmakefile.
 
 EXAM_FILE = f"{STATE_DIRECTORY}/exam.json"
-EXAM_COMMITS = 2_000  # are looked at, the newest
-FIX_LINES, FIX_FILES = 200, 10  # of a small fix, its tests aside
-PROOF_SECONDS = 300  # for a check; longer ones make no question
-EXAM_DEADLINE_SECONDS = 1800  # of a question, where tasks.yaml has no other
-FAILING_TESTS = 20  # that are named to a model
+EXAM_COMMITS = 2_000  # how many of the newest are considered
+FIX_LINES, FIX_FILES = 200, 10  # the most that a fix may change, without its tests
+PROOF_SECONDS = 300  # a commit with a longer check is not a question
+EXAM_DEADLINE_SECONDS = 1800  # of a question, unless tasks.yaml has another deadline
+FAILING_TESTS = 20  # the most that a prompt names
 TEST_PATH = LatePattern(
     r"(^|/)(tests?|specs?|__tests__|testdata)/|(^|/)(test_[^/]*|conftest)\.py$"
     r"|[._-](test|tests|spec)\.\w+$|[a-z]Tests?\.\w+$")
@@ -23972,7 +23974,7 @@ _GENERATED_PATH = LatePattern(
     r"(^|/)(dist|vendor|node_modules|third_party|generated)/|\.lock$"
     r"|-lock\.\w+$|(^|/)go\.sum$"
     r"|\.min\.\w+$|_pb2\w*\.py$|\.pb\.go$|\.snap$")
-# What decides beside the tests how they are run: of programs, of build tools, of languages.
+# Files that decide how tests are run: of test programs, build tools and languages.
 _RUNNER_PATH = LatePattern(
     r"(?i)(^|/)(\.|__mocks__/|(minitest|rspec)[/.]|[^/]*\.(dist|egg)-info/)"
     r"|(^|/)((gnu)?makefile|justfile|taskfile|rakefile|gemfile|dockerfile|cmakelists)(\.\w+)?$"
@@ -23986,23 +23988,23 @@ _MODULE_PATH = LatePattern(r"(?i)\.(py[cdw]?|so)$")
 _REVERT = LatePattern(r"(?im)^revert\b|^this reverts commit")
 SAYS_FIX = LatePattern(r"(?i)\b(fix|bug|repair|correct|crash|regress|wrong|broken|handle)|#\d")
 _TRAILER = LatePattern(r"(?im)^(signed-off|co-authored|reviewed|acked|change-id)\S*:.*\n?")
-# How pytest, unittest, go, cargo, jest and TAP name a test that has failed.
+# How pytest, unittest, go, cargo, jest and TAP name a failed test.
 _FAILED_TEST = LatePattern(
     r"(?m)^(?:FAILED|ERROR) (\S+)|^(?:FAIL|ERROR): (\S+ \(\S+\))|^ *--- FAIL: (\S+)"
     r"|^test (\S+) \.\.\. FAILED|^ *● (\S.{0,120}\S)$|^not ok \d+ -? ?(\S.{0,120}\S)")
 
 
-# -- which commits could be questions --
+# -- which commits can be questions --
 
 
 class Fix(Record):
-    """A commit, and why it is no question as far as that is plain."""
+    """A commit, and why it is not a question, if the log alone shows that."""
 
     commit: str
     parent: str
     message: str
     tests: tuple[str, ...] = ()
-    code: tuple[str, ...] = ()  # what else it changes
+    code: tuple[str, ...] = ()  # the other files that it changes
     flaw: str = ""
 
 
@@ -24022,13 +24024,13 @@ def parse_fixes(log: str) -> Iterator[Fix]:
                                                    has_link=bool(links))
         tests = tuple(path for path in sizes if TEST_PATH.search(path))
         code = tuple(path for path in sizes if path not in tests)
-        # A task's prompt holds no control character, and nothing that is not UTF-8.
+        # A prompt may not hold control characters or text that is not UTF-8.
         words = clean_text(_TRAILER.sub("", message).strip())
         yield Fix(commit, parent, words, tests, code, flaw)
 
 
 def find_flaw(parent: str, message: str, sizes: Mapping[str, int], *, has_link: bool) -> str:
-    """Return why a commit with these changes is no question; "": nothing is against it."""
+    """Return why a commit with these changes is not a question; "": it may be one."""
     code = [path for path in sizes if not TEST_PATH.search(path)]
     for is_so, flaw in (
             (not parent, "has no parent"), (_REVERT.search(message), "is a revert"),
@@ -24043,13 +24045,13 @@ def find_flaw(parent: str, message: str, sizes: Mapping[str, int], *, has_link: 
 
 
 def find_failed_tests(output: str) -> list[str]:
-    """Return the names of the tests that a check says have failed."""
+    """Return the names of the failed tests in the output of a check."""
     names = ("".join(groups) for groups in _FAILED_TEST.findall(output))
     return list(dict.fromkeys(clean_line(name)[:200] for name in names))[:FAILING_TESTS]
 
 
 def render_question(fix: Fix, failed: Sequence[str], check: str) -> str:
-    """Return what a model is told: nothing that only the fix knows."""
+    """Return the prompt of a question, which tells nothing that only the fix contains."""
     names = "\n".join(f"- {name}" for name in failed or fix.tests)
     return (f"{fix.message}\n\nThis is not done yet in this repository: do it. These tests "
             f"fail now and must pass; their newest form is not here:\n\n{names}\n\n"
@@ -24058,32 +24060,33 @@ def render_question(fix: Fix, failed: Sequence[str], check: str) -> str:
             "answer questions.")
 
 
-# -- what it is checked on --
+# -- which files are checked --
 
 
 def choose_files(work: Sequence[str], right: Sequence[str], before: Sequence[str],
                  changed: Sequence[str], commands: Sequence[str]) -> list[str]:
-    """Return the files on which work is checked, as entries of a tree.
+    """Return the files that are checked, as entries of a tree.
 
-    `work`, `right` and `before` are the entries of a model's tree, of the fix's and of its
-    parent's; `changed` is the code that the fix changes. What tests, and what decides how
-    it is run, is the fix's, whatever a model has made of it. All else is the model's.
+    `work`, `right` and `before` are the entries of the model's tree, of the fix's and of its
+    parent's; `changed` are the files of code that the fix changes. Tests, and files that
+    decide how tests are run, come from the fix. All other files come from the model.
     """
     old = set(map(path_of, (*right, *before)))
     packages = {path.rpartition("/")[0] for path in old if path.endswith("/__init__.py")}
     words = set(re.findall(r"[\w./@+-]+", " ".join(commands)))
 
     def is_fixed(entry: str) -> bool:
+        """Tell whether a file comes from the fix."""
         path = path_of(entry)
         module = path.removesuffix(".py").removesuffix("/__main__")
         if not words.isdisjoint((path, f"./{path}", module, module.replace("/", "."))):
-            return True  # a command may name it
+            return True  # a command names it
         if any(pattern.search(name) for name in (path, path.lower())
                for pattern in (TEST_PATH, _GENERATED_PATH, _RUNNER_PATH)):
             return True
         if _SCRIPT_PATH.search(path):
             return path not in changed
-        # Such as a `unittest.py`, which would be found before the one that is meant.
+        # A new module, such as `unittest.py`, would be imported instead of the library's.
         steps = path.split("/")
         return bool(_MODULE_PATH.search(path)) and path not in old and packages.isdisjoint(
             "/".join(steps[:count]) for count in range(1, len(steps)))
@@ -24096,7 +24099,7 @@ def path_of(entry: str) -> str:
     return entry.partition("\t")[2]
 
 
-# -- what is kept, as anybody's text --
+# -- kept beside the fleet file, without text from the repository --
 
 EXAM_OUTCOMES = {"passed": "passed", "check": "check failed", "diff": "changed nothing",
             "asked": "asked a person", "deadline": "deadline", "stalled": "got stuck",
@@ -24107,13 +24110,13 @@ class Sitting(Record):
     """One model at one question."""
 
     commit: str
-    check: str  # a digest of the command, and of what prepares for it
-    repository: str  # a digest of where it is
+    check: str  # a digest of the commands
+    repository: str  # a digest of its path
     model: str = key("line")
     outcome: str = key(choice_rule(*EXAM_OUTCOMES))
-    number: int = 1  # of the times that it was asked
+    number: int = 1  # 1: asked for the first time
     digest: str = ""  # of the model
-    code: int | None = None  # of the check
+    code: int | None = None  # the exit code of the check
     seconds: float = 0.0
     turns: int = 0
     input: int = 0  # tokens
@@ -24122,63 +24125,71 @@ class Sitting(Record):
 
 
 class ExamPage(Record):
-    """What an exam file holds."""
+    """The content of an exam file."""
 
     sittings: tuple[Sitting, ...] = ()
 
 
-# -- what is kept for this user alone --
+# -- kept in the folder of tasks, for this user alone --
 
 
 class Proof(Record):
-    """What came of looking at a commit: a question where there is no reason against it."""
+    """The result of trying a commit; without a reason against it, it is a question."""
 
     reason: str = ""
-    tests: tuple[str, ...] = ()  # that fail without it
+    tests: tuple[str, ...] = ()  # the tests that fail without the fix
 
 
-# -- what it comes to --
+class ProofPage(Record):
+    """The content of a file of proofs."""
+
+    proofs: dict[str, Proof] = {}
+
+
+# -- results --
 
 
 class Examinee(Record):
-    """A model of the fleet, wherever it runs."""
+    """A model that takes the exam, on one or more machines."""
 
-    models: tuple[Model, ...]  # as the fleet file has it, once for each machine
+    models: tuple[Model, ...]  # its entries in the fleet file, one for each machine
     digest: str
 
     @property
     def name(self) -> str:
+        """Its name on the machines."""
         return self.models[0].ollama_model
 
     @property
     def slots(self) -> int:
+        """How many questions it can answer at the same time."""
         return sum(model.max_parallel for model in self.models)
 
 
-class Standing(Record):
-    """How a model did."""
+class ExamResult(Record):
+    """The result of one model."""
 
     model: str
     digest: str
     score: ExamScore | None = None
     interval: tuple[float, float] | None = None
-    each_time: int = 0  # questions that it passed whenever they were asked
+    each_time: int = 0  # questions that it passed every time
     seconds: float = 0.0
     input: int = 0
     output: int = 0
     failures: dict[str, int] = {}  # by outcome
 
 
-def plan_standing(examinee: Examinee, sittings: Sequence[Sitting]) -> Standing:
-    """Return what the sittings of a model come to."""
+def plan_result(examinee: Examinee, sittings: Sequence[Sitting]) -> ExamResult:
+    """Return the result of a model from its sittings."""
     if not sittings:
-        return Standing(examinee.name, examinee.digest)
+        return ExamResult(examinee.name, examinee.digest)
     outcomes = [sitting.outcome for sitting in sittings]
     questions = {sitting.commit for sitting in sittings}
     failed = {sitting.commit for sitting in sittings if sitting.outcome != "passed"}
     score = ExamScore(outcomes.count("passed"), len(outcomes), len(questions),
                       sittings[0].repository)
-    return Standing(
+    return ExamResult(
         examinee.name, examinee.digest, score, score.interval, len(questions - failed),
         round(sum(sitting.seconds for sitting in sittings), 1),
         sum(sitting.input for sitting in sittings),
@@ -24187,13 +24198,13 @@ def plan_standing(examinee: Examinee, sittings: Sequence[Sitting]) -> Standing:
 
 
 def find_outcome(state: TaskState, receipt: Mapping[str, Any], examinee: Examinee) -> str:
-    """Return how a task has ended; in other words where that says nothing of the model."""
+    """Return a key of EXAM_OUTCOMES, or why the end of a task says nothing about the model."""
     others = {row["route"] for row in receipt.get("served") or ()}
     others -= {model.name for model in examinee.models}
     if others:
         return f"{some_of(sorted(others))} answered instead"
     if state.state == "review":
-        return "passed"  # so far: its check decides
+        return "passed"  # if its check passes, too
     if state.state == "stopped":
         return "asked"
     if state.cause == "too-large":
@@ -24201,12 +24212,19 @@ def find_outcome(state: TaskState, receipt: Mapping[str, Any], examinee: Examine
     return state.cause if state.state == "failed" else state.reason
 
 
-# == trials/exam.py, from line 48 =============================================
+# == trials/exam.py, from line 49 =============================================
 #
-# A repository for each question, and what models do in it.
+# The exam: it finds questions in a repository and has models answer them as tasks.
+
+# `times: [models]` in one folder would be shorter, but tasks of one folder can reach each
+# other: a place names the objects of its repository, which hold every other question's files
+# and every model's work, and its neighbors are one directory away. A later question starts
+# with the fix of an earlier one. So each answer has a repository, a folder of tasks and a
+# supervisor of its own; all else is done as `run` does it.
+
 
 def make_room(source: Git, place: str, files: str) -> Folder:
-    """Return the tasks of a repository that is made of some files, and holds nothing else."""
+    """Make a repository that holds nothing but one commit of these files; return its tasks."""
     world = source.world
     path = world.path(place, "repository")
     world.make_directory(path, is_private=True)
@@ -24220,39 +24238,40 @@ def make_room(source: Git, place: str, files: str) -> Folder:
 
 
 class ExamPlan(Record):
-    """What an exam asks, how often, and how it is checked."""
+    """What an exam asks, how often, and how answers are checked."""
 
-    task: TaskSpec  # what all its tasks have in common, its check too
-    origin: str  # of the check
+    task: TaskSpec  # what all its tasks share, including the check
+    origin: str  # where the check comes from
     questions: int
     times: int
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """What is run on a question."""
+        """The commands that run on each question."""
         return (*self.task.setup, self.task.check or "")
 
     @property
     def digest(self) -> str:
+        """Identify the commands: results of others do not count."""
         return digest("\n".join(self.commands).encode("utf-8"))[:16]
 
 
 class Exam:
-    """Finds questions in a repository and has models answer them, as tasks of `run`."""
+    """Finds questions in a repository and has models answer them, as tasks."""
 
     def __init__(self, folder: Folder, plan: ExamPlan, sittings: Sequence[Sitting],
                  keep: Callable[[Sequence[Sitting]], object], confinement: Confinement) -> None:
         self.plan = plan
         self.sittings = list(sittings)
         self.fixes: list[Fix] = []  # the questions
-        self.left: dict[str, str] = {}  # commit: why it is none
-        self.troubles: list[str] = []  # of sittings that do not count
-        self.notes: dict[str, None] = {}  # of checks, such as what they may not write
-        # The check's last line, by commit and model.
+        self.left: dict[str, str] = {}  # {commit: why it is not a question}
+        self.troubles: list[str] = []  # why sittings do not count
+        self.notes: dict[str, None] = {}  # about checks, such as what they may not write
+        # {(commit, model): the last line of the check}
         self.said: dict[tuple[str, str], str] = {}
         self.stops: list[str] = []
         self._keep = keep
-        # What would lead an agent or a check to the person's checkout.
+        # Remove what would lead an agent or a check to the person's checkout.
         world = folder.world
         world.environ = {name: value for name, value in world.environ.items()
                          if not re.match(f"(OLD)?PWD$|GIT_|{CONFIG_VARIABLE}$", name)}
@@ -24260,23 +24279,19 @@ class Exam:
         self._main = git_of(folder)
         self._checks = Backing(tell=self._hear_check, confinement=confinement)
         self.repository = digest(folder.repository.main.encode("utf-8", "replace"))[:16]
-        # The names of failing tests are a person's own text. No directory that came along
-        # knows the name of this file.
+        # The names of failing tests are the person's own text, so they stay in the folder of
+        # tasks. A copied or unpacked folder has another name for this file.
         self._folder = folder
         self._proofs_name = f"exam-{folder.run}.json"
-        path = folder.place(self._proofs_name)
-        self._proofs: dict[str, Proof] = {}
-        kept = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
-        for key, value in kept.items():
-            proof = read(Proof, value)
-            if proof:
-                self._proofs[key] = proof
+        kept = parse_object(world.read_part(folder.place(self._proofs_name), 0,
+                                            STATE_LIMIT_BYTES))
+        self._proofs = (read(ProofPage, {"proofs": kept}) or ProofPage()).proofs
         self._lock = threading.Lock()
 
     # -- questions --
 
     def find(self, tell: Callable[[str], object]) -> None:
-        """Find as many questions as are wanted, those first that call themselves a fix."""
+        """Find as many questions as wanted; try commits that say \"fix\" first."""
         words = ["log", "--first-parent", f"-{EXAM_COMMITS}", "--raw", "--numstat",
                  "--no-renames", "-z", FIX_FORMAT]
         fixes = list(parse_fixes(self._main.out(*words, "HEAD", "--")))
@@ -24302,12 +24317,13 @@ class Exam:
                 self.fixes.append(fix)
 
     def _key_of(self, fix: Fix) -> str:
+        """Identify a proof: by its commit, its commands and what they may write."""
         task = self.plan.task
         words = (fix.commit, self.plan.digest, task.sandbox, *task.sandbox_write)
         return digest("\n".join(words).encode("utf-8"))[:16]
 
     def _prove(self, fix: Fix) -> Proof:
-        """Return whether a commit is a question: tests fail without it and pass with it."""
+        """Prove that a commit is a question: its tests fail without it and pass with it."""
         for code, wanted, words in ((fix.commit, True, "its check fails on the fix, too"),
                                     (fix.parent, False, "its tests pass without the fix")):
             state, output = self._check(code, fix, "own")
@@ -24325,12 +24341,12 @@ class Exam:
 
     def _check(self, code: str, fix: Fix, check_in: str, objects: str = ""
                ) -> tuple[TaskState, str]:
-        """Run the check on the code of a commit, with all that tests it from a fix.
+        """Run the check on the code of one commit, with the tests of a fix.
 
-        That is a task like any other, whose coder does nothing, in a repository in which no
-        agent has been. The code there cannot look the fix up: of it there are only the files
-        that test. With `own` the check is run twice: before the coder, and after it. Return
-        how the task has ended, and what the last check has printed.
+        This is a task whose coder does nothing, in a new repository that no agent has seen.
+        The repository holds only the test files of the fix, so the code cannot look the fix
+        up. With `own` the check runs twice, before and after the coder. Return how the task
+        ended, and the output of the last check.
         """
         world, main, plan = self._world, self._main, self.plan
         task = replace(plan.task, name="check", prompt="check", coder=("true",),
@@ -24343,7 +24359,7 @@ class Exam:
                        objects=objects, beside=world.path(main.git, "objects"))
             work, right, before = (both.names("ls-tree", "-r", "-z", commit)
                                    for commit in (code, fix.commit, fix.parent))
-            # Where a file of one is a directory of the other, the last counts.
+            # If a path is a file in one and a directory in the other, the last one counts.
             both.out("update-index", "-z", "--replace", "--index-info", given=join_names(
                 choose_files(work, right, before, fix.code, plan.commands)))
             folder = make_room(both, place, both.out("write-tree"))
@@ -24357,7 +24373,7 @@ class Exam:
             return state, read_tail(world, log, TAIL_BYTES)
 
     def _hear_check(self, name: str, word: str, text: str) -> None:
-        """Note what a person should know of how a check was run."""
+        """Keep the notes about a check for the person."""
         if word == "note":
             self.notes[text] = None
 
@@ -24365,7 +24381,7 @@ class Exam:
 
     def sit(self, todo: Sequence[tuple[Examinee, Fix, int]],
             back: Callable[[Examinee], Backing], tell: Callable[[str], object]) -> None:
-        """Ask all of it, as much at a time as the models have slots and the memory allows."""
+        """Ask all questions, as many at a time as model slots and memory allow."""
         most = threading.Semaphore(max(1, self._world.free_megabytes() // AGENT_MEGABYTES))
         slots = {one.name: threading.Semaphore(one.slots) for one, _, _ in todo}
 
@@ -24381,7 +24397,7 @@ class Exam:
             tell(f"{count} of {count_of(todo, 'task')} done")
 
     def sittings_of(self, examinee: Examinee) -> list[Sitting]:
-        """Return how a model did at these questions so far."""
+        """Return the results of a model on these questions so far."""
         commits = {fix.commit for fix in self.fixes}
         exam = self.plan.digest, self.repository, examinee.name, examinee.digest
         return [one for one in self.sittings
@@ -24389,7 +24405,7 @@ class Exam:
                 and (one.check, one.repository, one.model, one.digest) == exam]
 
     def plan_todo(self, examinees: Sequence[Examinee]) -> list[tuple[Examinee, Fix, int]]:
-        """Return what is left to ask: each question of each model before any is repeated."""
+        """Return what is left to ask; nothing is repeated before everything was asked once."""
         done = {(one.model, one.commit, one.number)
                 for examinee in examinees for one in self.sittings_of(examinee)}
         return [(examinee, fix, number) for number in range(1, self.plan.times + 1)
@@ -24397,7 +24413,7 @@ class Exam:
                 if (examinee.name, fix.commit, number) not in done]
 
     def _sit(self, examinee: Examinee, backing: Backing, fix: Fix, number: int) -> None:
-        """Have a model do a question, judge what it did, and keep what came of it."""
+        """Have a model answer a question, check its work, and keep the result."""
         task = self.plan.task
         prompt = render_question(fix, self._proofs[self._key_of(fix)].tests, task.check or "")
         task = replace(task, name="question", prompt=prompt, check=None,
@@ -24436,14 +24452,10 @@ class Exam:
             self._keep(self.sittings)
 
     def _have_done(self, folder: Folder, task: TaskSpec, backing: Backing) -> TaskState:
-        """Have a task done as `run` does; return how it has ended.
-
-        Each question has a repository of its own: the files of a run lead from one of its
-        tasks to what the others did.
-        """
+        """Supervise one task until it ends, as `run` does; a task that asks is stopped."""
         folder.make()
         lock = folder.world.hold(folder.place("lock"))
-        assert lock  # nobody else knows this place
+        assert lock  # no other process knows this directory
         supervisor = Supervisor(folder, lock, replace(backing, worktrees="../work"))
         supervisor.accept(freeze(task), base_of(task, folder))
         is_stopped = False
@@ -31038,12 +31050,12 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
         end_serving(folder)
         lock.release()
 
-    standings = [plan_standing(one, exam.sittings_of(one)) for one in examinees]
-    keep_scores(workspace, fleet, examinees, standings)
+    results = [plan_result(one, exam.sittings_of(one)) for one in examinees]
+    keep_scores(workspace, fleet, examinees, results)
     if options.json:
-        print_report(world, "exam", report_exam(fleet, exam, standings))
+        print_report(world, "exam", report_exam(fleet, exam, results))
     else:
-        world.out(format_exam(exam, examinees, standings, look_of(world)))
+        world.out(format_exam(exam, examinees, results, look_of(world)))
     if exam.stops:
         tell(world, "Stopped. The same command continues.\n")
         return EXIT_INTERRUPTED
@@ -31123,37 +31135,37 @@ def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Namespace,
 
 
 def keep_scores(workspace: Workspace, fleet: Fleet, examinees: Sequence[Examinee],
-                standings: Sequence[Standing]) -> None:
+                results: Sequence[ExamResult]) -> None:
     """Keep what `recommend` and `init` go by, beside other measurements of these models."""
     measured = read_measurements(workspace)
     scored = []
-    for examinee, standing in zip(examinees, standings):
-        for model in examinee.models if standing.score else ():
+    for examinee, result in zip(examinees, results):
+        for model in examinee.models if result.score else ():
             endpoint = fleet.nodes[model.node].endpoint
             known = find_measurement(measured, endpoint, examinee.name)
             if not known or known.digest not in ("", examinee.digest):
                 known = Measurement(model.node, endpoint, examinee.name, tokens=model.context)
-            scored.append(replace(known, exam=standing.score, digest=examinee.digest))
+            scored.append(replace(known, exam=result.score, digest=examinee.digest))
     if scored:
         keep_measurements(workspace, scored)
 
 
-def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[Standing],
+def format_exam(exam: Exam, examinees: Sequence[Examinee], results: Sequence[ExamResult],
                 look: Look = PLAIN) -> str:
     """Return how each model did, whom that tells apart, and what each question came to."""
     rows = []
-    for standing in standings:
-        score = standing.score
+    for result in results:
+        score = result.score
         if not score:
             continue
         low, high = score.interval
         failures = [f"{EXAM_OUTCOMES[word]} {count}"
-                    for word, count in standing.failures.items()]
-        rows.append([standing.model, f"{score.passed} of {score.asked}",
+                    for word, count in result.failures.items()]
+        rows.append([result.model, f"{score.passed} of {score.asked}",
                      f"{100 * low:.0f} to {100 * high:.0f}",
-                     f"{standing.each_time} of {score.questions}",
-                     show_span(standing.seconds / score.asked), f"{standing.input:,}",
-                     f"{standing.output:,}", ", ".join(failures) or "-"])
+                     f"{result.each_time} of {score.questions}",
+                     show_span(result.seconds / score.asked), f"{result.input:,}",
+                     f"{result.output:,}", ", ".join(failures) or "-"])
     if not rows:
         return "No model was asked anything.\n"
     headers = ["Model", "Passed", "Likely", "Each time", "Per task", "Tokens in",
@@ -31161,7 +31173,7 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[S
     text = format_table(headers, rows, look=look, right=("Tokens in", "Tokens out"),
                         spare=("Each time",))
     text += format_words(["Likely: how many of 100 such tasks it would pass."], look)
-    for name, beaten, ties in tell_apart({one.model: one.score for one in standings}):
+    for name, beaten, ties in tell_apart({one.model: one.score for one in results}):
         if beaten:
             text += format_words([f"{name} is better than {join_words(beaten)}."], look)
         if ties:
@@ -31188,13 +31200,13 @@ def format_questions(exam: Exam, examinees: Sequence[Examinee], look: Look) -> s
                         look=look)
 
 
-def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict[str, object]:
+def report_exam(fleet: Fleet, exam: Exam, results: Sequence[ExamResult]) -> dict[str, object]:
     """Return what `bench --exam --json` prints."""
     commits = [fix.commit for fix in exam.fixes]
     apart = [{"model": name, "beats": beaten, "ties": ties}
-             for name, beaten, ties in tell_apart({one.model: one.score for one in standings})]
+             for name, beaten, ties in tell_apart({one.model: one.score for one in results})]
     return {"fleet": fleet.name, "check": exam.plan.task.check, "questions": commits,
-            "left": exam.left, "models": standings, "told_apart": apart,
+            "left": exam.left, "models": results, "told_apart": apart,
             "sittings": [one for one in exam.sittings if one.commit in commits],
             "not_counted": exam.troubles}
 

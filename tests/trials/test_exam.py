@@ -361,18 +361,18 @@ def test_who_is_better_by_the_exam_is_stronger_whatever_its_size(tmp_path):
 
 # -- what is said of models --
 
-def standing(name, passed, asked):
+def result_of(name, passed, asked):
     model = sf.Model(name, "mini", f"{name}:1b", name)
     sittings = [sf.Sitting(f"{number:040x}", "c", "r", f"{name}:1b",
                            "passed" if number < passed else "check") for number in range(asked)]
-    return sf.plan_standing(sf.Examinee((model,), ""), sittings)
+    return sf.plan_result(sf.Examinee((model,), ""), sittings)
 
 
 @pytest.mark.parametrize("passed, asked, low, high", [  # as others compute them (statsmodels)
     (16, 20, 0.584, 0.919), (9, 10, 0.596, 0.982), (5, 10, 0.237, 0.763), (0, 10, 0, 0.278),
     (10, 10, 0.722, 1), (54, 60, 0.799, 0.953), (30, 60, 0.377, 0.623)])
 def test_interval_is_wilsons(passed, asked, low, high):
-    interval = standing("a", passed, asked).score.interval
+    interval = result_of("a", passed, asked).score.interval
     assert interval == pytest.approx((low, high), abs=0.001)
 
 
@@ -382,7 +382,7 @@ def test_ten_questions_seldom_tell_abilities_of_90_and_50_percent_apart_and_sixt
         def weight(passed, ability):
             ways = math.comb(questions, passed)
             return ways * ability ** passed * (1 - ability) ** (questions - passed)
-        scores = [standing("a", passed, questions).score for passed in range(questions + 1)]
+        scores = [result_of("a", passed, questions).score for passed in range(questions + 1)]
         return sum(weight(good, 0.9) * weight(fair, 0.5) for good, one in enumerate(scores)
                    for fair, other in enumerate(scores) if one.beats(other) or other.beats(one))
 

@@ -32,7 +32,7 @@ from fleet.trials.questions import (
     EXAM_OUTCOMES,
     Examinee,
     ExamPage,
-    plan_standing,
+    plan_result,
 )
 from fleet.views.measurements import find_chosen, keep_measurements
 from fleet.work.backing import end_serving, need_key, plan_backing
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from fleet.config.sections import Fleet
     from fleet.runs.folder import Folder
     from fleet.text.terminal import Look
-    from fleet.trials.questions import Standing
+    from fleet.trials.questions import ExamResult
     from fleet.workspace.directory import Workspace
     from fleet.world.world import World
 
@@ -106,12 +106,12 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
         end_serving(folder)
         lock.release()
 
-    standings = [plan_standing(one, exam.sittings_of(one)) for one in examinees]
-    keep_scores(workspace, fleet, examinees, standings)
+    results = [plan_result(one, exam.sittings_of(one)) for one in examinees]
+    keep_scores(workspace, fleet, examinees, results)
     if options.json:
-        print_report(world, "exam", report_exam(fleet, exam, standings))
+        print_report(world, "exam", report_exam(fleet, exam, results))
     else:
-        world.out(format_exam(exam, examinees, standings, look_of(world)))
+        world.out(format_exam(exam, examinees, results, look_of(world)))
     if exam.stops:
         tell(world, "Stopped. The same command continues.\n")
         return EXIT_INTERRUPTED
@@ -191,37 +191,37 @@ def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Namespace,
 
 
 def keep_scores(workspace: Workspace, fleet: Fleet, examinees: Sequence[Examinee],
-                standings: Sequence[Standing]) -> None:
+                results: Sequence[ExamResult]) -> None:
     """Keep what `recommend` and `init` go by, beside other measurements of these models."""
     measured = read_measurements(workspace)
     scored = []
-    for examinee, standing in zip(examinees, standings):
-        for model in examinee.models if standing.score else ():
+    for examinee, result in zip(examinees, results):
+        for model in examinee.models if result.score else ():
             endpoint = fleet.nodes[model.node].endpoint
             known = find_measurement(measured, endpoint, examinee.name)
             if not known or known.digest not in ("", examinee.digest):
                 known = Measurement(model.node, endpoint, examinee.name, tokens=model.context)
-            scored.append(replace(known, exam=standing.score, digest=examinee.digest))
+            scored.append(replace(known, exam=result.score, digest=examinee.digest))
     if scored:
         keep_measurements(workspace, scored)
 
 
-def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[Standing],
+def format_exam(exam: Exam, examinees: Sequence[Examinee], results: Sequence[ExamResult],
                 look: Look = PLAIN) -> str:
     """Return how each model did, whom that tells apart, and what each question came to."""
     rows = []
-    for standing in standings:
-        score = standing.score
+    for result in results:
+        score = result.score
         if not score:
             continue
         low, high = score.interval
         failures = [f"{EXAM_OUTCOMES[word]} {count}"
-                    for word, count in standing.failures.items()]
-        rows.append([standing.model, f"{score.passed} of {score.asked}",
+                    for word, count in result.failures.items()]
+        rows.append([result.model, f"{score.passed} of {score.asked}",
                      f"{100 * low:.0f} to {100 * high:.0f}",
-                     f"{standing.each_time} of {score.questions}",
-                     show_span(standing.seconds / score.asked), f"{standing.input:,}",
-                     f"{standing.output:,}", ", ".join(failures) or "-"])
+                     f"{result.each_time} of {score.questions}",
+                     show_span(result.seconds / score.asked), f"{result.input:,}",
+                     f"{result.output:,}", ", ".join(failures) or "-"])
     if not rows:
         return "No model was asked anything.\n"
     headers = ["Model", "Passed", "Likely", "Each time", "Per task", "Tokens in",
@@ -229,7 +229,7 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], standings: Sequence[S
     text = format_table(headers, rows, look=look, right=("Tokens in", "Tokens out"),
                         spare=("Each time",))
     text += format_words(["Likely: how many of 100 such tasks it would pass."], look)
-    for name, beaten, ties in tell_apart({one.model: one.score for one in standings}):
+    for name, beaten, ties in tell_apart({one.model: one.score for one in results}):
         if beaten:
             text += format_words([f"{name} is better than {join_words(beaten)}."], look)
         if ties:
@@ -256,12 +256,12 @@ def format_questions(exam: Exam, examinees: Sequence[Examinee], look: Look) -> s
                         look=look)
 
 
-def report_exam(fleet: Fleet, exam: Exam, standings: Sequence[Standing]) -> dict[str, object]:
+def report_exam(fleet: Fleet, exam: Exam, results: Sequence[ExamResult]) -> dict[str, object]:
     """Return what `bench --exam --json` prints."""
     commits = [fix.commit for fix in exam.fixes]
     apart = [{"model": name, "beats": beaten, "ties": ties}
-             for name, beaten, ties in tell_apart({one.model: one.score for one in standings})]
+             for name, beaten, ties in tell_apart({one.model: one.score for one in results})]
     return {"fleet": fleet.name, "check": exam.plan.task.check, "questions": commits,
-            "left": exam.left, "models": standings, "told_apart": apart,
+            "left": exam.left, "models": results, "told_apart": apart,
             "sittings": [one for one in exam.sittings if one.commit in commits],
             "not_counted": exam.troubles}

@@ -1,4 +1,4 @@
-"""One model goes through the trials."""
+"""The trials of one model, from its first load to its last answer."""
 from __future__ import annotations
 
 import contextlib
@@ -42,24 +42,24 @@ UNLOAD_SECONDS = 20.0
 
 
 def today(world: World) -> str:
-    """Return what time it is, as a measurement keeps it."""
+    """Return the time in UTC, as measurements keep it."""
     now = datetime.datetime.fromtimestamp(world.now(), datetime.timezone.utc)
     return f"{now:%Y-%m-%dT%H:%M:%SZ}"
 
 
 class Course(Warmth):
-    """One model on its node going through the trials; one thread moves it, others look."""
+    """The trials of one model on its node; one thread runs them, others watch."""
 
     def __init__(self, node: Node, subject: Subject) -> None:
         super().__init__(node, subject.model)
         self.measurement = Measurement(node.name, node.endpoint, subject.model.ollama_model,
                                        tokens=subject.model.context)
         self._subject = subject
-        self._flaws: dict[str, list[str]] = {}  # by topic, "" where an answer was right
+        self._flaws: dict[str, list[str]] = {}  # by topic; "" for each right answer
 
     def run(self, world: World) -> None:
-        """Ask everything, one after the other; a node that dies ends it."""
-        if self.stage == "done":  # its node does not answer
+        """Ask every question, one after the other; stop if the node stops answering."""
+        if self.stage == "done":  # the node did not answer before
             return
         self.began = world.clock()
         self.stage = "loading"
@@ -77,12 +77,12 @@ class Course(Warmth):
         self.stage = "done"
 
     def _reload(self, world: World) -> None:
-        """Unload the model; load it, where a question does not do that as its route does."""
+        """Unload the model. Load it, unless the first question loads it as its route does."""
         unloading = Warmth(self.node, self.model)
         how = WarmUp(UNLOAD_SECONDS, busy_seconds=UNLOAD_SECONDS, unload=True)
         time_step(load_model, unloading, world, how)
         if backend_of(self.node).loads_as_asked:
-            return  # the first answer tells how long that took
+            return  # the first answer says how long loading took
         if unloading.detail.startswith("stays") or not unloading.ok:
             self.note(load_seconds=0.0)
             return
@@ -94,13 +94,13 @@ class Course(Warmth):
         self.note(load_seconds=round(loading.seconds, 2))
 
     def take(self, trial: Trial, answer: Answer) -> None:
-        """Note what an answer shows. Without the first answer there will be no other."""
+        """Record what an answer shows; without a first answer the trials end."""
         if trial is SPEED_TRIALS[0] and answer.missing:
             raise NodeFailure("not loaded", answer.missing)
         speeds = {} if answer.missing else time_answer(answer)
         self.note(**{name: speeds[name] for name in trial.speeds
                      if speeds.get(name) is not None})
-        # A server that loads as asked and counts not.
+        # A server that loads for the question but reports no load time.
         if self.measurement.load_seconds is None:
             self.note(load_seconds=round(answer.first_seconds, 2))
 
@@ -115,7 +115,7 @@ class Course(Warmth):
             self._judge(trial, answer)
 
     def _judge(self, trial: Trial, answer: Answer) -> None:
-        """Note what the judges say of an answer; each flaw once, with the answer to read."""
+        """Record the judges' flaws, each once, with the answer for a person to read."""
         flaws = find_flaws(trial, answer)
         known = self._flaws.setdefault(trial.topic, [])
         known += flaws
@@ -127,20 +127,20 @@ class Course(Warmth):
         self.note(failed=(*self.measurement.failed, *failed), **{trial.topic: score})
 
     def note(self, **fields: Any) -> None:
-        """Note what was measured; who looks meanwhile sees all of the old or of the new."""
+        """Record values in one step: another thread sees all of them or none."""
         self.measurement = replace(self.measurement, **fields)
 
     def give_up(self, why: str) -> None:
-        """Note why it goes no further."""
+        """Record why the trials end early."""
         self.note(failure=why[:256])
         self.stage = "done"
 
     def _ask(self, world: World, question: Question) -> Answer:
-        """Return the answer; a node that fails and still lives gave none."""
+        """Return the answer; it is missing if the node failed but still answers."""
         try:
             return ask_model(world, self.node, self.model, question)
         except NodeFailure as failure:
-            # One question too hard must not end the others: only who is gone
+            # One question that is too hard must not end the trials. A node that is gone
             # raises again here.
             backend = backend_of(self.node)
             deadline = world.clock() + PROBE_TIMEOUT_SECONDS
@@ -148,22 +148,22 @@ class Course(Warmth):
             return Answer(question, failure=explain_failure(failure, backend).what)
 
     def _see_loaded(self, world: World) -> int:
-        """Return the context with which the node says it holds the model."""
+        """Return the context that the node reports for the loaded model; 0: none."""
         loaded = ask_loaded(world, self.node) or ()
         matches = find_models(loaded, self.model.ollama_model)
         return max((match.context for match in matches), default=0)
 
 
 def show_answer(answer: Answer) -> str:
-    """Return an answer as it is kept for reading: its text, then its calls."""
+    """Return an answer as text for a person: its words, then its calls."""
     calls = [f"{call.name} {json.dumps(call.arguments)}" for call in answer.calls]
     return "\n".join(filter(None, [answer.text, *calls]))[:MEASURED_TEXT_LIMIT]
 
 
 def ask_model(world: World, node: Node, model: Model, question: Question) -> Answer:
-    """Ask a model as its route does; where it calls tools, give it results and ask on.
+    """Ask a model as its route does. If it calls tools, send results and ask again.
 
-    A refusal is an answer, too.
+    A refusal counts as an answer.
     """
     known = Learned()
     talk = question.talk
@@ -185,7 +185,7 @@ def ask_model(world: World, node: Node, model: Model, question: Question) -> Ans
 
 def _hear(world: World, node: Node, model: Model, question: Question,
           known: Learned) -> Answer:
-    """Return one answer of a model, asked without fields that its server does not know."""
+    """Return one answer of a model; fields that its server rejects are left out."""
     began, first_seconds = world.clock(), 0.0
     said: list[Delta] = []
     try:

@@ -1,4 +1,4 @@
-"""A repository for each question, and what models do in it."""
+"""The exam: it finds questions in a repository and has models answer them as tasks."""
 from __future__ import annotations
 
 import re
@@ -25,6 +25,7 @@ from fleet.trials.questions import (
     PROOF_SECONDS,
     SAYS_FIX,
     Proof,
+    ProofPage,
     Sitting,
     choose_files,
     find_failed_tests,
@@ -45,8 +46,15 @@ if TYPE_CHECKING:
     from fleet.trials.questions import Examinee, Fix
 
 
+# `times: [models]` in one folder would be shorter, but tasks of one folder can reach each
+# other: a place names the objects of its repository, which hold every other question's files
+# and every model's work, and its neighbors are one directory away. A later question starts
+# with the fix of an earlier one. So each answer has a repository, a folder of tasks and a
+# supervisor of its own; all else is done as `run` does it.
+
+
 def make_room(source: Git, place: str, files: str) -> Folder:
-    """Return the tasks of a repository that is made of some files, and holds nothing else."""
+    """Make a repository that holds nothing but one commit of these files; return its tasks."""
     world = source.world
     path = world.path(place, "repository")
     world.make_directory(path, is_private=True)
@@ -60,39 +68,40 @@ def make_room(source: Git, place: str, files: str) -> Folder:
 
 
 class ExamPlan(Record):
-    """What an exam asks, how often, and how it is checked."""
+    """What an exam asks, how often, and how answers are checked."""
 
-    task: TaskSpec  # what all its tasks have in common, its check too
-    origin: str  # of the check
+    task: TaskSpec  # what all its tasks share, including the check
+    origin: str  # where the check comes from
     questions: int
     times: int
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """What is run on a question."""
+        """The commands that run on each question."""
         return (*self.task.setup, self.task.check or "")
 
     @property
     def digest(self) -> str:
+        """Identify the commands: results of others do not count."""
         return digest("\n".join(self.commands).encode("utf-8"))[:16]
 
 
 class Exam:
-    """Finds questions in a repository and has models answer them, as tasks of `run`."""
+    """Finds questions in a repository and has models answer them, as tasks."""
 
     def __init__(self, folder: Folder, plan: ExamPlan, sittings: Sequence[Sitting],
                  keep: Callable[[Sequence[Sitting]], object], confinement: Confinement) -> None:
         self.plan = plan
         self.sittings = list(sittings)
         self.fixes: list[Fix] = []  # the questions
-        self.left: dict[str, str] = {}  # commit: why it is none
-        self.troubles: list[str] = []  # of sittings that do not count
-        self.notes: dict[str, None] = {}  # of checks, such as what they may not write
-        # The check's last line, by commit and model.
+        self.left: dict[str, str] = {}  # {commit: why it is not a question}
+        self.troubles: list[str] = []  # why sittings do not count
+        self.notes: dict[str, None] = {}  # about checks, such as what they may not write
+        # {(commit, model): the last line of the check}
         self.said: dict[tuple[str, str], str] = {}
         self.stops: list[str] = []
         self._keep = keep
-        # What would lead an agent or a check to the person's checkout.
+        # Remove what would lead an agent or a check to the person's checkout.
         world = folder.world
         world.environ = {name: value for name, value in world.environ.items()
                          if not re.match(f"(OLD)?PWD$|GIT_|{CONFIG_VARIABLE}$", name)}
@@ -100,23 +109,19 @@ class Exam:
         self._main = git_of(folder)
         self._checks = Backing(tell=self._hear_check, confinement=confinement)
         self.repository = digest(folder.repository.main.encode("utf-8", "replace"))[:16]
-        # The names of failing tests are a person's own text. No directory that came along
-        # knows the name of this file.
+        # The names of failing tests are the person's own text, so they stay in the folder of
+        # tasks. A copied or unpacked folder has another name for this file.
         self._folder = folder
         self._proofs_name = f"exam-{folder.run}.json"
-        path = folder.place(self._proofs_name)
-        self._proofs: dict[str, Proof] = {}
-        kept = parse_object(world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
-        for key, value in kept.items():
-            proof = read(Proof, value)
-            if proof:
-                self._proofs[key] = proof
+        kept = parse_object(world.read_part(folder.place(self._proofs_name), 0,
+                                            STATE_LIMIT_BYTES))
+        self._proofs = (read(ProofPage, {"proofs": kept}) or ProofPage()).proofs
         self._lock = threading.Lock()
 
     # -- questions --
 
     def find(self, tell: Callable[[str], object]) -> None:
-        """Find as many questions as are wanted, those first that call themselves a fix."""
+        """Find as many questions as wanted; try commits that say \"fix\" first."""
         words = ["log", "--first-parent", f"-{EXAM_COMMITS}", "--raw", "--numstat",
                  "--no-renames", "-z", FIX_FORMAT]
         fixes = list(parse_fixes(self._main.out(*words, "HEAD", "--")))
@@ -142,12 +147,13 @@ class Exam:
                 self.fixes.append(fix)
 
     def _key_of(self, fix: Fix) -> str:
+        """Identify a proof: by its commit, its commands and what they may write."""
         task = self.plan.task
         words = (fix.commit, self.plan.digest, task.sandbox, *task.sandbox_write)
         return digest("\n".join(words).encode("utf-8"))[:16]
 
     def _prove(self, fix: Fix) -> Proof:
-        """Return whether a commit is a question: tests fail without it and pass with it."""
+        """Prove that a commit is a question: its tests fail without it and pass with it."""
         for code, wanted, words in ((fix.commit, True, "its check fails on the fix, too"),
                                     (fix.parent, False, "its tests pass without the fix")):
             state, output = self._check(code, fix, "own")
@@ -165,12 +171,12 @@ class Exam:
 
     def _check(self, code: str, fix: Fix, check_in: str, objects: str = ""
                ) -> tuple[TaskState, str]:
-        """Run the check on the code of a commit, with all that tests it from a fix.
+        """Run the check on the code of one commit, with the tests of a fix.
 
-        That is a task like any other, whose coder does nothing, in a repository in which no
-        agent has been. The code there cannot look the fix up: of it there are only the files
-        that test. With `own` the check is run twice: before the coder, and after it. Return
-        how the task has ended, and what the last check has printed.
+        This is a task whose coder does nothing, in a new repository that no agent has seen.
+        The repository holds only the test files of the fix, so the code cannot look the fix
+        up. With `own` the check runs twice, before and after the coder. Return how the task
+        ended, and the output of the last check.
         """
         world, main, plan = self._world, self._main, self.plan
         task = replace(plan.task, name="check", prompt="check", coder=("true",),
@@ -183,7 +189,7 @@ class Exam:
                        objects=objects, beside=world.path(main.git, "objects"))
             work, right, before = (both.names("ls-tree", "-r", "-z", commit)
                                    for commit in (code, fix.commit, fix.parent))
-            # Where a file of one is a directory of the other, the last counts.
+            # If a path is a file in one and a directory in the other, the last one counts.
             both.out("update-index", "-z", "--replace", "--index-info", given=join_names(
                 choose_files(work, right, before, fix.code, plan.commands)))
             folder = make_room(both, place, both.out("write-tree"))
@@ -197,7 +203,7 @@ class Exam:
             return state, read_tail(world, log, TAIL_BYTES)
 
     def _hear_check(self, name: str, word: str, text: str) -> None:
-        """Note what a person should know of how a check was run."""
+        """Keep the notes about a check for the person."""
         if word == "note":
             self.notes[text] = None
 
@@ -205,7 +211,7 @@ class Exam:
 
     def sit(self, todo: Sequence[tuple[Examinee, Fix, int]],
             back: Callable[[Examinee], Backing], tell: Callable[[str], object]) -> None:
-        """Ask all of it, as much at a time as the models have slots and the memory allows."""
+        """Ask all questions, as many at a time as model slots and memory allow."""
         most = threading.Semaphore(max(1, self._world.free_megabytes() // AGENT_MEGABYTES))
         slots = {one.name: threading.Semaphore(one.slots) for one, _, _ in todo}
 
@@ -221,7 +227,7 @@ class Exam:
             tell(f"{count} of {count_of(todo, 'task')} done")
 
     def sittings_of(self, examinee: Examinee) -> list[Sitting]:
-        """Return how a model did at these questions so far."""
+        """Return the results of a model on these questions so far."""
         commits = {fix.commit for fix in self.fixes}
         exam = self.plan.digest, self.repository, examinee.name, examinee.digest
         return [one for one in self.sittings
@@ -229,7 +235,7 @@ class Exam:
                 and (one.check, one.repository, one.model, one.digest) == exam]
 
     def plan_todo(self, examinees: Sequence[Examinee]) -> list[tuple[Examinee, Fix, int]]:
-        """Return what is left to ask: each question of each model before any is repeated."""
+        """Return what is left to ask; nothing is repeated before everything was asked once."""
         done = {(one.model, one.commit, one.number)
                 for examinee in examinees for one in self.sittings_of(examinee)}
         return [(examinee, fix, number) for number in range(1, self.plan.times + 1)
@@ -237,7 +243,7 @@ class Exam:
                 if (examinee.name, fix.commit, number) not in done]
 
     def _sit(self, examinee: Examinee, backing: Backing, fix: Fix, number: int) -> None:
-        """Have a model do a question, judge what it did, and keep what came of it."""
+        """Have a model answer a question, check its work, and keep the result."""
         task = self.plan.task
         prompt = render_question(fix, self._proofs[self._key_of(fix)].tests, task.check or "")
         task = replace(task, name="question", prompt=prompt, check=None,
@@ -276,14 +282,10 @@ class Exam:
             self._keep(self.sittings)
 
     def _have_done(self, folder: Folder, task: TaskSpec, backing: Backing) -> TaskState:
-        """Have a task done as `run` does; return how it has ended.
-
-        Each question has a repository of its own: the files of a run lead from one of its
-        tasks to what the others did.
-        """
+        """Supervise one task until it ends, as `run` does; a task that asks is stopped."""
         folder.make()
         lock = folder.world.hold(folder.place("lock"))
-        assert lock  # nobody else knows this place
+        assert lock  # no other process knows this directory
         supervisor = Supervisor(folder, lock, replace(backing, worktrees="../work"))
         supervisor.accept(freeze(task), base_of(task, folder))
         is_stopped = False

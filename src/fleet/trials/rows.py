@@ -1,4 +1,4 @@
-"""The trials and their judges, as rows."""
+"""The trials, as rows, and the functions that judge their answers."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -32,21 +32,22 @@ if TYPE_CHECKING:
 
 
 def _ask_prompt(subject: Subject) -> Question:
+    """Return the question whose prompt compares the reading speeds of models."""
     tokens = min(SPEED_TOKENS, subject.model.context // 2)
     return fill_prompt(subject, subject.count_lines(tokens), 1)
 
 
 def _ask_again(subject: Subject) -> Question:
-    """Ask about the prompt of the question before, which the node has cached."""
+    """Return a second question about the previous prompt, which the node has cached."""
     lines = len(FILLER)
     if subject.fills:
         lines = subject.fills[-1][0]
     question = fill_prompt(subject, lines, 1, wish="Say it once more.")
-    return replace(question, lines=0)  # other words: its count would spoil what is learned
+    return replace(question, lines=0)  # its words differ, so its count must not be learned
 
 
 def _ask_long_prompt(subject: Subject) -> Question | None:
-    """Ask with half the context: prompts are read the slower, the longer they are."""
+    """Return a question of half the context, because long prompts are read more slowly."""
     half = subject.model.context // 2
     if half < 2 * SPEED_TOKENS:
         return None
@@ -54,14 +55,14 @@ def _ask_long_prompt(subject: Subject) -> Question | None:
 
 
 def time_answer(answer: Answer) -> dict[str, Any]:
-    """Return the speeds that an answer shows: by the node's counters, else by our clock."""
+    """Return the speeds of an answer, from the node's counters or else from our clock."""
     end = answer.end
     reads, writes = end.prompt_seconds or answer.first_seconds, end.answer_seconds
     read, written = end.input_tokens - end.cache_read, end.output_tokens
     first = answer.first_seconds
-    if writes is not None:  # the node counts: what it does not tell took no time
+    if writes is not None:  # the node counts: what it does not report took no time
         first = (end.load_seconds or 0) + (end.prompt_seconds or 0)
-    else:  # our clock starts at the first of them
+    else:  # our clock starts at the first token
         written -= 1
         writes = answer.seconds - answer.first_seconds
 
@@ -73,8 +74,8 @@ def time_answer(answer: Answer) -> dict[str, Any]:
             "is_counted": end.prompt_seconds is not None}
 
 
-# In this order: the first loads the model and teaches how many tokens a line of filler has,
-# the third asks again with the prompt that the second had the node cache.
+# The order matters: the first loads the model and shows how many tokens a line of filler has;
+# the third repeats the prompt that the node has cached for the second.
 SPEED_TRIALS = (
     Trial("speed", "load", ask_to_load_model, speeds=("load_seconds",)),
     Trial("speed", "prompt", _ask_prompt, speeds=("prompt_rate", "is_counted")),
@@ -92,13 +93,13 @@ SPEED_TRIALS = (
 
 
 def _tool(name: str, description: str, **properties: Any) -> Tool:
+    """Return a tool whose arguments are all required."""
     return Tool(name, description, {"type": "object", "properties": properties,
                                     "required": list(properties)})
 
 
-# Five, and each with something at which models that call tools badly fail: a name with a
-# dash, an enum, an object in an object, an array beside a flag. The last is there only
-# to be left alone.
+# Each of the five has something that weak models get wrong: a name with a dash, an enum, a
+# nested object, an array beside a flag. The last one should never be called.
 TEXT = {"type": "string"}
 TEXTS = {"type": "array", "items": TEXT}
 TRIAL_TOOLS = (
@@ -110,13 +111,13 @@ TRIAL_TOOLS = (
     _tool("run_tests", "Run tests.", paths=TEXTS, stop_early={"type": "boolean"}),
     _tool("get_setting", "Look up a setting by its key.", key=TEXT),
     _tool("send_mail", "Send a mail.", receivers=TEXTS, text=TEXT))
-# What the tools give back: a trial goes on until the model calls none, as an agent does.
+# Results of the tools. Like an agent, a trial continues until the model calls none.
 TRIAL_RESULTS = {"get_setting": "retry_limit = 7391"}
 TRIAL_TURNS = 3
-TRIAL_CALLS = 16  # more in one turn are nobody's answer
+TRIAL_CALLS = 16  # more calls in one turn are not an answer
 PRINTED_CALL = "printed the call as text"
-# What a call looks like that was meant and not made, whichever template or parser failed:
-# tags around it, a marker before it, JSON with a name and arguments, or Python.
+# A call that was printed instead of made, whichever template or parser failed: with tags
+# around it or a marker before it, as JSON with a name and arguments, or as Python.
 _TOOL_NAMES = "|".join(tool.name for tool in TRIAL_TOOLS)
 _PRINTED_CALL = LatePattern(
     r"(?i)<[|｜]?/?(?:\w+:)?(?:tool|function|invoke)[\w▁]{0,20}[^<>\n]{0,80}>"
@@ -128,7 +129,7 @@ _PRINTED_CALL = LatePattern(
 
 def calls_rightly(*wanted: tuple[str, dict[str, Any]],
                   says: str = "") -> Callable[[Answer], str]:
-    """Return the judge of an answer that makes these calls in any order, then says a word."""
+    """Return a function that wants these calls, in any order, and then a word."""
     def judge(answer: Answer) -> str:
         is_short = len(answer.calls) < max(len(wanted), 1)
         if is_short and _PRINTED_CALL.search(answer.text):
@@ -149,23 +150,23 @@ def calls_rightly(*wanted: tuple[str, dict[str, Any]],
 
 def _compare_calls(calls: Sequence[Call],
                    wanted: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """Return what is wrong with the first call that is none of those wanted."""
+    """Return the flaw of the first call that matches none of the wanted ones."""
     left = list(wanted)
     for call in calls:
         flaws = {_flaw_of(call, *want): want for want in left}
-        if "" not in flaws:  # of its namesake, if there is one
+        if "" not in flaws:  # prefer the flaw for a tool of the same name
             return max(flaws, key=lambda flaw: " with " in flaw)
         left.remove(flaws[""])
     return ""
 
 
 def _flaw_of(call: Call, name: str, wanted: dict[str, Any]) -> str:
-    """Return what is wrong with a call."""
+    """Return the flaw of a call that should have this name and these arguments."""
     if call.name != name:
         return f"called `{call.name[:64]}` instead of `{name}`"
     for key in {**wanted, **call.arguments}:
         value = call.arguments.get(key)
-        if key not in wanted and value:  # an empty one says nothing, so it is no mistake
+        if key not in wanted and value:  # an empty one does no harm
             return f"called `{name}` with an unknown `{key[:64]}`"
         if key in wanted and _plain(value) != _plain(wanted[key]):
             return f"called `{name}` with a wrong `{key}`"
@@ -173,7 +174,7 @@ def _flaw_of(call: Call, name: str, wanted: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return an argument without what is no matter: case, and blanks around it."""
+    """Return an argument without the case and the outer blanks of its text."""
     if isinstance(value, str):
         return value.strip().lower()
     if isinstance(value, list):
@@ -185,7 +186,7 @@ def _plain(value: Any) -> Any:
 
 def _call_trial(name: str, text: str, *wanted: tuple[str, dict[str, Any]],
                 says: str = "", is_quick: bool = False) -> Trial:
-    """Return the trial that asks a model with the five tools for these calls."""
+    """Return a trial whose question offers the five tools and expects these calls."""
     return Trial("tools", name, lambda subject: ask_about(subject, text, tools=TRIAL_TOOLS),
                  (calls_rightly(*wanted, says=says),), is_quick=is_quick)
 
@@ -216,7 +217,7 @@ TOOL_TRIALS = (
 
 
 def _ask_full(subject: Subject) -> Question:
-    """Ask with the context full; with --quick only as far as is read soon."""
+    """Return a question that fills the context; with --quick, as much as is read soon."""
     tokens = subject.model.context - subject.room
     if subject.is_quick:
         readable = int((subject.prompt_rate or 0) * QUICK_SECONDS)
@@ -225,7 +226,7 @@ def _ask_full(subject: Subject) -> Question:
 
 
 def _ask_too_much(subject: Subject) -> Question:
-    """Ask with one token more than the context holds, as far as the node's counts tell."""
+    """Return a question of one token more than the context, by the node's counts."""
     tokens = subject.model.context + 1
     lines = subject.count_lines(tokens)
     missing = max(tokens - subject.count_tokens(lines), 0)
@@ -233,7 +234,7 @@ def _ask_too_much(subject: Subject) -> Question:
 
 
 def holds_context(answer: Answer) -> str:
-    """Judge whether the whole context is there."""
+    """Return a flaw if the node holds less context than configured."""
     refusal, question = answer.refusal, answer.question
     if isinstance(refusal, PromptTooLong) and refusal.maximum < question.context:
         return f"holds {refusal.maximum:,} tokens, not {question.context:,}"
@@ -243,14 +244,14 @@ def holds_context(answer: Answer) -> str:
 
 
 def knows_beginning(answer: Answer) -> str:
-    """Judge whether the word at the very beginning is still known."""
+    """Return a flaw if the answer lacks the code word from the beginning of the prompt."""
     if answer.question.word.lower() in answer.text.lower():
         return holds_context(answer)
     return f"lost the beginning of a prompt of {answer.question.tokens:,} tokens"
 
 
 def counts_rightly(answer: Answer) -> str:
-    """Judge whether the node read all that was sent."""
+    """Return a flaw if the node counted fewer or more tokens than were sent."""
     expected, counted = answer.question.tokens, answer.end.input_tokens
     if abs(counted - expected) <= COUNT_SLACK_TOKENS + COUNT_TOLERANCE * expected:
         return ""
@@ -258,19 +259,19 @@ def counts_rightly(answer: Answer) -> str:
 
 
 def refuses_too_much(answer: Answer) -> str:
-    """Judge whether a prompt that is too long is refused, in words a client acts on."""
+    """Return a flaw if a prompt that is too long is not refused as clients expect it."""
     if isinstance(answer.refusal, PromptTooLong):
         return ""
     if answer.missing:
         return f"too long a prompt: {answer.missing}"
-    # It may hold more than the fleet file says: what matters is that nothing was lost.
+    # It may hold more than the fleet file says; it must not lose anything.
     if knows_beginning(answer) or counts_rightly(answer):
         return "cuts a prompt that is too long instead of refusing it"
     return ""
 
 
 def find_flaws(trial: Trial, answer: Answer) -> list[str]:
-    """Return what each judge of a trial says of an answer; "": it is right."""
+    """Return what each judge says about an answer; "" means no flaw."""
     if answer.missing and refuses_too_much not in trial.judges:
         return [holds_context(answer)] * len(trial.judges)
     return [judge(answer) for judge in trial.judges]
