@@ -13753,11 +13753,11 @@ class Reception(abc.ABC):
 MEMORY_LIMIT = 64  # conversations that are remembered of a place
 LESSON_TOKENS = 500  # fewer say little about how fast a machine reads
 LOAD_SECONDS = 1.0  # a model that took this long to load had been unloaded, and has forgotten all
-HOLD_SECONDS = 15.0  # a seat is kept at most while a tool runs
+HOLD_SECONDS = 30.0  # a seat is kept at most while a tool runs
 
 SLICE = 1.2  # a seat lasts this many times as long as its prompt takes to read
 PROOFS = 6  # warm follow-ups for each seat before one more is tried; doubled by each loss
-TURNS_AHEAD = 4  # turns that the estimate looks ahead
+TURNS_AHEAD = 2  # turns that the estimate looks ahead
 
 
 # The warm queue. What a machine has just read it need not read again: its server keeps a
@@ -13772,24 +13772,27 @@ TURNS_AHEAD = 4  # turns that the estimate looks ahead
 #     client sends; a subagent's first request may use the seat of its waiting parent.
 #     - S 1 2 3 was answered here: S 1 2 3 4 5 goes on with it, S 1 7 does not.
 #  3. A conversation has a seat while its request runs, while its next one waits, and after
-#     a tool call for as long as reading it anew takes, 15 s at most. An answer that ends
+#     a tool call for as long as reading it anew takes, 30 s at most. An answer that ends
 #     the turn frees it.
 #     - A calls a tool; reading A takes 12 s: for 12 s nobody else has its seat.
 #  4. Whenever something happens, and twice a second, those who wait are asked in the order
 #     they came.
 #     - A's answer ends: B, who came first, is asked, then C.
 #  5. A place with a free slot takes a request whose conversation has a seat, or while fewer
-#     conversations have seats than it keeps warm. Who runs is in its slot, and nobody
-#     pushes it out: where all who have seats run, a free slot is anybody's. Who is over
-#     counts no more. Where all fits this is first come, first served.
-#     - Two slots, A runs, X is over, B comes: B has the other slot at once.
-#  6. A place keeps its slots and one more; where the metadata tell, its slots and what the
-#     cache holds of such prompts; a cloud and vLLM keep all.
+#     conversations have seats than it keeps warm: its slots and one more; where the
+#     metadata tell, its slots and what the cache holds of such prompts; a cloud and vLLM
+#     keep all. Who runs is in its slot, and nobody pushes it out: where all who have seats
+#     run, a free slot is anybody's. Who is over counts no more. On one place where all fits
+#     this is first come, first served.
 #     - Two slots and a cache of 90,000 tokens keep five conversations of 30,000.
-#  7. Of such places the least busy wins, then one that knows the conversation, then the
-#     longest idle; but one that ends clearly sooner by measured reading and writing beats
-#     them. A place that was never measured decides nothing.
+#     - Two slots, A runs, X is over, B comes: B has the other slot at once.
+#  6. Of such places the least busy wins, then one that knows the conversation, then the
+#     longest idle; but one that ends sooner by measured reading and writing beats them. A
+#     place that was never measured decides nothing.
 #     - Both are idle, mini knows A: mini. Studio reads A anew sooner: studio.
+#  7. If a busy place has the conversation's seat, the request waits for it at most as long
+#     as reading it here takes.
+#     - A's seat is on studio, where B runs; mini needs 40 s for A: A waits 40 s at most.
 #  8. Who has waited 8 times its own reading time, 30 s at least and 250 s at most (60 s
 #     without a stream), and all before it, takes the longest-held seat whose owner is not
 #     running and has had it for 1.2 times its reading time.
@@ -13886,8 +13889,7 @@ class Seats:
         self.memories: dict[Memory, None] = {}  # used longest ago first
         self._by_link: dict[int, Memory] = {}  # the latest conversation with that link
         self._version = 0  # of these two
-        # Tokens a second, and of an answer; 0: not known yet.
-        self.read_rate = self.write_rate = self.answer_tokens = 0.0
+        self.read_rate = self.write_rate = 0.0  # tokens a second; 0: not known yet
 
         self.room: float | None = None  # tokens that its cache holds, if its server says
         self.claim = 0.0  # tokens that it should hold; believed once one more was kept
@@ -13928,12 +13930,15 @@ class Seats:
         """Return how long these tokens take to read, or 0 if not known."""
         return tokens / self.read_rate if self.read_rate else 0.0
 
-    def estimate(self, ticket: Ticket) -> float:
+    def fresh_seconds(self, ticket: Ticket) -> float:
+        """Return how long the new part of a request's prompt takes to read, or 0 if not known."""
+        return self.read_seconds(ticket.prompt.tokens - self.look_up(ticket).tokens)
+
+    def estimate(self, ticket: Ticket, answer_tokens: float) -> float:
         """Return how long a request and the turns after it take here, or 0 if not known."""
         if not self.read_rate or not self.write_rate:
             return 0.0
-        fresh = ticket.prompt.tokens - self.look_up(ticket).tokens
-        return self.read_seconds(fresh) + TURNS_AHEAD * self.answer_tokens / self.write_rate
+        return self.fresh_seconds(ticket) + TURNS_AHEAD * answer_tokens / self.write_rate
 
     def taken(self, now: float) -> list[Memory]:
         """Return the conversations that have a seat."""
@@ -14058,7 +14063,6 @@ class Seats:
         writing = end.answer_seconds or writing
         if end.output_tokens > 1 and writing > 0:
             self.write_rate = average(self.write_rate, end.output_tokens / writing)
-            self.answer_tokens = average(self.answer_tokens, end.output_tokens)
 
     def _learn_kept(self, ticket: Ticket) -> None:
         """Note that a follow-up came back warm: of a full place, it may keep one more."""
@@ -14132,7 +14136,6 @@ PATIENCE_SECONDS = 250.0  # after such a wait a request takes a seat that has la
 READINGS = 8  # or after this many times what its own prompt takes to read
 # But not sooner than this: where reading is fast, eight readings take less than five turns.
 LEAST_PATIENCE_SECONDS = 30.0
-LEAVING = 0.8  # "clearly sooner" means within this share of the time
 
 
 class Rest:
@@ -14187,6 +14190,7 @@ class Scheduler:
         self._queue: dict[int, Ticket] = {}
         self._holders: dict[int, Ticket] = {}  # of slots
         self._number = 0
+        self._answer_tokens = 0.0  # of an answer, on average
 
     def enter(self, alias: str, conversation: Conversation,
               candidates: list[list[Model]] | None = None, *,
@@ -14280,6 +14284,8 @@ class Scheduler:
             own = ticket.known.own_tokens
             seats = self.places[ticket.model.name].seats
             warm = seats.learn(ticket, end, seconds, self._clock())
+            if end.output_tokens > 1:
+                self._answer_tokens = average(self._answer_tokens, end.output_tokens)
             # The prompt's tokens are an estimate; the machine's own count is the limit.
             again = min(max(own, ticket.own_elsewhere), end.input_tokens) - warm
             if again < LESSON_TOKENS:
@@ -14448,6 +14454,8 @@ class Scheduler:
             awake = [model for model in there if self.places[model.name].missing.until <= now]
             if awake:
                 free = [model for model in awake if self._admits(model, ticket, now, is_late)]
+                if ticket.kept and not is_late:
+                    free = self._without_detours(free, awake, ticket, now)
                 return self._pick(free, ticket)
             missing += there
 
@@ -14470,8 +14478,23 @@ class Scheduler:
             ticket.waits_for = first.agent or first.session or "another conversation"
         return False
 
+    def _without_detours(self, free: list[Model], awake: list[Model], ticket: Ticket,
+                         now: float) -> list[Model]:
+        """Leave out who would read a request anew, if waiting for its own seat takes less.
+
+        A place that was never measured is taken to read as fast as the one with the seat.
+        """
+        seats = {model.name: self.places[model.name].seats for model in awake}
+        own = {name: each.look_up(ticket).own for name, each in seats.items()}
+        kept = [seats[name] for name, memory in own.items()
+                if memory and memory.waiter is ticket and not self.places[name].is_free()]
+        waited = now - ticket.came
+        return [model for model in free if own[model.name] or all(
+            waited >= (seats[model.name].fresh_seconds(ticket)
+                       or each.read_seconds(ticket.prompt.tokens)) for each in kept)]
+
     def _pick(self, free: list[Model], ticket: Ticket) -> Model | None:
-        """Return the model to ask: the least busy, or one that ends clearly sooner.
+        """Return the model to ask: the least busy, or one that ends sooner.
 
         The times are known once the machines' reading and writing speeds are.
         """
@@ -14483,10 +14506,10 @@ class Scheduler:
         if len(free) < 2:
             return free[0] if free else None
         best = min(free, key=rank)
-        seconds = {model.name: self.places[model.name].seats.estimate(ticket)
+        seconds = {model.name: self.places[model.name].seats.estimate(ticket, self._answer_tokens)
                    for model in free}
         fastest = min(free, key=lambda model: seconds[model.name])
-        if 0 < seconds[fastest.name] < LEAVING * seconds[best.name]:
+        if 0 < seconds[fastest.name] < seconds[best.name]:
             return fastest
         return best
 
@@ -33129,8 +33152,10 @@ cache holds one conversation for each slot, and more if its size allows. If more
 take turns, each turn pushes out the prompt that comes next, and every turn reads tens of
 thousands of tokens again. So the gateway gives out seats:
 
-- A conversation keeps its seat while it is answered and while its tool runs (15 s at most, and
+- A conversation keeps its seat while it is answered and while its tool runs (30 s at most, and
   never longer than reading the prompt again takes). An agent without a seat waits for one.
+- If the machine with an agent's seat is busy and another one is free, the agent's request waits
+  for its seat, at most as long as the other machine would need to read its prompt.
 - Prompts are recognized by their content, so this works with every program. A forked agent goes
   to the machine that knows its parent's prompt.
 - While everything in use fits, requests are answered first come, first served.

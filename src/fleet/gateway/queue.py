@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fleet.config.names import full_model_name
 from fleet.gateway.receipts import Passed
-from fleet.gateway.seats import LESSON_TOKENS, MEMORY_LIMIT, UNKNOWN_PROMPT, Seats, Ticket
+from fleet.gateway.seats import LESSON_TOKENS, MEMORY_LIMIT, UNKNOWN_PROMPT, Seats, Ticket, average
 from fleet.plan.environment import is_cloud
 from fleet.plan.routes import models_by_alias, plan_fallbacks
 
@@ -26,7 +26,6 @@ PATIENCE_SECONDS = 250.0  # after such a wait a request takes a seat that has la
 READINGS = 8  # or after this many times what its own prompt takes to read
 # But not sooner than this: where reading is fast, eight readings take less than five turns.
 LEAST_PATIENCE_SECONDS = 30.0
-LEAVING = 0.8  # "clearly sooner" means within this share of the time
 
 
 class Rest:
@@ -81,6 +80,7 @@ class Scheduler:
         self._queue: dict[int, Ticket] = {}
         self._holders: dict[int, Ticket] = {}  # of slots
         self._number = 0
+        self._answer_tokens = 0.0  # of an answer, on average
 
     def enter(self, alias: str, conversation: Conversation,
               candidates: list[list[Model]] | None = None, *,
@@ -174,6 +174,8 @@ class Scheduler:
             own = ticket.known.own_tokens
             seats = self.places[ticket.model.name].seats
             warm = seats.learn(ticket, end, seconds, self._clock())
+            if end.output_tokens > 1:
+                self._answer_tokens = average(self._answer_tokens, end.output_tokens)
             # The prompt's tokens are an estimate; the machine's own count is the limit.
             again = min(max(own, ticket.own_elsewhere), end.input_tokens) - warm
             if again < LESSON_TOKENS:
@@ -342,6 +344,8 @@ class Scheduler:
             awake = [model for model in there if self.places[model.name].missing.until <= now]
             if awake:
                 free = [model for model in awake if self._admits(model, ticket, now, is_late)]
+                if ticket.kept and not is_late:
+                    free = self._without_detours(free, awake, ticket, now)
                 return self._pick(free, ticket)
             missing += there
 
@@ -364,8 +368,23 @@ class Scheduler:
             ticket.waits_for = first.agent or first.session or "another conversation"
         return False
 
+    def _without_detours(self, free: list[Model], awake: list[Model], ticket: Ticket,
+                         now: float) -> list[Model]:
+        """Leave out who would read a request anew, if waiting for its own seat takes less.
+
+        A place that was never measured is taken to read as fast as the one with the seat.
+        """
+        seats = {model.name: self.places[model.name].seats for model in awake}
+        own = {name: each.look_up(ticket).own for name, each in seats.items()}
+        kept = [seats[name] for name, memory in own.items()
+                if memory and memory.waiter is ticket and not self.places[name].is_free()]
+        waited = now - ticket.came
+        return [model for model in free if own[model.name] or all(
+            waited >= (seats[model.name].fresh_seconds(ticket)
+                       or each.read_seconds(ticket.prompt.tokens)) for each in kept)]
+
     def _pick(self, free: list[Model], ticket: Ticket) -> Model | None:
-        """Return the model to ask: the least busy, or one that ends clearly sooner.
+        """Return the model to ask: the least busy, or one that ends sooner.
 
         The times are known once the machines' reading and writing speeds are.
         """
@@ -377,10 +396,10 @@ class Scheduler:
         if len(free) < 2:
             return free[0] if free else None
         best = min(free, key=rank)
-        seconds = {model.name: self.places[model.name].seats.estimate(ticket)
+        seconds = {model.name: self.places[model.name].seats.estimate(ticket, self._answer_tokens)
                    for model in free}
         fastest = min(free, key=lambda model: seconds[model.name])
-        if 0 < seconds[fastest.name] < LEAVING * seconds[best.name]:
+        if 0 < seconds[fastest.name] < seconds[best.name]:
             return fastest
         return best
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 MEMORY_LIMIT = 64  # conversations that are remembered of a place
 LESSON_TOKENS = 500  # fewer say little about how fast a machine reads
 LOAD_SECONDS = 1.0  # a model that took this long to load had been unloaded, and has forgotten all
-HOLD_SECONDS = 15.0  # a seat is kept at most while a tool runs
+HOLD_SECONDS = 30.0  # a seat is kept at most while a tool runs
 
 SLICE = 1.2  # a seat lasts this many times as long as its prompt takes to read
 PROOFS = 6  # warm follow-ups for each seat before one more is tried; doubled by each loss
-TURNS_AHEAD = 4  # turns that the estimate looks ahead
+TURNS_AHEAD = 2  # turns that the estimate looks ahead
 
 
 # The warm queue. What a machine has just read it need not read again: its server keeps a
@@ -37,24 +37,27 @@ TURNS_AHEAD = 4  # turns that the estimate looks ahead
 #     client sends; a subagent's first request may use the seat of its waiting parent.
 #     - S 1 2 3 was answered here: S 1 2 3 4 5 goes on with it, S 1 7 does not.
 #  3. A conversation has a seat while its request runs, while its next one waits, and after
-#     a tool call for as long as reading it anew takes, 15 s at most. An answer that ends
+#     a tool call for as long as reading it anew takes, 30 s at most. An answer that ends
 #     the turn frees it.
 #     - A calls a tool; reading A takes 12 s: for 12 s nobody else has its seat.
 #  4. Whenever something happens, and twice a second, those who wait are asked in the order
 #     they came.
 #     - A's answer ends: B, who came first, is asked, then C.
 #  5. A place with a free slot takes a request whose conversation has a seat, or while fewer
-#     conversations have seats than it keeps warm. Who runs is in its slot, and nobody
-#     pushes it out: where all who have seats run, a free slot is anybody's. Who is over
-#     counts no more. Where all fits this is first come, first served.
-#     - Two slots, A runs, X is over, B comes: B has the other slot at once.
-#  6. A place keeps its slots and one more; where the metadata tell, its slots and what the
-#     cache holds of such prompts; a cloud and vLLM keep all.
+#     conversations have seats than it keeps warm: its slots and one more; where the
+#     metadata tell, its slots and what the cache holds of such prompts; a cloud and vLLM
+#     keep all. Who runs is in its slot, and nobody pushes it out: where all who have seats
+#     run, a free slot is anybody's. Who is over counts no more. On one place where all fits
+#     this is first come, first served.
 #     - Two slots and a cache of 90,000 tokens keep five conversations of 30,000.
-#  7. Of such places the least busy wins, then one that knows the conversation, then the
-#     longest idle; but one that ends clearly sooner by measured reading and writing beats
-#     them. A place that was never measured decides nothing.
+#     - Two slots, A runs, X is over, B comes: B has the other slot at once.
+#  6. Of such places the least busy wins, then one that knows the conversation, then the
+#     longest idle; but one that ends sooner by measured reading and writing beats them. A
+#     place that was never measured decides nothing.
 #     - Both are idle, mini knows A: mini. Studio reads A anew sooner: studio.
+#  7. If a busy place has the conversation's seat, the request waits for it at most as long
+#     as reading it here takes.
+#     - A's seat is on studio, where B runs; mini needs 40 s for A: A waits 40 s at most.
 #  8. Who has waited 8 times its own reading time, 30 s at least and 250 s at most (60 s
 #     without a stream), and all before it, takes the longest-held seat whose owner is not
 #     running and has had it for 1.2 times its reading time.
@@ -151,8 +154,7 @@ class Seats:
         self.memories: dict[Memory, None] = {}  # used longest ago first
         self._by_link: dict[int, Memory] = {}  # the latest conversation with that link
         self._version = 0  # of these two
-        # Tokens a second, and of an answer; 0: not known yet.
-        self.read_rate = self.write_rate = self.answer_tokens = 0.0
+        self.read_rate = self.write_rate = 0.0  # tokens a second; 0: not known yet
 
         self.room: float | None = None  # tokens that its cache holds, if its server says
         self.claim = 0.0  # tokens that it should hold; believed once one more was kept
@@ -193,12 +195,15 @@ class Seats:
         """Return how long these tokens take to read, or 0 if not known."""
         return tokens / self.read_rate if self.read_rate else 0.0
 
-    def estimate(self, ticket: Ticket) -> float:
+    def fresh_seconds(self, ticket: Ticket) -> float:
+        """Return how long the new part of a request's prompt takes to read, or 0 if not known."""
+        return self.read_seconds(ticket.prompt.tokens - self.look_up(ticket).tokens)
+
+    def estimate(self, ticket: Ticket, answer_tokens: float) -> float:
         """Return how long a request and the turns after it take here, or 0 if not known."""
         if not self.read_rate or not self.write_rate:
             return 0.0
-        fresh = ticket.prompt.tokens - self.look_up(ticket).tokens
-        return self.read_seconds(fresh) + TURNS_AHEAD * self.answer_tokens / self.write_rate
+        return self.fresh_seconds(ticket) + TURNS_AHEAD * answer_tokens / self.write_rate
 
     def taken(self, now: float) -> list[Memory]:
         """Return the conversations that have a seat."""
@@ -323,7 +328,6 @@ class Seats:
         writing = end.answer_seconds or writing
         if end.output_tokens > 1 and writing > 0:
             self.write_rate = average(self.write_rate, end.output_tokens / writing)
-            self.answer_tokens = average(self.answer_tokens, end.output_tokens)
 
     def _learn_kept(self, ticket: Ticket) -> None:
         """Note that a follow-up came back warm: of a full place, it may keep one more."""
