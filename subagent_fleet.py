@@ -17137,42 +17137,42 @@ class Dashboard(Reception):
 
 # == tasks/spec.py, from line 26 ==============================================
 #
-# What a task file may say, and which model does a task.
+# What a task file may say, and which model runs a task.
 
-# This room takes a task file, what is known of each task and what its agent prints; it gives what
-# starts next, what an agent is answered, and the verdict. `runs/supervisor` looks, asks here,
-# writes the step down, and only then takes it.
+# This room decides. Given a task file, the state of each task and the output of its agent, it
+# returns which task starts next, what an agent is answered, and the verdict. `runs/supervisor`
+# asks here, writes the step down, and only then carries it out.
 
 
-# A change of these in the file counts for tasks at work; the rest waits for a retry.
+# A change of these keys applies to running tasks at once; a change of others needs a retry.
 HOT_KEYS = ("deadline", "stall", "check")
-MODEL_KEYS = {"agent", "model", "models"}  # of which a task has one
+MODEL_KEYS = {"agent", "model", "models"}  # a task has at most one of them
 
 
 class TaskPlan(Record):
-    """A task file that was read: each task with its defaults, and what holds for all."""
+    """A task file that was read: each task with its defaults, and the keys for all tasks."""
 
     tasks: dict[str, TaskSpec]
     file: TaskFile
-    origins: dict[str, dict[str, str]]  # by task: {key: where it was said}
+    origins: dict[str, dict[str, str]]  # by task: {key: where it is in the file}
 
 
 def find_name(name: str, names: Iterable[str]) -> str:
-    """Return the name among others that is the same to a disk that ignores case; "": none."""
+    """Return the name that a disk which ignores case takes for this one; "" if there is none."""
     return next((other for other in names if other.lower() == name.lower()), "")
 
 
 def is_another(state: TaskState, task: TaskSpec, origin: str) -> bool:
-    """Tell whether a task of the file has a name that was typed for another before."""
+    """Tell whether a task of the file has the name of a different task that was typed before."""
     return (origin == "file" and state.origin == "typed" and not state.wish.forgotten
             and task.prompt != state.task.prompt)
 
 
 def check_tasks(document: Document, fleet: Fleet | None = None, others: Collection[str] = ()
                 ) -> tuple[TaskPlan | None, list[Finding]]:
-    """Return (TaskPlan, []) for a file that was read, or (None, everything that is wrong).
+    """Return (TaskPlan, []) for a valid file, or (None, every problem).
 
-    `others` are tasks that are there already: what comes after one of them is known, too.
+    `others` are existing tasks, which `after` may name, too.
     """
     check = Checker(document)
     last = []
@@ -17192,7 +17192,7 @@ def check_tasks(document: Document, fleet: Fleet | None = None, others: Collecti
 
 def _plan_tasks(check: Checker, fleet: Fleet | None,
                 others: Collection[str]) -> TaskPlan | None:
-    """Return every task with the defaults under it, its twins as tasks of their own."""
+    """Return every task with its defaults; each twin is a task of its own."""
     tree = check.document.value
     file = check.section(TaskFile, (), tree)
     if check.findings:
@@ -17202,7 +17202,7 @@ def _plan_tasks(check: Checker, fleet: Fleet | None,
     branches: list[str] = []
     for name, task in file.tasks.items():
         own = tree["tasks"][name] or {}
-        # Who names an agent wants no default model, and the other way round.
+        # A task that names an agent gets no default model, and the other way around.
         replaced = MODEL_KEYS if own.keys() & MODEL_KEYS else set()
         taken = shared.keys() - own.keys() - replaced
         places = {**{word: ("defaults", word) for word in taken},
@@ -17235,7 +17235,7 @@ def _plan_tasks(check: Checker, fleet: Fleet | None,
 
 
 def twins_of(task: TaskSpec) -> list[TaskSpec]:
-    """Return a task as often as it is wanted, each under a name of its own."""
+    """Return a task as many times as `times` says, each under its own name."""
     if task.times == 1:
         return [task]
     if isinstance(task.times, int):
@@ -17247,7 +17247,7 @@ def twins_of(task: TaskSpec) -> list[TaskSpec]:
 
 def _check_task(check: Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | None,
                 others: Collection[str]) -> None:
-    """Report what is wrong with a task beyond its single values; of twins it is said once."""
+    """Report how the values of a task contradict each other; once for all its twins."""
     path = ("tasks", task.group)
     for is_wrong, slug, word, what, fix in (
             (not (task.prompt or task.prompt_file), "missing-key", "prompt", "is missing",
@@ -17279,7 +17279,7 @@ def _check_task(check: Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | N
 
         def refer(word: str, names: Iterable[str], records: Mapping[str, Any],
                   kind: str) -> None:
-            # Where it was said: by the task, or once for all.
+            # Where the file has it: below the task, or below `defaults`.
             place = (*(path if word in own else ("defaults",)), word)
             for number, name in enumerate(names):
                 where = place if word == kind else (*place, number)
@@ -17294,7 +17294,7 @@ def _check_task(check: Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | N
 
 
 def _check_order(check: Checker, plan: TaskPlan) -> None:
-    """Report a cycle of `after`, with the lines of those that form it."""
+    """Report a cycle of `after`, with the lines of the tasks in it."""
     edges = {name: expand_names(task.after, plan.tasks) for name, task in plan.tasks.items()}
     try:
         graphlib.TopologicalSorter(edges).prepare()
@@ -17310,29 +17310,29 @@ def _check_order(check: Checker, plan: TaskPlan) -> None:
 
 
 def expand_names(names: Iterable[str], tasks: Mapping[str, TaskSpec]) -> tuple[str, ...]:
-    """Return task names in which the name of a group stands for all its twins."""
+    """Return task names, with the name of each group replaced by those of its twins."""
     return tuple(one for name in names for one in (
         [name] if name in tasks
         else [twin.name for twin in tasks.values() if twin.group == name] or [name]))
 
 
 def render_tasks_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the task file, from the records that check it."""
+    """Return the JSON Schema of a task file, made from the records that check it."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema",
             "title": "subagent-fleet tasks", **section_schema(TaskFile)}
 
 
-# -- which model does a task --
+# -- which model runs a task --
 
 
 def models_by_name(fleet: Fleet) -> dict[str, Model]:
-    """Return the models that a task can mean, by name and by alias."""
+    """Return the models that a task can name, by name and by alias."""
     aliases = {model.alias: model for model in fleet.models.values()}
     return {**fleet.models, **aliases}
 
 
 def plan_alias(task: TaskSpec, fleet: Fleet | None) -> str:
-    """Return the alias that a task's requests ask for; "" where they don't ask the fleet."""
+    """Return the alias that a task's requests ask for; "" if they don't go to the fleet."""
     if fleet is None or not isinstance(task.coder, str):
         return ""
     if task.talks and task.agent in fleet.agents:
@@ -17353,11 +17353,11 @@ def plan_slots(fleet: Fleet | None) -> dict[str, int]:
 
 # == tasks/scope.py, from line 18 =============================================
 #
-# Which paths a task may change, and what it may do unasked.
+# Which paths a task may change, and what its agent may do without asking.
 
 @late_decorator(lambda: functools.lru_cache(512))
 def glob_pattern(glob: str) -> re.Pattern[str]:
-    """Return a pattern of paths as in git's ignore files, anchored where it has a slash."""
+    """Return the pattern of a glob as in git's ignore files; with a slash it is anchored."""
     known = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
     def translate(piece: re.Match[str]) -> str:
@@ -17374,7 +17374,7 @@ def glob_pattern(glob: str) -> re.Pattern[str]:
     pattern = re.sub(r"(?s)\*\*/|/\*\*$|\*\*|\*|\?|\[!?\]?[^\]/]*\]|.", translate, glob)
     try:
         return re.compile(f"{start}{pattern}(?:/.*)?", re.S)
-    except re.error:  # a class such as [z-a]: the text itself
+    except re.error:  # a class such as [z-a]: match the text itself
         return re.compile(re.escape(glob))
 
 
@@ -17393,12 +17393,12 @@ def describe_scope(task: TaskSpec) -> str:
     return words
 
 
-# Nobody's task: git's own files, and what Claude Code obeys.
+# No task may change these: git's own files, and those that Claude Code obeys.
 PROTECTED_NAMES = (".git", ".claude", ".gitmodules", ".gitattributes")
 
 
 def plan_permissions(task: TaskSpec) -> dict[str, Any]:
-    """Return the permission rules that a task's Claude Code is started with."""
+    """Return the permission rules with which a task's Claude Code starts."""
     edits = [f"Edit({glob})" for glob in task.touch or ("**",)]
     denied = [f"Edit({glob})" for glob in task.deny]
     denied += [f"Edit(**/{name}{rest})" for name in PROTECTED_NAMES for rest in ("", "/**")]
@@ -17408,10 +17408,9 @@ def plan_permissions(task: TaskSpec) -> dict[str, Any]:
 
 def decide_request(task: TaskSpec, worktree: str, request: Mapping[str, Any],
                    real_path: Callable[[str], str] = str) -> dict[str, Any] | None:
-    """Return the answer to what Claude Code asks leave for; None: a person answers.
+    """Return the answer to a permission request of Claude Code; None if a person must answer.
 
-    `real_path` says where a path really leads: a link must not take an edit out
-    of the worktree.
+    `real_path` resolves links: a link must not lead an edit out of the worktree.
     """
     tool = request.get("tool_name")
     asked = request.get("input")
@@ -17433,7 +17432,7 @@ def decide_request(task: TaskSpec, worktree: str, request: Mapping[str, Any],
 
 def _may_edit(task: TaskSpec, worktree: str, path: str,
               real_path: Callable[[str], str]) -> bool:
-    """Tell whether a path is in the worktree, in scope, and none git or Claude Code obeys."""
+    """Tell whether a path is in the worktree, in scope, and not one of PROTECTED_NAMES."""
     if not path or path.startswith("~") or ".." in path.split("/"):
         return False
     root = real_path(worktree).rstrip("/") + "/"
@@ -17446,13 +17445,13 @@ def _may_edit(task: TaskSpec, worktree: str, path: str,
 
 # == tasks/box.py, from line 14 ===============================================
 #
-# What a task's commands may write, in the words of the program that keeps them to it.
+# What a task's commands may write, as arguments of the program that confines them.
 
-# A command of a task reads everything and reaches the network; it writes where a Box says. The
-# same rules become mounts for bubblewrap (Linux) or lines of a profile for sandbox-exec
-# (macOS): in both the last rule for a path counts. For example, of a task `docs`:
-#   ~/.cache may be written, ~/.claude may be, ~/.claude/settings.json may not, the task's own
-#   directory may be; all that no rule names may not.
+# A command of a task can read everything and use the network, but it writes only where its Box
+# allows it. The same rules become mounts for bubblewrap (Linux) or lines of a profile for
+# sandbox-exec (macOS). In both, the last rule for a path counts. Example, for a task `docs`:
+#   ~/.cache: yes · ~/.claude: yes · ~/.claude/settings.json: no · the task's own directory: yes
+#   every path that no rule names: no
 
 
 class Grant(Record):
@@ -17463,7 +17462,7 @@ class Grant(Record):
 
 
 class Box(Record):
-    """What a command has: the directory it works in, what it may write, a temporary one."""
+    """What a command gets: its working directory, the paths it may write, a temporary directory."""
 
     tree: str
     grants: Sequence[Grant]  # the last one for a path counts
@@ -17472,12 +17471,12 @@ class Box(Record):
 
 
 class Kept(Record):
-    """A directory in which programs keep what they need, and what in it are settings.
+    """A directory where a program keeps its files, and the settings among them.
 
-    Settings may name programs that a person's next session runs, so they stay as they are.
+    Settings may name programs that the person's next session runs, so they stay read-only.
     """
 
-    variable: str  # that leads elsewhere, or ""
+    variable: str  # the variable that names another directory, or ""
     usual: str  # below home, or ""
     settings: tuple[str, ...] = ()
     inner: str = ""  # the program's own part of it
@@ -17518,7 +17517,7 @@ CODER_STATE = {
 
 def places_of(rows: Iterable[Kept], home: str, environ: Mapping[str, str]
                ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (directory, names of settings in it) as rows and an environment say."""
+    """Yield (directory, names of settings in it) for rows in an environment."""
     for row in rows:
         base = environ.get(row.variable, "")
         if not base.startswith("/"):
@@ -17539,7 +17538,7 @@ def may_write(grants: Sequence[Grant], path: str) -> bool:
 
 
 def find_shown(values: Iterable[str]) -> tuple[str, ...]:
-    """Return what is named below the system's /tmp, which a command does not see else."""
+    """Return the named paths below the system's /tmp, which a command would otherwise not see."""
     parts = {part.rstrip("/") for value in values for part in value.split(":")
              if re.match(r"/tmp/[^/]", part) and "/../" not in f"{part}/"}
     return tuple(sorted(path for path in parts if not any(
@@ -17548,11 +17547,11 @@ def find_shown(values: Iterable[str]) -> tuple[str, ...]:
 
 # -- bubblewrap --
 
-# It ends when its parent does: that is this shell, which lives as long as the command. On TERM
-# it waits for the command, which has got it, too. Whoever supervises may come and go.
+# bubblewrap ends with its parent: this shell, which lives as long as the command. On TERM the
+# shell waits for the command, which gets the signal, too. Supervisors may come and go.
 BWRAP_PARENT = 'trap "exit 143" TERM; "$@"; exit $?'
 BWRAP = "bwrap"
-# What root keeps: with all of it, a command could mount its way out.
+# The capabilities that root keeps. With all of them, a command could mount its way out.
 ROOT_CAPABILITIES = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
                      "CAP_SETGID", "CAP_SETUID", "CAP_NET_BIND_SERVICE")
 
@@ -17588,7 +17587,7 @@ _SEATBELT_HEAD = """\
 
 
 def find_mac_temporary(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what programs of macOS use for temporary files, whatever TMPDIR says."""
+    """Return where programs of macOS write temporary files, whatever TMPDIR says."""
     own = re.match(r"(?:/private)?(/var/folders/[^/]+/[^/]+)/", environ.get("TMPDIR", ""))
     return ("/private/tmp", "/private/var/tmp", *([f"/private{own[1]}"] if own else ()))
 
@@ -17596,7 +17595,7 @@ def find_mac_temporary(environ: Mapping[str, str]) -> tuple[str, ...]:
 def plan_seatbelt(program: str, box: Box) -> list[str]:
     """Return the words that run a command with sandbox-exec in a box.
 
-    Paths are parameters: none has to be quoted for the profile.
+    Paths are parameters, so none has to be quoted for the profile.
     """
     profile = _SEATBELT_HEAD
     words = []
@@ -17620,12 +17619,12 @@ _REFUSALS = {
                                    "why": "read-only file ?system|EROFS"}),
     SEATBELT: LatePattern(_REFUSAL % {"path": _PATH_WORDS,
                                       "why": "operation not permitted|EPERM"})}
-REFUSED_LIMIT = 10  # paths; of one cause there are soon thousands
+REFUSED_LIMIT = 10  # paths; a single cause can produce thousands
 
 
 def find_refused(confiner: str, text: str, box: Box, home: str,
                  real_path: Callable[[str], str]) -> list[str]:
-    """Return the paths that a command could not write because of its box, as it says.
+    """Return the paths that a command could not write because of its box, by its output.
 
     The text may be JSON.
     """
@@ -17646,9 +17645,9 @@ def find_refused(confiner: str, text: str, box: Box, home: str,
 
 
 def suggest_writable(path: str, home: str) -> str:
-    """Return the line of a task that lets its commands write a path that was refused.
+    """Return the line for a task file that allows its commands to write a refused path.
 
-    A program's own directory is named whole: its files have another name each time.
+    It names a program's whole directory, because the files in it change their names.
     """
     above = path.rpartition("/")[0]
     inner = path[len(home) + 1:].split("/") if is_below(path, home) else [""]
@@ -17664,21 +17663,21 @@ def suggest_writable(path: str, home: str) -> str:
 
 # == tasks/state.py, from line 15 =============================================
 #
-# What is known of a task.
+# The state of a task.
 
-# A task is a TaskSpec (what a person wants) and a TaskState (where it stands): a Workplace, which
-# a fresh start replaces, an Attempt, and a Wish. Its way:
+# A task has a TaskSpec (what a person wants) and a TaskState (how far it is). A TaskState has a
+# Workplace, which a fresh start replaces, an Attempt, and a Wish. Its states:
 #   waiting → running ⇄ asking → checking → done, or another of TERMINAL_STATES
 # `tasks/step` has every arrow; nothing else writes the name of a state.
 
 TERMINAL_STATES = ("done", "review", "failed", "stopped", "parked")
 ACTIVE_STATES = ("running", "asking", "checking")
 STATES = ("waiting", *ACTIVE_STATES, *TERMINAL_STATES)
-UNREADABLE = "unreadable"  # a state that no file has
+UNREADABLE = "unreadable"  # a state that no file contains
 PREPARING, STARTING = "preparing", "starting"  # phases of running, before its agent works
 ASLEEP = "asleep"  # phase of asking: nobody has answered, and its process was ended
 
-# What the files of earlier versions call a state: the state and its phase now.
+# The states that only files of earlier versions have, as a state and a phase of today.
 FORMER_STATES = {"preparing": ("running", PREPARING), "starting": ("running", STARTING),
                  "attached": ("stopped", "")}
 
@@ -17689,11 +17688,11 @@ _PATH = text_rule(r"^(/[\s\S]*)?$")
 
 
 class Workplace(Record):
-    """Where a task works, and what came of it there: a fresh start gives it another one."""
+    """Where a task works, and the results there; a fresh start gives it a new one."""
 
     # Random; the locks of its worktrees carry it, since a name proves nothing.
     id: str = key(text_rule("^[0-9a-f]*$"), default="")
-    fresh: int = 0  # how many places it had before
+    fresh: int = 0  # how many workplaces it had before
     base: str = key(_COMMIT, default="")  # the commit it began with
     start: str = key(_COMMIT, default="")  # the commit of what was there when its agent came
     branch: str = key(text_rule(f"^({REVISION.strip('^$')})?$"), default="")
@@ -17703,10 +17702,10 @@ class Workplace(Record):
     # The worktree's own git directory; "": not made, or tidied away.
     git: str = key(_PATH, default="")
     copies: tuple[str, ...] = ()
-    confined: str = ""  # the program that confines its commands, or no
-    port: int = 0  # the first of ten that are its own
-    prepared: bool = False  # setup has ended well
-    passes_on_base: bool | None = None  # its check, before any work
+    confined: str = ""  # the program that confines its commands, or `no`
+    port: int = 0  # the first of its ten ports
+    prepared: bool = False  # setup has succeeded
+    passes_on_base: bool | None = None  # whether its check passes before any work
     conflicts: tuple[str, ...] = ()  # files in which it began with conflict markers
     # The commit for its branch, with which a task after it begins.
     kept: str = key(_COMMIT, default="")
@@ -17715,70 +17714,70 @@ class Workplace(Record):
 
     @property
     def suffix(self) -> str:
-        """What sets its branch and worktree apart: no task's name has a dot."""
+        """The ending of its branch and worktree, which no task's name can have: a dot, a number."""
         return f".{self.fresh + 1}" if self.fresh else ""
 
 
 class Attempt(Record):
-    """A task's last try, and what counts for its next one."""
+    """A task's last try, and what its next one depends on."""
 
     tried: int = 0  # its number
-    first: int = 0  # tries before it was forgotten: those of another task of its name
-    open: bool = False  # it goes on with its next process
+    first: int = 0  # tries before it was forgotten: they belong to another task of this name
+    open: bool = False  # it continues with its next process
     round: int = 0  # failed checks
     stalls: int = 0
     checks: tuple[int, ...] = ()  # their exit codes
     check_seconds: float = 0.0
     began: float = 0.0
     worked: float = 0.0  # seconds
-    ended: float = 0.0  # what a person does then is not its time
+    ended: float = 0.0  # a person's work after that is not counted
     spent: float = 0.0  # seconds of the tries before
-    # What a person's `retry` gives it again.
-    failures: int = 0  # tries that counted
+    # A person's `retry` resets these.
+    failures: int = 0  # tries that count as failed
     lost: int = 0  # in a row
     api_errors: int = 0  # in a row
     returned: int = 0  # how often it was sent back because it did not land
     # Its model.
-    rung: str = ""  # of its ladder, where it works or has worked last
+    rung: str = ""  # of its ladder, where it is running or ran last
     climbed: tuple[str, ...] = ()  # the rungs on which it has failed
-    left_at: float = 0.0  # when it last moved up to what leaves the house
+    left_at: float = 0.0  # when it last moved up to a model outside the house
     # Its process.
     session: str = key(text_rule("^([0-9a-f-]{36})?$"), default="")
     spoken: bool = False  # the session exists: it is resumed
-    client: int = 0  # its process: for signals, and to tell its helpers from what it started
+    client: int = 0  # its process: for signals, and to tell its helpers from its commands
     start_at: int = 0  # where the output of its process begins
-    heard_from: int = 0  # results before are of an earlier prompt
-    prompt: str = ""  # what it is told beside the task, until it has answered
+    heard_from: int = 0  # results before this belong to an earlier prompt
+    prompt: str = ""  # what it is told besides the task, until it has answered
 
 
 class Wish(Record):
-    """What a person wants of a task, and what it asks."""
+    """What a person wants from a task, and what its agent asks."""
 
-    says: tuple[str, ...] = ()  # not yet handed on
-    told: tuple[str, ...] = ()  # handed on: who has no memory gets it each time
+    says: tuple[str, ...] = ()  # not yet delivered
+    told: tuple[str, ...] = ()  # delivered; an agent without a memory gets it each time
     question: dict[str, Any] = {}  # {"id": …, "request": …}
-    answer: dict[str, Any] = {}  # not yet handed on
-    stopping: bool = False  # its thread has not done so yet
+    answer: dict[str, Any] = {}  # not yet delivered
+    stopping: bool = False  # its thread has not stopped it yet
     forgotten: bool = False
 
 
 class TaskState(Record):
-    """All that is known of a task: its file is replaced whole with each step."""
+    """The whole state of a task. Each step replaces its file as a whole."""
 
     name: str = key("task name")
     task: TaskSpec = key()
     order: int = key()  # of acceptance
-    origin: str = "typed"  # or file
-    newer: TaskSpec | None = None  # what the file says by now; a retry takes it
+    origin: str = "typed"  # or `file`
+    newer: TaskSpec | None = None  # the task as the file has it now; a retry takes it
     state: str = key(choice_rule(*STATES), default="waiting")
     phase: str = key(choice_rule("", PREPARING, STARTING, ASLEEP), default="")  # of the state
     at: float = 0.0  # since when
     reason: str = ""
-    cause: str = ""  # the same for programs
+    cause: str = ""  # the reason, for programs
     until: float = 0.0  # it waits until then
-    orders: tuple[str, ...] = ()  # the last ones that were obeyed: none is obeyed twice
+    orders: tuple[str, ...] = ()  # the last ones that were carried out, each only once
     place: Workplace = Workplace()
-    old: tuple[Workplace, ...] = ()  # its places before each fresh start
+    old: tuple[Workplace, ...] = ()  # its workplaces before each fresh start
     attempt: Attempt = Attempt()
     wish: Wish = Wish()
 
@@ -17787,12 +17786,18 @@ class TaskState(Record):
             raise ValueError("another task")
 
     @property
+    def title(self) -> str:
+        """Its name and the first line of its prompt: the message of its commits."""
+        first = (self.task.prompt or "").strip().split("\n")[0]
+        return f"{self.name}: {' '.join(first.split())[:100]}"
+
+    @property
     def is_over(self) -> bool:
-        """Whether nothing happens to it any more without a person."""
+        """Whether only a person can change it now."""
         return self.state in TERMINAL_STATES
 
     def total_at(self, now: float) -> float:
-        """Return the seconds that all its tries have taken: never less than before."""
+        """Return the seconds that all its tries have taken, which never become fewer."""
         attempt = self.attempt
         until = attempt.ended if attempt.ended >= attempt.began else self.at
         if attempt.open and not self.is_over:
@@ -17801,32 +17806,32 @@ class TaskState(Record):
 
     @property
     def asleep(self) -> bool:
-        """Whether it asks, and its process was ended."""
+        """Whether it asks, and its process was ended meanwhile."""
         return self.phase == ASLEEP
 
     @property
     def is_active(self) -> bool:
-        """Whether something is being done for it."""
+        """Whether it is being worked on."""
         return self.state in ACTIVE_STATES and not self.asleep
 
     @property
     def has_agent(self) -> bool:
-        """Whether an agent may live for it."""
+        """Whether it may have a running agent."""
         return self.is_active and self.phase != PREPARING
 
     @property
     def is_at_work(self) -> bool:
-        """Whether it takes a place; a coder that has ended takes none while it is checked."""
+        """Whether it takes a slot; during a check, a coder that has ended takes none."""
         return self.is_active and (self.task.talks or self.state != "checking")
 
 
-# The records of a state. Its file has their keys beside its own, as it always had: programs
-# read it, and other versions of this one. Each name is therefore in one of them alone.
+# The records of a state. Its file has their keys at the top level: other programs and other
+# versions of this one read it. So each name is in only one of these records.
 PARTS = ("place", "attempt", "wish")
 
 
 def change(known: TaskState, **changes: Any) -> TaskState:
-    """Return a state with other values, each in the record that has the name."""
+    """Return a state with new values, each in the record that has its name."""
     for part in PARTS:
         record = getattr(known, part)
         own = {name: changes.pop(name) for name in vars(record) if name in changes}
@@ -17836,7 +17841,7 @@ def change(known: TaskState, **changes: Any) -> TaskState:
 
 
 def freeze(value: Any) -> Any:
-    """Return a value as its file has it: of a record what is not as usual."""
+    """Return a value for a file: of a record, only the values that are not the default."""
     if isinstance(value, Record):
         frozen = {name: freeze(each) for name, each in vars(value).items()
                   if each != value._usual[name]}
@@ -17853,7 +17858,7 @@ def thaw_task(frozen: object) -> TaskSpec | None:
 
 
 def _renew(frozen: dict[str, Any]) -> dict[str, Any]:
-    """Return what a file says, as it is said now: what earlier versions wrote differently."""
+    """Return the content of a file that an earlier version wrote, as this version writes it."""
     renewed = {**frozen}
     if isinstance(frozen.get("old"), list):
         renewed["old"] = [_renew_place(*each) for each in enumerate(frozen["old"])]
@@ -17870,7 +17875,7 @@ def _renew(frozen: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renew_place(number: int, place: object) -> object:
-    """Return a place of before a fresh start: once it was lines, later it had no number."""
+    """Return an old workplace of a file: once it was text, later it had no number."""
     if isinstance(place, str):
         branch, worktree, git, _, identity = [*place.split("\n"), "", "", "", ""][:5]
         place = {"branch": branch, "worktree": worktree, "git": git, "id": identity}
@@ -17881,14 +17886,14 @@ def _renew_place(number: int, place: object) -> object:
 
 
 def thaw_state(frozen: object) -> TaskState | None:
-    """Return the state that a file keeps; None if it is none or says what no state can."""
+    """Return the state of a file; None if it contains none, or one that cannot be."""
     if not isinstance(frozen, dict):
         return None
     frozen = _renew(frozen)
     state = read(TaskState, {**frozen, **dict.fromkeys(PARTS, frozen)})
     if state is None:
         return None
-    # What did not fit has its default, and differs.
+    # A value that did not fit was replaced by its default, so it differs.
     fits = all(freeze(value) == frozen[name]
                for record in (state, state.place, state.attempt, state.wish)
                for name, value in vars(record).items() if name in frozen)
@@ -17896,16 +17901,15 @@ def thaw_state(frozen: object) -> TaskState | None:
 
 
 def can_accept(state: TaskState) -> bool:
-    """Tell whether a person can accept a task: it has work, and nothing else calls it bad."""
+    """Tell whether a person can accept a task: it has work that passed, or left its scope."""
     return bool(state.place.kept) and (state.state == "review" or
                                  state.state == "parked" and state.cause == "scope")
 
 
 def plan_first_words(state: TaskState) -> str:
-    """Return what a task's next process is told.
+    """Return the first prompt for a task's next process.
 
-    A session that is resumed knows the task; whoever else does it gets the whole
-    of it each time.
+    A resumed session knows the task; any other process gets the whole task each time.
     """
     prompt = state.attempt.prompt
     if state.attempt.spoken and state.task.talks:
@@ -17918,15 +17922,15 @@ def plan_first_words(state: TaskState) -> str:
 
 # == tasks/verdict.py, from line 20 ===========================================
 #
-# From work done to a ruling, a receipt and its flags.
+# The verdict on a task's work: a ruling, a receipt and its flags.
 
 FEEDBACK_LINES = 100
 
 
 class WorkDone(Record):
-    """What is true of a worktree after an agent has ended or settled."""
+    """The work in a worktree after an agent has answered or ended."""
 
-    ref: str = ""  # that has all of it
+    ref: str = ""  # which keeps all of it
     commit: str = ""  # for the branch
     head: str = ""
     commits: int = 0
@@ -17935,7 +17939,7 @@ class WorkDone(Record):
     outside: tuple[str, ...] = ()
     said: str = ""  # the agent's last words
     exit_code: int = 0  # of a coder that only ends
-    error: str = ""  # that Claude Code ended with, in place of an answer
+    error: str = ""  # with which Claude Code ended instead of an answer
 
     @property
     def sums(self) -> dict[str, int]:
@@ -17945,22 +17949,22 @@ class WorkDone(Record):
 
 
 class Ruling(Record):
-    """What becomes of a task after a check, and what its agent is told."""
+    """What happens to a task next, and what its agent is told."""
 
     to: str
     reason: str = ""
     feedback: str = ""
-    # For programs: check, diff, scope, deadline, stalled, lost, api, too-large, or an id.
+    # For programs: check, diff, scope, deadline, stalled, lost, api, too-large, or another slug.
     cause: str = ""
-    climbs: str = ""  # the rung it has failed on, where it moves up
-    leaves: bool = False  # and leaves the house with that
+    climbs: str = ""  # the rung on which it failed, if it moves up
+    leaves: bool = False  # it leaves the house by moving up
     ended: str = "result"  # how its process ended, for the receipt
 
 
 def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ruling:
     """Return the verdict: a final state, `running` or `asking` for the agent, or `waiting`.
 
-    `code` is the exit code of the check, None where the task has none.
+    `code` is the exit code of the check, None if the task has no check.
     """
     task = state.task
     problem = _find_problem(task, work, code, output)
@@ -17971,7 +17975,7 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
     if work.outside:
         return rule_out(task, work)
     if problem.cause:
-        # What it said stands in no receipt, so not in the reason either.
+        # A receipt holds no words of an agent, so the reason has none either.
         hint = ""
         if problem.cause == "diff" and not work.changed:
             hint = " (if it should only answer, write `changes: none`)"
@@ -17981,7 +17985,7 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
 
 
 def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str) -> Ruling:
-    """Return what is wrong with work, and what its agent is told; no cause: nothing is."""
+    """Return what is wrong with the work, and the feedback; without a cause, nothing is."""
     if task.check and code != 0:
         tail = "\n".join(output.splitlines()[-FEEDBACK_LINES:]) or "It printed nothing."
         return Ruling("", f"check failed (exit {code})", (
@@ -17991,7 +17995,7 @@ def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str)
         return Ruling("", f"ended with an error: {work.error}", (
             f"You were ended by an error before you had finished: {work.error}. Look at what "
             "is done already, then continue."), "coder")
-    # Where nothing was changed, a check that passes says nothing of a coder that has failed.
+    # If nothing was changed, a passing check proves nothing about a coder that has failed.
     if work.exit_code and not (task.check and work.changed):
         return Ruling("", f"{task.program} ended with exit code {work.exit_code}",
                       f"The last try ended with exit code {work.exit_code}.", "coder")
@@ -18009,19 +18013,19 @@ def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str)
 
 
 def rule_out(task: TaskSpec, work: WorkDone) -> Ruling:
-    """Return the ruling on work that goes beyond what its task may touch."""
+    """Return the ruling on work outside the paths that the task may touch."""
     reason = f"scope: changed {some_of(work.outside, 5)}; {describe_scope(task)}"
     return Ruling("parked", reason, cause="scope")
 
 
 def after_failure(state: TaskState, problem: str, cause: str) -> Ruling:
-    """Return what becomes of a task whose try has failed."""
+    """Return the ruling on a failed try: another try, if there is one left."""
     to = "waiting" if state.attempt.failures + 1 < state.task.tries else "failed"
     return Ruling(to, problem, cause=cause)
 
 
 def find_flags(task: TaskSpec, heard: Heard, work: WorkDone) -> list[str]:
-    """Return what is odd about an agent's deeds; the verdict does not depend on that."""
+    """Return what is odd about an agent's actions; the verdict does not depend on it."""
     flags = []
     if heard.turns and not heard.worked and task.changes == "required":
         flags.append("made no call that could change a file")
@@ -18037,7 +18041,7 @@ def find_flags(task: TaskSpec, heard: Heard, work: WorkDone) -> list[str]:
 
 def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
                  ended: str) -> dict[str, Any]:
-    """Return what a try came to: no prompt, no answer."""
+    """Return the receipt of a try. It holds no prompt and no answer."""
     place, attempt = state.place, state.attempt
     return {
         "schema": "subagent-fleet/receipt/1", "task": state.name, "try": attempt.tried,
@@ -18055,7 +18059,7 @@ def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
 
 
 def sum_served(receipts: Iterable[Receipt], session: str) -> list[dict[str, Any]]:
-    """Return what each machine did for a session, of the gateway's receipts."""
+    """Return what each machine did for a session, from the gateway's receipts."""
     sums: dict[tuple[str, str | None], dict[str, Any]] = {}
     for receipt in receipts:
         if receipt.session == session and receipt.node:
@@ -18071,20 +18075,20 @@ def sum_served(receipts: Iterable[Receipt], session: str) -> list[dict[str, Any]
 
 # == tasks/ladder.py, from line 22 ============================================
 #
-# Which models may do a task, and where it goes when one of them has failed.
+# Which models may do a task, and which comes next after one has failed.
 
 # A rung is the alias of a model, or LOGIN: the coder's own login. A ladder lists the rungs of
 # a task, the first to fail first. Example: `models: [small, heavy, login]`. `small` is busy, so
 # the task starts on `heavy`; its check fails there, so it moves up to `login`, in the same
-# worktree with the same changes. It never *starts* on what leaves the house because the others
-# are busy: that needs a failure.
+# worktree with the same changes. It never *starts* on a model outside the house because the
+# others are busy: only a failure leads there.
 
 
 class Ladder(Record):
     """The rungs of a task, from the first that may fail to the last."""
 
     rungs: tuple[str, ...] = ("",)
-    is_written: bool = True  # else a free slot on the strongest is taken first
+    is_written: bool = True  # in the task file; if not, the strongest free model is taken first
 
     def above(self, failed: Iterable[str]) -> tuple[str, ...]:
         """Return the rungs above all of those that have failed."""
@@ -18095,8 +18099,8 @@ class Ladder(Record):
 def plan_ladder(task: TaskSpec, fleet: Fleet | None) -> Ladder:
     """Return the rungs of a task.
 
-    Where nothing is written and a check decides, every model at home that can act takes
-    part. Without a check nobody could tell a weak answer from a good one: the main tier alone.
+    If the task names no model and has a check, every model at home that calls tools takes part.
+    Without a check, only the main tier does: nothing would tell a weak answer from a good one.
     """
     if not isinstance(task.coder, str):
         return Ladder()
@@ -18111,14 +18115,14 @@ def plan_ladder(task: TaskSpec, fleet: Fleet | None) -> Ladder:
     able = [model for model in fleet.models.values()
             if model.context >= MAIN_CONTEXT_TOKENS and not lacks_tools(model.ollama_model)
             and not is_away(model.alias, fleet)]
-    # What a person made the main tier counts as the strongest, whatever its size.
+    # The model that a person chose for the main tier counts as the strongest, whatever its size.
     able.sort(key=lambda model: (model.alias == main, billions(model.ollama_model),
                                  model.context))
     return Ladder(tuple(dict.fromkeys(model.alias for model in able)) or (main,), False)
 
 
 def is_away(rung: str, fleet: Fleet | None) -> bool:
-    """Tell whether what is done on a rung leaves the house."""
+    """Tell whether a rung sends work out of the house."""
     if fleet is None or rung == LOGIN:
         return True
     return any(model.cloud or leaves_house(model.ollama_model)
@@ -18140,7 +18144,7 @@ def plan_rungs(state: TaskState, fleet: Fleet | None) -> tuple[str, ...]:
 
 
 def place_task(state: TaskState, fleet: Fleet | None) -> tuple[TaskSpec, Fleet | None]:
-    """Return a task as it is done on its rung, and the fleet that serves it there."""
+    """Return a task with the model of its rung, and the fleet that serves it there."""
     rung = state.attempt.rung
     if rung == LOGIN:
         return replace(state.task, model=None), None
@@ -18149,14 +18153,14 @@ def place_task(state: TaskState, fleet: Fleet | None) -> tuple[TaskSpec, Fleet |
     return state.task, fleet
 
 
-# What another model may do better. Of the other causes, such as a program that is missing, none
-# would.
+# Failures that another model may avoid. No model helps against the others, such as a missing
+# program.
 CLIMBING_CAUSES = ("check", "diff", "coder", "deadline", "stalled", "too-large")
 
 
 def plan_climb(state: TaskState, ruling: Ruling, fleet: Fleet | None, *,
                away_left: int) -> Ruling:
-    """Return the ruling on a try that has failed: the task moves up where it can.
+    """Return the ruling on a failed try: the task moves up its ladder if it can.
 
     `away_left` is how many tasks may still leave the house today.
     """
@@ -18182,7 +18186,7 @@ CLIMBED_PROMPT = (
 
 
 def tell_climbed(state: TaskState, ruling: Ruling) -> str:
-    """Return what the next model is told of the work of the one before."""
+    """Return what the next model is told about the work of the model before."""
     words = ruling.feedback or f"It ended: {ruling.reason}."
     return CLIMBED_PROMPT.format(base=state.place.base[:12], words=words)
 
@@ -18190,7 +18194,7 @@ def tell_climbed(state: TaskState, ruling: Ruling) -> str:
 def describe_homes(done: Iterable[tuple[bool, str]], total: int) -> str:
     """Return where tasks were done: at home, after moving up, by a person's login.
 
-    `done` has for each task that is done whether it moved up, and where it ended.
+    `done` has an entry for each finished task: whether it moved up, and the rung it ended on.
     """
     places: dict[str, int] = {}
     stayed = by_login = 0
@@ -18210,26 +18214,26 @@ def describe_homes(done: Iterable[tuple[bool, str]], total: int) -> str:
 
 # == tasks/next.py, from line 19 ==============================================
 #
-# Which task starts, what the others wait for, which agent is stalled.
+# Which task starts next, what the others wait for, and which agent is stuck.
 
 class Limits(Record):
-    """How much may happen at the same time, and where nothing can."""
+    """How many tasks may run at the same time, and on which aliases none can."""
 
-    slots: Mapping[str, int]  # by alias; an alias that is not there has no limit
+    slots: Mapping[str, int]  # by alias; an alias without an entry has no limit
     most: int
     resting: Mapping[str, str] = {}  # by alias: why
-    rungs: Mapping[str, tuple[str, ...]] = {}  # by task: where it works, or may start
+    rungs: Mapping[str, tuple[str, ...]] = {}  # by task: where it is running, or may start
 
     def rungs_of(self, name: str) -> tuple[str, ...]:
         """Return the aliases on which a task may start, the best first."""
         return self.rungs.get(name, ("",))
 
     def alias_of(self, name: str) -> str:
-        """Return the alias on which a task works, or would rather start."""
+        """Return the alias on which a task is running, or should start."""
         return self.rungs_of(name)[0]
 
     def after(self, starts: Mapping[str, str]) -> Limits:
-        """Return the limits once those tasks are on their rungs."""
+        """Return the limits after these tasks have started on their rungs."""
         return replace(self, rungs={
             **self.rungs, **{name: (rung,) for name, rung in starts.items()}})
 
@@ -18241,7 +18245,7 @@ class Limits(Record):
 
 
 def count_busy(states: Mapping[str, TaskState], limits: Limits) -> dict[str, int]:
-    """Return how many places are taken, by alias."""
+    """Return how many slots are in use, by alias."""
     busy: dict[str, int] = {}
     for state in states.values():
         if state.is_at_work:
@@ -18254,8 +18258,8 @@ def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float
                 ) -> dict[str, str]:
     """Return {waiting task that starts now: its rung}: high priority first, then the oldest.
 
-    Each takes the best of its rungs that has a free slot. Before what is new comes a try
-    that goes on, such as one that was just answered; behind it what has failed.
+    Each takes the best of its rungs that has a free slot. A try that continues, such as one
+    whose question was just answered, comes before new tasks. Failed tasks come last.
     """
     busy = count_busy(states, limits)
     room = limits.most - sum(busy.values())
@@ -18275,13 +18279,13 @@ def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float
 
 
 def blockers_of(state: TaskState, states: Mapping[str, TaskState]) -> list[str]:
-    """Return the tasks that must be done before this one, and are not."""
+    """Return the unfinished tasks that must be done before this one."""
     names = dependencies_of(state.task, states)
     return [name for name in names if name not in states or states[name].state != "done"]
 
 
 def dependencies_of(task: TaskSpec, states: Mapping[str, TaskState]) -> tuple[str, ...]:
-    """Return the tasks that `after` names; the name of a group stands for all its twins."""
+    """Return the tasks that `after` names; the name of a group means all its twins."""
     return expand_names(task.after, {name: state.task for name, state in states.items()})
 
 
@@ -18315,17 +18319,17 @@ def explain_wait(state: TaskState, states: Mapping[str, TaskState], limits: Limi
 
 INIT_SECONDS = 60.0
 HEARTBEAT_SECONDS = 90.0  # Claude Code says every 30 s that a command runs
-LEAST_HEARTBEATS = 0.5  # of that: a shorter `stall` would end commands that do run
+LEAST_HEARTBEATS = 0.5  # of that time: a shorter `stall` would end commands that still run
 COMMAND_SECONDS = 660.0  # its own limit for a command is 600
 ASK_SECONDS, ASK_AWAITED_SECONDS = 300.0, 15.0
 
 
 def find_stall(task: TaskSpec, heard: Heard, view: str, timeout: float,
                now: float) -> str:
-    """Return how a running agent has got stuck, or an empty string.
+    """Return how a running agent is stuck; "" if it isn't.
 
-    `timeout` is of the model's machine; 0: none of this fleet. `view` is what the gateway
-    says of its session: waiting, working, idle, or unknown.
+    `timeout` is the timeout of the model's machine, 0 without a machine of this fleet. `view`
+    is the gateway's view of its session: waiting, working, idle or unknown.
     """
     silent, stands = now - heard.last, now - heard.since
     if heard.phase in ("asking", "settled"):
@@ -18343,8 +18347,8 @@ def find_stall(task: TaskSpec, heard: Heard, view: str, timeout: float,
     limit = 2 * timeout
     if view == "idle" or not timeout:
         limit = float(task.stall)
-    # While it writes, each piece of its answer is a sign of life, however long it takes. Before,
-    # pings are none where the gateway says what it does.
+    # While the model writes, each piece of its answer is a sign of life, however long it takes.
+    # Before that, pings don't count if the gateway tells what it is doing.
     is_heard = view == "unknown" or heard.phase != "requesting"
     quiet = silent if is_heard else stands
     if quiet > limit:
@@ -18353,7 +18357,7 @@ def find_stall(task: TaskSpec, heard: Heard, view: str, timeout: float,
 
 
 def _find_tool_stall(task: TaskSpec, heard: Heard, view: str, now: float) -> str:
-    """Return how an agent has got stuck in a tool call."""
+    """Return how an agent is stuck in a tool call; "" if it isn't."""
     if view == "working" or not heard.calls:  # a subagent's request
         return ""
     call = list(heard.calls.values())[-1]
@@ -18380,28 +18384,28 @@ class Event(Record):
 
 
 class Begun(Event):
-    """A place was free for a task that waited, on a rung of its ladder."""
+    """A slot was free for a waiting task, on a rung of its ladder."""
 
     rung: str = ""
 
 
 class Entered(Event):
-    """A thread looks after the task now: the first one, or one after a kill."""
+    """A thread has taken the task: its first one, or a new one after a kill."""
 
 
 class Planned(Event):
-    """It is known where the task works; where no try is open, its next one begins."""
+    """The task's place is planned; if no try is open, its next one begins."""
 
     number: int  # of that try
     place: dict[str, Any]  # branch, id, worktree, base
 
 
 class Ready(Event):
-    """Its place is made and set up."""
+    """Its place was made and set up."""
 
 
 class Starting(Event):
-    """Its agent is about to be started, behind so many bytes of output."""
+    """Its agent is about to start; the output file already has `size` bytes."""
 
     session: str
     size: int
@@ -18415,11 +18419,11 @@ class Started(Event):
 
 
 class Resumed(Event):
-    """Its agent was told what is wrong, and goes on."""
+    """Its agent was told what is wrong, and continues."""
 
 
 class Spoke(Event):
-    """Its agent has answered, or has ended as one that only ends does."""
+    """Its agent has answered; a coder that can't talk has ended."""
 
 
 class Asked(Event):
@@ -18430,19 +18434,19 @@ class Asked(Event):
 
 
 class Answered(Event):
-    """What its agent has asked was answered, or is asked no more."""
+    """Its agent's question was answered, or is no longer asked."""
 
     words: str = ""  # of the person's answer
 
 
 class Told(Event):
-    """Its agent was told what a person has said since."""
+    """Its agent was told what a person has said meanwhile."""
 
     says: tuple[str, ...]
 
 
 class Slept(Event):
-    """The process of an agent that asks was ended, since nobody answered in time."""
+    """The process of an asking agent was ended, because nobody answered in time."""
 
 
 class Lost(Event):
@@ -18450,7 +18454,7 @@ class Lost(Event):
 
     has_begun: bool  # with what it was told
     is_known: bool  # its session can be resumed
-    last: str  # line on its standard error
+    last: str  # the last line on its standard error
 
 
 class Stalled(Event):
@@ -18460,11 +18464,11 @@ class Stalled(Event):
 
 
 class Expired(Event):
-    """Its try has worked for as long as it may."""
+    """Its try has reached the deadline."""
 
 
 class Checked(Event):
-    """Its work was kept and checked; `code` is None where it has no check."""
+    """Its work was kept and checked; `code` is None if it has no check."""
 
     work: WorkDone
     code: int | None
@@ -18472,7 +18476,7 @@ class Checked(Event):
 
 
 class ApiFailed(Event):
-    """The model was not reached, or has refused."""
+    """The model could not be reached, or refused the request."""
 
     text: str
     is_final: bool
@@ -18480,22 +18484,22 @@ class ApiFailed(Event):
 
 
 class Interrupted(Event):
-    """Its thread has seen that a person stops it."""
+    """Its thread has noticed that a person stops the task."""
 
 
 class Trouble(Event):
-    """Anything that went wrong in its thread: a refusal of ours, a bug, git, the disk."""
+    """Something went wrong in its thread: one of our own refusals, a bug, git, the disk."""
 
     reason: str
     cause: str
 
 
 class Refused(Trouble):
-    """Even its closing went wrong."""
+    """Closing the task went wrong, too."""
 
 
 class Closed(Event):
-    """All of it was ended and kept as well as can be, after a ruling."""
+    """After a ruling, its processes were ended and its work was kept, as far as possible."""
 
     ruling: Ruling
     words: str = ""  # for people
@@ -18504,14 +18508,14 @@ class Closed(Event):
 
 
 class EndedAgain(Event):
-    """It was tried again to end what still ran."""
+    """Another attempt was made to end what was still running."""
 
     reason: str
     left: str
 
 
 class BranchMerged(Event):
-    """Its branch is in the branch that its person is on."""
+    """Its branch was merged into the branch that the person is on."""
 
 
 class Removed(Event):
@@ -18519,7 +18523,7 @@ class Removed(Event):
 
 
 class Revised(Event):
-    """Its task was written anew, in the file or as typed words."""
+    """Its task was changed in the task file, or typed again."""
 
     task: TaskSpec
     origin: str
@@ -18527,7 +18531,7 @@ class Revised(Event):
 
 
 class Order(Event):
-    """What a person wants of it; `id` is the order's own, so that none is obeyed twice."""
+    """A person's order. Each has its own `id`, so that none is carried out twice."""
 
     id: str
 
@@ -18553,11 +18557,11 @@ class RetryOrder(Order):
 
     fresh: bool = False
     say: str = ""
-    spec: dict[str, Any] = {}  # as the task file has it now
+    spec: dict[str, Any] = {}  # as the task file or the command line has it now
 
 
 class AcceptOrder(Order):
-    """`task accept`: its branch was put to its work, or `reason` says why it was not."""
+    """`task accept`: its branch was moved to its work, or `reason` says why not."""
 
     reason: str = ""
     cause: str = ""
@@ -18568,7 +18572,7 @@ class ForgetOrder(Order):
 
 
 class DetachOrder(Order):
-    """`task attach` is over: the person leaves the session to the task again."""
+    """`task attach` is over: the person has handed the session back to the task."""
 
 
 class GoneOrder(Order):
@@ -18580,19 +18584,19 @@ class GoneOrder(Order):
 class LandedOrder(Order):
     """`task land`: its work has landed on a branch."""
 
-    kept: str  # the work that is meant
+    kept: str  # the work that landed
     into: str
 
 
 class EvictOrder(Order):
-    """`task land`: its work stays out of what has landed."""
+    """`task land`: its work did not land, and its agent gets no further round."""
 
     kept: str
     why: str
 
 
 class ReturnOrder(Order):
-    """`task land`: its work did not land, and its agent goes on, on top of what did."""
+    """`task land`: its work did not land, and its agent continues on top of what did."""
 
     kept: str
     tip: str  # what had landed before it was merged
@@ -18603,7 +18607,8 @@ class ReturnOrder(Order):
     climbs: bool = False  # it has no round left on its rung
 
 
-# What other commands write into the inbox, by its `do`. `add` and `limit` are of no one task.
+# The orders that other commands write into the inbox, by their `do`. `add` and `limit` are not
+# about a task that exists.
 ORDERS: Mapping[str, type[Order]] = {
     "say": SayOrder, "answer": AnswerOrder, "stop": StopOrder, "retry": RetryOrder,
     "accept": AcceptOrder, "forget": ForgetOrder, "detach": DetachOrder, "gone": GoneOrder,
@@ -18611,66 +18616,66 @@ ORDERS: Mapping[str, type[Order]] = {
 
 
 def read_order(order: Mapping[str, Any], identity: str) -> Order | None:
-    """Return what the file of an order says; None where it says nothing of a task."""
+    """Return the order that a file contains; None if it is not about a task that exists."""
     kind = ORDERS.get(str(order.get("do")))
     return read(kind, {**order, "id": identity}) if kind else None
 
 
 # == tasks/step.py, from line 82 ==============================================
 #
-# What comes next in a task: `step`, the table of its arrows, and nothing beside it.
+# What comes next in a task: the function `step` and its table of arrows.
 
-# In comes what is known of a task and one event: what its thread has seen, or what a person has
-# ordered. Out comes what is known now and what to do about it. Whoever calls `step` writes the
-# state down first, then carries that out; what comes of it is the next event. So a kill between
-# any two lines of a thread loses nothing: the next thread enters at the state that is written.
+# `step` takes the state of a task and one event: what its thread has seen, or what a person has
+# ordered. It returns the new state and what to do next. The caller first writes the state down,
+# then does that; the result is the next event. So a kill between any two lines of a thread loses
+# nothing: the next thread continues from the state that was written.
 #
-# One example: `make test` fails while a person types `task stop`. The order arrives first:
-# StopOrder only notes `stopping`, since the task has a thread. The thread brings Checked: the
-# state is running again, the feedback is to be sent. Before that the thread sees `stopping`:
-# Interrupted asks for a close, and Closed makes it stopped.
+# Example: `make test` fails while a person types `task stop`. The order arrives first: StopOrder
+# only sets `stopping`, because the task has a thread. The thread sends Checked: the state is
+# running again, and the feedback is due. Before it sends that, the thread sees `stopping`:
+# Interrupted asks for a close, and Closed makes the task stopped.
 
 LOST_LIMIT = 5
 API_WAIT_SECONDS = (30, 60, 120)
 API_ERRORS_LIMIT = 20
 TRY_WAIT_SECONDS = (0, 10, 30, 60)
-ORDERS_KEPT = 10  # the last ones that were obeyed
+ORDERS_KEPT = 10  # the last ones that were carried out
 
-# What the thread of a task does next; the event that comes of it is behind each.
+# What the thread of a task does next, and the event that it sends then.
 MAKE_PLACE = "make"  # its place, then Ready
 START_AGENT = "start"  # its agent, then Started
 LISTEN = "listen"  # to its agent: Spoke, Lost, Stalled, Expired, Slept
 CHECK_WORK = "check"  # what it has done: Checked, ApiFailed
 FEED_BACK = "feed"  # tell its agent what is wrong, then Resumed or Started
-SLEEP = "sleep"  # end the process of an agent that asks, then Slept
+SLEEP = "sleep"  # end the process of an asking agent, then Slept
 CLOSE = "close"  # end everything, keep the work, write the receipt, then Closed
-END_AGAIN = "end again"  # what could not be ended before, then EndedAgain
+END_AGAIN = "end again"  # try again to end what was still running, then EndedAgain
 
 
 class Step(Record):
-    """What an event comes to."""
+    """The result of an event."""
 
     state: TaskState
     do: str = ""  # what its thread does next; "": nothing
-    tells: tuple[tuple[str, str], ...] = ()  # what people are told: a word and a text
-    ruling: Ruling = Ruling("")  # with which it is closed
+    tells: tuple[tuple[str, str], ...] = ()  # messages to people: a word and a text
+    ruling: Ruling = Ruling("")  # with which CLOSE closes it
 
 
 def step(state: TaskState, event: Event, now: float) -> Step:
-    """Return what comes of an event at a time of the wall clock."""
+    """Return the result of an event at a time of the wall clock."""
     if state.state not in STATES or isinstance(event, Order) and event.id in state.orders:
         return Step(state)
     sources, arrow = ARROWS[type(event)]
     made = arrow(state, event, now) if state.state in sources else Step(state)
     if isinstance(event, Order):
-        # Both in one change: the order is in the state, or it comes again.
+        # In one change with its result: an order that is not in the state comes again.
         orders = (*state.orders[1 - ORDERS_KEPT:], event.id)
         made = replace(made, state=replace(made.state, orders=orders))
     return _honor_wishes(made, now)
 
 
 def _honor_wishes(made: Step, now: float) -> Step:
-    """Do at once what a person has wanted meanwhile, where no agent of the task is at work."""
+    """Do at once what a person has wanted meanwhile, if the task has no running agent."""
     state = made.state
     if state.wish.stopping and (state.state == "waiting" or state.asleep):
         reason = "stopped while no agent was running"
@@ -18686,7 +18691,7 @@ def _honor_wishes(made: Step, now: float) -> Step:
 
 
 def _move(state: TaskState, to: str, now: float, **changes: Any) -> TaskState:
-    """Return a state after an arrow: what was said of the one before is no longer so."""
+    """Return the state after an arrow, without what was only true of the state before."""
     usual = {"reason": "", "cause": "", "until": 0.0, "phase": "", "question": {}, "answer": {}}
     return change(state, **{**usual, **changes, "state": to, "at": now})
 
@@ -18702,7 +18707,7 @@ def _enter(state: TaskState, event: Entered, now: float) -> Step:
     if state.is_over:
         return Step(state, END_AGAIN if state.wish.stopping else "")
     if state.phase in (PREPARING, STARTING):
-        # Nothing was asked of an agent yet that counts: it is ended, and started again.
+        # The agent has not done anything that counts: it is ended and started again.
         return Step(state, MAKE_PLACE)
     return Step(state, CHECK_WORK if state.state == "checking" else LISTEN)
 
@@ -18773,7 +18778,7 @@ def _sleep(state: TaskState, event: Event, now: float) -> Step:
 
 
 def _lose(state: TaskState, event: Lost, now: float) -> Step:
-    """That is no failure of the task; a question stays open."""
+    """Start the agent again. This is no failure of the task, and a question stays open."""
     if state.state == "asking":
         return _sleep(state, event, now)
     attempt = state.attempt
@@ -18849,7 +18854,7 @@ def _close_with(state: TaskState, ruling: Ruling) -> Step:
 
 
 def _close(state: TaskState, event: Closed, now: float) -> Step:
-    """What a ruling has announced becomes so, now that nothing of the task runs."""
+    """Put a ruling into effect, now that no process of the task runs."""
     ruling, words = event.ruling, event.words
     attempt, wish = state.attempt, state.wish
     if ruling.to == "stopped" and event.left:
@@ -18858,7 +18863,7 @@ def _close(state: TaskState, event: Closed, now: float) -> Step:
     state = change(state, ended=now, prompt="" if event.had_agent else attempt.prompt)
     changes: dict[str, Any] = {"reason": ruling.reason, "cause": ruling.cause}
     if wish.says and not wish.stopping and ruling.to in ("done", "review", "failed"):
-        # Said since its agent has answered: it is not over yet.
+        # The person said something after the agent's answer, so the task is not over yet.
         return Step(_move(state, "waiting", now, open=False, lost=0, failures=0), "",
                     (("waits", "to tell its agent what was said"),))
     if ruling.to != "waiting":
@@ -18883,7 +18888,7 @@ def _close(state: TaskState, event: Closed, now: float) -> Step:
 
 
 def _next_try(state: TaskState, ruling: Ruling, now: float) -> dict[str, Any]:
-    """Return what changes for a task whose try has failed, with tries left."""
+    """Return the changes for a task whose try has failed and that has tries left."""
     wait = TRY_WAIT_SECONDS[min(state.attempt.failures, len(TRY_WAIT_SECONDS) - 1)]
     what = ruling.feedback or f"The last try failed: {ruling.reason}."
     return {"open": False, "failures": state.attempt.failures + 1, "until": now + wait,
@@ -18953,7 +18958,7 @@ def _detach(state: TaskState, event: DetachOrder, now: float) -> Step:
 def _leave_place(state: TaskState, event: GoneOrder, now: float) -> Step:
     if event.git == state.place.git:
         return Step(change(state, prepared=False, git=""))
-    # One of before a fresh start.
+    # A workplace before a fresh start.
     return Step(replace(state, old=tuple(
         place for place in state.old if place.git != event.git)))
 
@@ -18971,9 +18976,9 @@ def _evict(state: TaskState, event: EvictOrder, now: float) -> Step:
 
 
 def _return(state: TaskState, event: ReturnOrder, now: float) -> Step:
-    """Its new worktree begins with its work and what has landed.
+    """Continue in a new worktree, which begins with the work and with what has landed.
 
-    What it changes is told from what has landed by its new base.
+    The new base tells the task's own changes from those that have landed.
     """
     if event.kept != state.place.kept:
         return Step(state)
@@ -19000,9 +19005,9 @@ def _remove(state: TaskState, event: Removed, now: float) -> Step:
 
 
 def _revise(state: TaskState, event: Revised, now: float) -> Step:
-    """All of it counts before the first try.
+    """Take the new form of a task: all of it before the first try, later only HOT_KEYS.
 
-    One that was forgotten begins anew: in a file where it has changed, typed in any case.
+    A forgotten task starts over if it has changed in the file, or if it is typed again.
     """
     task = event.task
     if task == (state.newer or state.task) and not (state.wish.forgotten
@@ -19023,7 +19028,7 @@ def _revise(state: TaskState, event: Revised, now: float) -> Step:
 
 
 def plan_fresh(state: TaskState) -> TaskState:
-    """Return a task that begins anew, with another worktree, branch and session."""
+    """Return a task that starts over with a new worktree, branch and session."""
     place, attempt = state.place, state.attempt
     return replace(state, place=Workplace(base=place.base, fresh=place.fresh + 1),
                    old=(*state.old, place) if place.git else state.old,
@@ -19037,8 +19042,8 @@ Arrow = tuple[tuple[str, ...], "Callable[[TaskState, Any, float], Step]"]
 _AT_WORK = ("running", "asking", "checking")
 _NOT_OVER = ("waiting", *_AT_WORK)
 
-# By event: the states in which it means something, and what it comes to. Out of a state in
-# which a task is over only a person leads: by an order, a merge, or new words in the file.
+# For each event, the states in which it has a meaning, and the function that returns its result.
+# Only a person leads out of a terminal state: by an order, a merge, or a change of the file.
 ARROWS: Mapping[type[Event], Arrow] = {
     Begun: (("waiting",), _begin),
     Entered: (("parked", *_AT_WORK), _enter),
@@ -19080,7 +19085,7 @@ ARROWS: Mapping[type[Event], Arrow] = {
 
 # == tasks/rows.py, from line 18 ==============================================
 #
-# What is shown of tasks: for `tasks`, the dashboard and `trace` alike.
+# Tasks as rows: for `tasks`, the dashboard and `trace`.
 
 class TaskRow(Record):
     """A task as people and programs see it."""
@@ -19097,7 +19102,7 @@ class TaskRow(Record):
     files: int
     plus: int
     minus: int
-    runs_on: str  # the machine, or the alias; of a task that has moved up, each
+    runs_on: str  # the machine or the alias; several if the task has moved up
     rung: str
     climbed: tuple[str, ...]
     memory_mb: int
@@ -19112,14 +19117,14 @@ class TaskRow(Record):
     reason: str
     cause: str
     confined: str  # bwrap, sandbox-exec, no; "" before its first try
-    port: int  # the first of its own; 0 before its first try
+    port: int  # the first of its ten ports; 0 before its first try
 
 
 class TaskSight(Record):
     """What is seen of the tasks of a repository at one moment."""
 
     tasks: Mapping[str, TaskState]
-    heard: Mapping[str, Heard]  # what agents at work have said
+    heard: Mapping[str, Heard]  # what running agents have said
     now: float
     limits: Limits = Limits({}, 1)
     windows: Mapping[str, int] = {}  # tokens, by alias
@@ -19127,11 +19132,11 @@ class TaskSight(Record):
     loads: Mapping[str, Sequence[tuple[int, float]]] = {}
     unreadable: int = 0
     attached: frozenset[str] = frozenset()  # tasks whose sessions are open in terminals
-    holder: int = 1  # the process that supervises; 0: none does
+    holder: int = 1  # the process that supervises them; 0: none
 
 
 def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
-    """Return a row for each task in the file's order; twins by their verdict and size."""
+    """Return a row for each task, in the order of the file; twins by verdict, then by size."""
     shown = [state for state in sight.tasks.values() if not state.wish.forgotten]
     firsts = {state.task.group: state.order for state in reversed(shown)}
     ranks = {"done": 0, "review": 1}
@@ -19140,13 +19145,13 @@ def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
 
 
 def find_twins(states: Mapping[str, TaskState], state: TaskState) -> list[TaskState]:
-    """Return the other tasks of the same group that are still in question."""
+    """Return the other tasks of the same group that could still be chosen."""
     return [other for other in states.values() if other.task.group == state.task.group
             and other.task.times != 1 and other.name != state.name and not other.wish.forgotten]
 
 
 def find_best(rows: Sequence[TaskRow]) -> TaskRow | None:
-    """Return the twin to take, if all have ended: one that is done, the smallest of those."""
+    """Return the twin to choose if all have ended: the smallest that is done."""
     if any(row.state not in TERMINAL_STATES for row in rows):
         return None
     good = [row for row in rows if row.state == "done"]
@@ -19155,7 +19160,7 @@ def find_best(rows: Sequence[TaskRow]) -> TaskRow | None:
 
 
 def suggest_best(rows: Sequence[TaskRow]) -> str:
-    """Return which twin of each group to take, a line each; or nothing."""
+    """Return a line for each group that names the twin to choose; or nothing."""
     groups: dict[str, list[TaskRow]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
@@ -19170,7 +19175,7 @@ def suggest_best(rows: Sequence[TaskRow]) -> str:
 
 
 def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
-    """Return what is shown of one task."""
+    """Return the row of one task."""
     place, attempt = state.place, state.attempt
     heard = sight.heard.get(state.name, Heard())
     alias = sight.limits.alias_of(state.name)
@@ -19189,7 +19194,7 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     loads = sight.loads.get(state.name, ())
     memory, cpu = map(sum, zip((0, 0.0), *loads))
     files, plus, minus = (int(place.diff.get(word, 0)) for word in ("files", "plus", "minus"))
-    # A person's retry gives it all of them again.
+    # A person's retry gives it all its tries again.
     tried = attempt.tried - attempt.first
     tries = tried + state.task.tries - attempt.failures
     if attempt.open or attempt.tried and state.is_over:
@@ -19205,7 +19210,7 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
 
 
 def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
-    """Return what a task does, waits for, asks or has ended with."""
+    """Return what a task is doing, waiting for or asking, or how it ended."""
     if state.name in sight.attached:
         return "open in a terminal"
     if state.state == "waiting":
@@ -19224,7 +19229,7 @@ def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
 
 
 def suggest_look(states: Mapping[str, TaskState]) -> str:
-    """Return what shows the first task in review, and why the first failed; or nothing."""
+    """Return the commands that show the first task in review and why the first one failed."""
     lines: dict[str, str] = {}
     for state in states.values():
         word = {"review": "Look at it", "failed": "See why", "parked": "See why"}.get(
@@ -19235,7 +19240,7 @@ def suggest_look(states: Mapping[str, TaskState]) -> str:
 
 
 def suggest_retry(states: Mapping[str, TaskState]) -> str:
-    """Return what to type for tasks that block themselves or others, a line each, if any."""
+    """Return a command for each kind of task that blocks itself or others; or nothing."""
     stuck = {name for state in states.values() if state.state == "waiting"
              for name in blockers_of(state, states)}
     lines: dict[str, str] = {}
@@ -19249,7 +19254,7 @@ def suggest_retry(states: Mapping[str, TaskState]) -> str:
     return "\n".join(sorted(lines.values()))
 
 
-# By its cause: the log that says why a task was parked. Of the others nothing was started.
+# The log that says why a task was parked, by its cause. For other causes nothing was started.
 LOGGED = {"check": " check", "setup-failed": " setup", "lost": " stderr", "coder": " stderr",
           "api": "", "too-large": ""}
 
@@ -19266,7 +19271,7 @@ def suggest_task_step(state: TaskState) -> str:
     if state.state == "failed" or state.state == "parked" and state.cause in LOGGED:
         kind = LOGGED.get(state.cause, "")
         if kind == " stderr" and not state.task.talks:
-            kind = ""  # what it printed, which says when there is nothing but errors
+            kind = ""  # its output; `task log` says if there are only errors
         return f"subagent-fleet task log {name}{kind}"
     return f"subagent-fleet tasks {name}" if state.state in ("parked", UNREADABLE) else ""
 
@@ -19280,11 +19285,11 @@ def suggest_task_step(state: TaskState) -> str:
 # check fails. It passes on a+b and fails on a+b+c: c is sent back to its agent, d is merged
 # behind b, and the checks run again. So what lands has always passed as it lands.
 
-MARKER = "^(<<<<<<<|>>>>>>>) "  # that git leaves in a file both have changed
+MARKER = "^(<<<<<<<|>>>>>>>) "  # which git writes into a file that both sides have changed
 
 
 class LandingPlan(Record):
-    """What can land, in order, and why other work that is done cannot."""
+    """The tasks that can land, in order, and why other finished work cannot."""
 
     queue: tuple[TaskState, ...] = ()
     held: Mapping[str, str] = {}  # by task
@@ -19294,8 +19299,8 @@ def plan_landing(states: Mapping[str, TaskState], landed: Collection[str],
                  names: Collection[str] = ()) -> LandingPlan:
     """Return which tasks land, and in which order: `after`, priority, when they were done.
 
-    `landed` are those whose work is in the branch already. With `names`, only these and
-    what they come after.
+    `landed` are tasks whose work is already in the branch. If there are `names`, only these
+    land, and the tasks they come after.
     """
     able = {name: state for name, state in states.items()
             if state.state == "done" and state.place.kept and not state.wish.forgotten
@@ -19349,9 +19354,9 @@ def share_command(tasks: Sequence[TaskSpec]) -> TaskSpec:
 
 
 def find_culprit(count: int, passes: Callable[[int], bool]) -> int:
-    """Return which of so many breaks the whole: all before it pass together.
+    """Return the index of the task that breaks the whole; all before it pass together.
 
-    The whole was seen to fail; `passes` asks about the first so many.
+    The check has failed with all of them; `passes` runs it with the first N only.
     """
     good, bad = 0, count
     while bad - good > 1:
@@ -19364,12 +19369,12 @@ def find_culprit(count: int, passes: Callable[[int], bool]) -> int:
 
 
 def can_go_back(state: TaskState, fleet: Fleet | None) -> bool:
-    """Tell whether work that did not land gets another round: on its rung, or one above."""
+    """Tell whether work that did not land gets another round, on its rung or a higher one."""
     return state.attempt.returned < state.task.rounds or climbs_to_land(state, fleet)
 
 
 def climbs_to_land(state: TaskState, fleet: Fleet | None) -> bool:
-    """Tell whether work that has no round left moves up; it never leaves the house for that."""
+    """Tell whether work without rounds left moves up its ladder; never out of the house."""
     attempt = state.attempt
     above = plan_ladder(state.task, fleet).above((*attempt.climbed, attempt.rung))
     return attempt.returned >= state.task.rounds and bool(fleet) and any(
@@ -19377,7 +19382,7 @@ def climbs_to_land(state: TaskState, fleet: Fleet | None) -> bool:
 
 
 def tell_conflict(into: str, others: Collection[str], files: Collection[str]) -> str:
-    """Return what an agent is told whose work conflicts with what has landed."""
+    """Return the prompt for an agent whose work conflicts with what has landed."""
     have = "have" if len(others) > 1 else "has"
     return (f"Your work was done, but {some_of(sorted(others), 3) or into} {have} landed on {into} "
             "meanwhile and changed the same lines. This is a new worktree that has both. "
@@ -19386,18 +19391,12 @@ def tell_conflict(into: str, others: Collection[str], files: Collection[str]) ->
 
 
 def tell_failure(into: str, others: Collection[str], check: str, code: int, tail: str) -> str:
-    """Return what an agent is told whose work fails together with what has landed."""
+    """Return the prompt for an agent whose work fails together with what has landed."""
     beside = f" ({some_of(sorted(others), 5)})" if others else ""
     return (f"Your work passed its check alone, but not together with what has landed on {into} "
             f"meanwhile{beside}. This is a new worktree that has both. `{check}` fails there "
             f"(exit {code}):\n\n{tail or 'It printed nothing.'}\n\nFix that. The check runs again "
             "when you end.")
-
-
-def merge_message(state: TaskState) -> str:
-    """Return the message of the commit with which a task lands."""
-    first = (state.task.prompt or "").strip().split("\n")[0]
-    return f"{state.name}: {' '.join(first.split())[:100]}"
 
 
 # == tasks/starter.py, from line 17 ===========================================
@@ -19413,7 +19412,7 @@ class ProjectGuess(Record):
     check: str = ""
 
 
-# What one file alone tells: {file: (kind, check)}.
+# Kinds of projects that one file tells: {file: (kind, check)}.
 PLAIN_KINDS = {
     "go.mod": ("Go", "go vet ./... && go test ./..."),
     "Cargo.toml": ("Rust", "cargo test --quiet"), "pom.xml": ("Maven", "mvn -q test"),
@@ -19421,14 +19420,14 @@ PLAIN_KINDS = {
 PYTHON_FILES = ("uv.lock", "poetry.lock", "pyproject.toml", "requirements.txt", "setup.py",
                 "tox.ini")
 PYTHON_TEST = LatePattern(r"test.*\.py")
-# The files that are read; of a directory, and of a test, only that it is there.
+# The files that are read; of a directory or a test, only its existence counts.
 PROJECT_FILES = (*PYTHON_FILES, "package.json", "pnpm-lock.yaml", "yarn.lock",
                  "package-lock.json", "Gemfile", *PLAIN_KINDS, "Makefile")
 PROJECT_DIRECTORIES = ("tests", "test", "spec")
 
 
 def guess_project(files: Mapping[str, str]) -> ProjectGuess:
-    """Return the first kind that a project's files tell; what is not read has no text."""
+    """Return the first guess that a project's files allow. A file that is not read has no text."""
     for guess in (_guess_rails, _guess_python, _guess_node, _guess_plain, _guess_make):
         found = guess(files)
         if found:
@@ -19534,7 +19533,7 @@ def describe_guess(guess: ProjectGuess) -> str:
 
 # == runs/folder.py, from line 27 =============================================
 #
-# A repository, and where the files of its tasks are.
+# A repository, and the folder with the files of its tasks.
 
 RUN_DIRECTORY = "subagent-fleet/run"  # below the git directory that all worktrees share
 PLACE_MARK = "subagent-fleet.task"  # in the `.git` of a task's place: its id, its repository
@@ -19547,7 +19546,7 @@ TAIL_BYTES = 256 * 1024
 
 
 class Repository(Record):
-    """A git repository, and the checkout in it that somebody stands in."""
+    """A git repository, and the checkout of it where a command was typed."""
 
     top: str  # of the checkout
     common: str  # the git directory of all its worktrees
@@ -19555,10 +19554,10 @@ class Repository(Record):
 
 
 def find_repository(world: World, directory: str, *, begins: bool = False) -> Repository:
-    """Return the repository of a directory, or say in one sentence why none can be used.
+    """Return the repository of a directory, or refuse it in one sentence.
 
-    How to make one is only told to a command that `begins` work: who looks is elsewhere
-    than where the tasks are. In a task's place it is the one whose task that is.
+    Only a command that `begins` work is told how to make a repository; for others, the person
+    is in the wrong directory. In a task's place, it is the repository that the task belongs to.
     """
     repository = _see_repository(world, directory, begins=begins)
     return _find_owner(world, repository) or repository
@@ -19599,7 +19598,7 @@ def _see_repository(world: World, directory: str, *, begins: bool = False) -> Re
 
 
 def _find_owner(world: World, place: Repository) -> Repository | None:
-    """Return the repository whose task works in a place, if its tasks say so as well."""
+    """Return the repository whose task works in a place, if that task names the place, too."""
     identity, main, _ = read_mark(world, place.common)
     if identity:
         with contextlib.suppress(FleetError):
@@ -19611,7 +19610,7 @@ def _find_owner(world: World, place: Repository) -> Repository | None:
 
 
 def read_mark(world: World, git: str) -> list[str]:
-    """Return the id of a place's task, the checkout of its repository, a commit; "": none."""
+    """Return the id of a place's task, its repository's checkout, and a commit; "" for none."""
     path = world.path(git, PLACE_MARK)
     is_there = world.kind_of(path, follow=False) == "file"
     content = world.read_part(path, 0, 8192) if is_there else b""
@@ -19619,7 +19618,7 @@ def read_mark(world: World, git: str) -> list[str]:
 
 
 def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
-    """Return what makes a first commit of a directory; never of a whole home or machine."""
+    """Return the command for a first commit of a directory; never of a whole home or machine."""
     if top in ("/", world.real_path(world.home)):
         return "go into your project's directory (`cd PROJECT`), and run this there"
     return f"{write_ignored(ignore)} && {first}git add -A && git commit -m start"
@@ -19627,8 +19626,8 @@ def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
 
 def write_ignored(path: str) -> str:
     """Return the command that adds private files to a `.gitignore`."""
-    # The bare names: `./` or `../` before them would ignore nothing. An editor may have left
-    # out the end of the last line.
+    # Bare names, because `./` or `../` before them would ignore nothing. The line break comes
+    # first, because the file may not end with one.
     return f"printf '\\n{ENVIRONMENT_FILE}\\n{STATE_DIRECTORY}/\\n' >> {path}"
 
 
@@ -19656,10 +19655,10 @@ class Folder:
         self.world = world
         self.repository = repository
         self.path = world.path(repository.common, RUN_DIRECTORY)
-        self._is_listed = is_listed  # among those where this user has tasks
+        self._is_listed = is_listed  # in the list of repositories where this user has tasks
 
     def place(self, *names: str) -> str:
-        """Return a path in the folder; nothing there is reached through a link."""
+        """Return a path in the folder; no link on the way to it is followed."""
         return Place(self.repository.common, self.world.path(RUN_DIRECTORY, *names))
 
     def of_task(self, name: str, *names: str) -> str:
@@ -19676,7 +19675,7 @@ class Folder:
 
     @property
     def run(self) -> str:
-        """The id of these tasks, part of the mark of all their processes; "": no tasks."""
+        """The id of these tasks, which the marks of their processes contain; "" without tasks."""
         run = self._read("run.json").get("run")
         return run if isinstance(run, str) and re.fullmatch("[0-9a-f]{32}", run) else ""
 
@@ -19685,15 +19684,15 @@ class Folder:
         return parse_object(content) or {}
 
     def write(self, report: Mapping[str, Any], *names: str) -> None:
-        """Replace a file whole: a crash leaves the old one or the new one, on the disk."""
+        """Replace a file as a whole: after a crash, it is either the old one or the new one."""
         content = json.dumps(report, indent=1, default=list).encode("ascii") + b"\n"
         self.world.replace_files([(self.place(*names), content, 0o600)], syncs=True)
 
     def make(self, *, renews: bool = False) -> str:
         """Make the folder, which only its owner can enter; return the id of its tasks.
 
-        It is kept for this user, too: a folder that came with a copy or an archive
-        is not ours.
+        The id is also kept for this user: a folder that came with a copy or an archive is
+        not ours.
         """
         self.world.make_directory(self.place("inbox"), is_private=True)
         self.world.make_directory(self.place(), is_private=True)
@@ -19711,7 +19710,7 @@ class Folder:
     def read_states(self) -> tuple[dict[str, TaskState], int]:
         """Return the state of every task, and how many could not be read.
 
-        Those are tasks, too, such as one of a newer version: their names stay taken.
+        An unreadable state, such as that of a newer version, is a task, too: its name is taken.
         """
         paths = self.world.paths_below(self.path, "tasks/*/state.json")
         names = [self.world.split(self.world.parent(path))[1] for path in paths]
@@ -19733,17 +19732,17 @@ class Folder:
                    "state.json")
 
     def read_receipt(self, state: TaskState, number: int | None = None) -> dict[str, Any]:
-        """Return the receipt of a try, of the last one unless given; empty: there is none."""
+        """Return the receipt of a try, by default the last one; empty if there is none."""
         return self._read("tasks", state.name, str(number or state.attempt.tried), "receipt.json")
 
     def read_orders(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield (file, order) of what other commands have asked for, the oldest first."""
+        """Yield (file, order) for each order of other commands, the oldest first."""
         for name in self.world.names_in(self.place("inbox")):
             if re.fullmatch(r"\d+[.]\d+-[0-9a-f]+[.]json", name):
                 yield name, self._read("inbox", name)
 
     def ask(self, order: Mapping[str, Any]) -> str:
-        """Hand an order to whoever supervises now or next; return its name."""
+        """Write an order for the supervisor of now, or of next time; return its name."""
         self.make()
         try:
             if order.get("do") != "gone":  # which names a path
@@ -19760,13 +19759,13 @@ class Folder:
         return name
 
     def tell(self, name: str, word: str, text: str) -> None:
-        """Add what has happened to the supervisor's own log."""
+        """Add an event to the supervisor's own log."""
         event = {"at": round(self.world.now(), 3), "task": name, "event": word, "text": text}
         self.world.append_line(self.place("events.jsonl"),
                                json.dumps(event).encode("ascii") + b"\n")
 
     def is_news(self, what: str) -> bool:
-        """Tell whether a person was never told something in this repository; now they are."""
+        """Tell whether a message is new in this repository, and note that it was shown."""
         self.world.make_directory(self.place(), is_private=True)  # it may be the first `run`
         with self.world.hold_soon(self.place("told"), 10.0):  # by another `run`, too
             told = self._read("told.json")
@@ -19775,7 +19774,7 @@ class Folder:
             return what not in told
 
     def holder(self) -> int:
-        """Return the process that supervises, 0 where none does."""
+        """Return the process that supervises, or 0."""
         if not self.world.is_held(self.place("lock")):
             return 0
         content = self.world.read_part(self.place("lock.pid"), 0, 64)
@@ -19791,7 +19790,7 @@ def known_repositories(world: World) -> str:
 
 
 class RepositoryList(Record):
-    """The repositories where a user ever added a task, and the id of the tasks in each."""
+    """The repositories in which a user has ever added tasks, and the id of the tasks in each."""
 
     repositories: dict[str, str]
 
@@ -19817,16 +19816,16 @@ def keep_repository(world: World, path: str, run: str) -> None:
 
 
 class Wanted(Exception):
-    """A person wants something else of a task than what its thread is doing."""
+    """A person wants something different from what a task's thread is doing."""
 
 
 class Asleep(Exception):
-    """A task's thread ends here; its state says how it goes on."""
+    """A task's thread ends here; the task continues from its state."""
 
 
 # == runs/git.py, from line 19 ================================================
 #
-# Git, and nothing but the git that is meant.
+# Git in a named repository, whatever the directory says.
 
 IDENTITY = {"GIT_AUTHOR_NAME": "subagent-fleet",
             "GIT_AUTHOR_EMAIL": "subagent-fleet@localhost",
@@ -19837,10 +19836,10 @@ GIT_SECONDS = 600.0
 
 
 class Git:
-    """git in one place, named in each call: what lies in a directory leads it nowhere else.
+    """git with a named repository and tree: nothing in a directory can lead it elsewhere.
 
-    Its settings are always those of the person's repository. What is in a task's place is
-    looked at with an index of its own, and with the objects there beside the person's.
+    Its settings are always those of the person's repository. A task's place is read with a
+    separate index, and with the objects there in addition to the person's.
     """
 
     def __init__(self, world: World, git: str, tree: str, hold: Hold | None = None, *,
@@ -19850,24 +19849,24 @@ class Git:
         self.git = git
         self.tree = tree
         self.index = index  # "": the repository's own
-        self.hold = hold  # which each git holds: who comes next waits until it has ended
+        self.hold = hold  # which each git holds, so that the next supervisor waits for it
         places = {"GIT_DIR": git, "GIT_WORK_TREE": tree, **IDENTITY}
         if index:
             places["GIT_INDEX_FILE"] = index
-        if objects:  # of another repository, where new ones are written, too
+        if objects:  # of another repository; new ones are written there, too
             places["GIT_OBJECT_DIRECTORY"] = objects
-        if beside:  # in quotes, as a colon would part it
+        if beside:  # in quotes, because a colon would split it
             quoted = beside.replace("\\", "\\\\").replace('"', '\\"')
             places["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = f'"{quoted}"'
         self._environ = world.git_environment(places)
         self._words = ["git", *world.git_words(tree), *settings]
 
     def run(self, *words: str, given: bytes = b"") -> Ran:
-        """Run git; return all that it says."""
+        """Run git; return its exit code and its output."""
         return self._run([*self._words, *words], given)
 
     def pipe(self, script: str, given: bytes) -> Ran:
-        """Run a shell's pipe of several gits, each of them written `"$0" "$@" WORDS`."""
+        """Run a shell pipe of several gits, each written as `"$0" "$@" WORDS`."""
         program = self.world.which("git") or "git"
         return self._run(["sh", "-c", script, program, *self._words[1:]], given)
 
@@ -19879,9 +19878,9 @@ class Git:
         return ran
 
     def out(self, *words: str, known: int = 0, given: bytes = b"") -> str:
-        """Return what git prints. A failure is never taken for `nothing`: it is raised.
+        """Return what git prints; raise an error if it fails.
 
-        A code that is `known` is none, such as 1 of what looks for something.
+        The exit code `known` is no failure, such as 1 from a command that finds nothing.
         """
         ran = self.run(*words, given=given)
         if ran.code not in (0, known):
@@ -19890,16 +19889,16 @@ class Git:
         return ran.text
 
     def names(self, *words: str, **more: Any) -> list[str]:
-        """Return the names that git prints with a NUL after each."""
+        """Return the names that git prints, each ended by a NUL."""
         return [name for name in self.out(*words, **more).split("\0") if name]
 
     def commit_of(self, revision: str) -> str:
-        """Return the commit that a revision names; "" where there is none."""
+        """Return the commit that a revision names; "" if there is none."""
         return self.out("rev-parse", "--quiet", "--verify", "--end-of-options",
                         f"{revision}^{{commit}}", known=1)
 
     def is_ancestor(self, old: str, new: str) -> bool:
-        """Tell whether all of one commit is in another."""
+        """Tell whether one commit is in the history of another."""
         return not self.out("rev-list", "--max-count=1", old, f"^{new}", "--")
 
     def make_commit(self, tree: str, parents: Iterable[str], message: str) -> str:
@@ -19915,20 +19914,20 @@ def git_of(folder: Folder, hold: Hold | None = None) -> Git:
 
 # == runs/place.py, from line 24 ==============================================
 #
-# A task's places: a repository of its own for its agent, and one for its check.
+# A task's places: a separate repository for its agent, and another one for its check.
 
-# A place stands on the person's objects (`objects/info/alternates`) and has refs, settings,
-# hooks and locks of its own. So nothing that an agent does with git reaches the person's
-# repository, and nothing of it is read as a setting: our git always runs with the person's
-# GIT_DIR. Work comes home as objects, which git checks on the way. Example:
+# A place borrows the person's objects (`objects/info/alternates`) and has its own refs, settings,
+# hooks and locks. So nothing that an agent does with git reaches the person's repository. Our own
+# git always runs with the person's GIT_DIR, so it never reads the settings of a place. Work is
+# brought home as objects, which git checks on the way. Example:
 #
 #   place/.git/HEAD                     ref: refs/heads/run/fix
 #   place/.git/packed-refs              every branch and tag as it was, and run/fix at the base
 #   place/.git/subagent-fleet.task      the task's id, which no other place has
 #
-# The files of `.git` are written by hand: no template, no hook, no setting of git's own `init`.
+# We write the files of `.git` ourselves: no template, no hook, no setting of `git init`.
 
-# What of the person's settings an agent's own git needs to see files as theirs does.
+# The person's settings that an agent's git needs in order to see files in the same way.
 SETTINGS = LatePattern(
     r"(?s)user\.(name|email)|(filter|lfs)\..*|remote\..*\.(url|fetch|tagopt|promisor"
     r"|partialclonefilter)|url\..*\.insteadof|submodule\..*\.(url|active)"
@@ -19936,15 +19935,15 @@ SETTINGS = LatePattern(
     r"|ignorecase|precomposeunicode|symlinks|attributesfile|excludesfile)")
 NO_PUSH = "an-agent-does-not-push://"  # git knows no such transport
 WHOLE = ("-c", "core.sparseCheckout=false", "-c", "core.splitIndex=false")
-# The person's settings and objects at both ends; what is looked for is not found in the
-# place's own objects by the last, which refuses what is incomplete or malformed.
+# Both ends use the person's settings and objects. The last command does not see the objects of
+# the place, so it refuses what is incomplete or malformed.
 BRING_HOME = ('"$0" "$@" rev-list --objects --stdin --not --all'
               ' | "$0" "$@" pack-objects -q --stdout'
               ' | GIT_ALTERNATE_OBJECT_DIRECTORIES= "$0" "$@" index-pack --stdin --strict')
 
 
 def find_places(folder: Folder, chosen: str) -> str:
-    """Return where a repository's places are: outside of the checkout, or as chosen."""
+    """Return the directory of a repository's places: outside the checkout, or as chosen."""
     world, repository = folder.world, folder.repository
     if chosen:
         return world.real_path(world.path(repository.main, chosen))
@@ -19956,7 +19955,7 @@ def find_places(folder: Folder, chosen: str) -> str:
 
 
 def plan_repository(main: Git) -> dict[str, bytes]:
-    """Return the files of a place's `.git` but for its HEAD: what it takes along."""
+    """Return the files of a place's `.git`, except its HEAD."""
     world = main.world
     files = {"objects/info/alternates": f"{main.git}/objects\n",
              "config": _plan_config(main)}
@@ -20003,7 +20002,7 @@ def _plan_config(main: Git) -> str:
 
 
 def _render_setting(key: str, value: str) -> str:
-    """Return a setting as git's file has it."""
+    """Return a setting in the format of git's config file."""
     def quote(text: str) -> str:
         text = text.replace("\\", "\\\\").replace('"', '\\"')
         return '"' + text.replace("\n", "\\n").replace("\t", "\\t") + '"'
@@ -20015,11 +20014,11 @@ def _render_setting(key: str, value: str) -> str:
 
 def write_repository(world: World, path: str, mark: str, files: Mapping[str, bytes],
                      head: str) -> None:
-    """Write the `.git` of a place anew; its mark comes first, so that a kill leaves it ours.
+    """Write a new `.git` into a place. Its mark comes first, so that a kill leaves it ours.
 
-    `head` is a commit, or a branch with its commit behind a blank.
+    `head` is a commit, or a branch and its commit, separated by a blank.
     """
-    write_mark(world, path, mark)  # there is never a moment without it
+    write_mark(world, path, mark)  # it is never missing, not even for a moment
     git = world.path(path, ".git")
     for name in world.names_in(git):
         if name != PLACE_MARK:
@@ -20036,7 +20035,7 @@ def write_repository(world: World, path: str, mark: str, files: Mapping[str, byt
 
 def make_place(main: Git, path: str, mark: str, files: Mapping[str, bytes],
                head: str) -> None:
-    """Make a place, with the files of its commit."""
+    """Make a place, and check out the files of its commit."""
     write_repository(main.world, path, mark, files, head)
     made = git_at(main, path).run("read-tree", "--reset", "-u", head.split(" ")[-1])
     if made.code:
@@ -20046,11 +20045,11 @@ def make_place(main: Git, path: str, mark: str, files: Mapping[str, bytes],
 
 
 def clear_place(world: World, path: str, identity: str) -> None:
-    """Remove what is left of a place of this task; anybody else's directory is refused."""
+    """Remove an unfinished place of this task; refuse a directory that is not the task's."""
     kind = world.kind_of(path, follow=False)
     if kind == "absent":
         return
-    # A kill just after the directory was made leaves it hollow.
+    # After a kill just as it was made, the directory is empty but for its mark.
     hollow = {*world.names_in(path), *world.names_in(world.path(path, ".git"))} <= {
         ".git", f".{PLACE_MARK}.new"}
     if kind == "directory" and (hollow or is_place(world, path, identity)):
@@ -20061,7 +20060,7 @@ def clear_place(world: World, path: str, identity: str) -> None:
 
 
 def remove_place(world: World, path: str) -> None:
-    """Remove a place of ours: what tells that it is ours goes last."""
+    """Remove a place of ours; the mark that tells that it is ours is removed last."""
     git = world.path(path, ".git")
     for above, last in ((path, ".git"), (git, PLACE_MARK)):
         for name in world.names_in(above):
@@ -20074,12 +20073,12 @@ def remove_place(world: World, path: str) -> None:
 
 
 def mark_of(folder: Folder, place: Workplace, commit: str = "") -> str:
-    """Return what a place of a task is known by; a check's, with the commit that it holds."""
+    """Return the mark of a task's place; a check's place also names the commit in it."""
     return f"{place.id}\n{folder.repository.main}\n{commit}\n"
 
 
 def write_mark(world: World, path: str, mark: str) -> None:
-    """Mark a place, whatever is there in place of its `.git`."""
+    """Write the mark of a place, even if its `.git` is no directory any more."""
     if world.kind_of(world.path(path, ".git"), follow=False) != "directory":
         world.remove_tree(Place(path, ".git"))
     world.replace_files([(Place(path, f".git/{PLACE_MARK}"),
@@ -20094,19 +20093,19 @@ def is_place(world: World, path: str, identity: str) -> bool:
 
 
 def git_at(main: Git, path: str) -> Git:
-    """Return git in a place, with the index that is there."""
+    """Return git in a place, with the index of that place."""
     return Git(main.world, main.git, path, main.hold,
                index=main.world.path(path, ".git/index"), settings=WHOLE)
 
 
 def git_with(main: Git, path: str) -> Git:
-    """Return git in the person's repository, with the objects of a place beside theirs."""
+    """Return git in the person's repository, which also sees the objects of a place."""
     return Git(main.world, main.git, main.tree, main.hold,
                beside=main.world.path(path, ".git/objects"))
 
 
 def git_in(folder: Folder, state: TaskState, hold: Hold | None = None) -> Git:
-    """Return git in the agent's place of a task, which must still be the one that was made."""
+    """Return git in the place of a task's agent; refuse one that is not as we made it."""
     world, place = folder.world, state.place
     path = place.worktree
     if world.kind_of(path, follow=False) != "directory":
@@ -20126,7 +20125,7 @@ def git_in(folder: Folder, state: TaskState, hold: Hold | None = None) -> Git:
 
 
 def read_head(world: World, git: str) -> str:
-    """Return the commit of a repository's HEAD, read as text: no setting of it counts."""
+    """Return the commit of a repository's HEAD, read as text, without its settings."""
     name = "HEAD"
     for _ in range(5):
         line = world.read_part(world.path(git, name), 0, 4096).decode(
@@ -20149,12 +20148,12 @@ def read_head(world: World, git: str) -> str:
 
 
 def bring_home(main: Git, path: str, commits: Iterable[str]) -> None:
-    """Take commits of a place over into the person's repository, with all that they need."""
+    """Copy commits of a place into the person's repository, with everything they need."""
     wanted = [commit for commit in commits if not main.commit_of(commit)]
     if not wanted:
         return
     world = main.world
-    # What an agent has written there could lead anywhere.
+    # An agent may have written other paths there.
     alternates = Place(path, ".git/objects/info/alternates")
     world.replace_files([(alternates, f"{main.git}/objects\n".encode(
         "utf-8", "surrogateescape"), 0o644)])
@@ -20168,7 +20167,7 @@ def bring_home(main: Git, path: str, commits: Iterable[str]) -> None:
 
 
 def find_commits(main: Git, path: str) -> list[str]:
-    """Return the commits that a place's refs and their logs name, and no ref of the person's."""
+    """Return the commits in the refs and logs of a place that the person's refs don't reach."""
     world = main.world
     git = world.path(path, ".git")
     files = [world.path(git, name) for name in ("HEAD", "ORIG_HEAD", "packed-refs")]
@@ -20187,10 +20186,10 @@ def find_commits(main: Git, path: str) -> list[str]:
 
 # == runs/snapshot.py, from line 32 ===========================================
 #
-# What is in a place, kept in a ref.
+# Snapshots: the files of a place, kept in a ref.
 
 def find_copies(folder: Folder, task: TaskSpec) -> list[str]:
-    """Return the ignored files of the main checkout that a worktree gets a copy of."""
+    """Return the ignored files of the main checkout that are copied into a worktree."""
     git = git_of(folder)
     include = git.world.path(git.tree, ".worktreeinclude")
     words = ["ls-files", "-z", "-oi"]
@@ -20204,13 +20203,22 @@ def find_copies(folder: Folder, task: TaskSpec) -> list[str]:
             path in wanted or any(glob_pattern(glob).fullmatch(path) for glob in task.copy))]
 
 
+def copy_files(folder: Folder, paths: Iterable[str], tree: str) -> None:
+    """Copy files of the main checkout into a place, except where it has them already."""
+    world = folder.world
+    for path in paths:
+        target = Place(tree, path)
+        if world.kind_of(target, follow=False) == "absent":
+            world.copy_file(world.path(folder.repository.main, path), target)
+
+
 def holds_key(path: str) -> bool:
-    """Tell whether a file is that of the gateway's key, which is no agent's business."""
+    """Tell whether a file holds the gateway's key, which no agent may have."""
     return path.split("/")[-1] == ENVIRONMENT_FILE
 
 
-NET_FILES, NET_BYTES = 2000, 64 * 1024 * 1024  # ignored files that a snapshot keeps as well
-# What a tool can make again: by name, where a file of that tool lies beside or inside.
+NET_FILES, NET_BYTES = 2000, 64 * 1024 * 1024  # ignored files that a snapshot keeps, too
+# Directories that a tool can make again: their names, and the files of that tool, if it needs any.
 CACHES = {"__pycache__": "", ".mypy_cache": "", ".pytest_cache": "", ".ruff_cache": "",
           ".tox": "", ".gradle": "", ".turbo": "", ".parcel-cache": "", ".subagent-fleet": "",
           "node_modules": "package.json", "target": "Cargo.toml pom.xml build.sbt",
@@ -20220,7 +20228,7 @@ CACHES = {"__pycache__": "", ".mypy_cache": "", ".pytest_cache": "", ".ruff_cach
 
 
 def drop_caches(world: World, tree: str, paths: Iterable[str]) -> list[str]:
-    """Return the paths that lie in no cache of a tool."""
+    """Return the paths that are not in a cache of a tool."""
     known: dict[str, bool] = {}
 
     def is_cache(path: str) -> bool:
@@ -20243,26 +20251,25 @@ def drop_caches(world: World, tree: str, paths: Iterable[str]) -> list[str]:
 
 
 class Stored(Record):
-    """The trees of a place as it was."""
+    """The trees of a place at one moment."""
 
     head: str
     old_tree: str  # of head
-    # For the branch: nothing that is ignored, here or in the main checkout; no copy.
+    # For the branch: no file that is ignored, here or in the main checkout, and no copy.
     tree: str
     net: str  # with the ignored files that are new or changed since setup
-    ignored: Mapping[str, str]  # what tells the content of each ignored file, caches aside
+    ignored: Mapping[str, str]  # a stamp of the content of each ignored file outside of caches
     fresh: tuple[str, ...]  # of these, the new and changed ones
     listed: tuple[str, ...]  # every ignored file
-    nested: tuple[str, ...]  # repositories that are ignored: in none of these trees
+    nested: tuple[str, ...]  # ignored repositories, which are in none of these trees
 
 
 def store_tree(git: Git, main: Git, place: Workplace, known: Mapping[str, str] | None, *,
                runs_filters: bool = True) -> Stored:
-    """Write all files of a place into git, with an index of ours; its own is left alone.
+    """Write all files of a place into git with an index of our own.
 
-    What the agent's index says of a file, or of when it changed, means nothing here: ours
-    begins with the names of HEAD and knows no file. `known` are the ignored files that
-    setup has left.
+    The agent's index is neither used nor changed. Ours starts with the names of HEAD and no
+    file times, so that every file is read. `known` are the ignored files that setup has left.
     """
     world = git.world
     nested, odd = world.find_odd(git.tree)
@@ -20271,7 +20278,7 @@ def store_tree(git: Git, main: Git, place: Workplace, known: Mapping[str, str] |
                          "link, so it cannot be kept", fix="remove it")
     inner = world.path(git.tree, ".git")
     if world.kind_of(world.path(inner, "info/sparse-checkout")) != "absent":
-        # What is not there may be deleted, or not: that only the agent knows.
+        # A missing file may be deleted or only not checked out: nothing here tells which.
         raise FleetError("sparse-checkout", f"the checkout {clean_line(git.tree)} was made "
                          "sparse, so it cannot be kept whole",
                          fix="`git sparse-checkout disable; rm .git/info/sparse-checkout` in "
@@ -20280,17 +20287,16 @@ def store_tree(git: Git, main: Git, place: Workplace, known: Mapping[str, str] |
     bring_home(main, git.tree, [head])
     old_tree = main.out("rev-parse", "--verify", f"{head}^{{tree}}")
 
-    # Nor when git looks again at a file as new as our index, as it writes it.
     settings = list(WHOLE) if runs_filters else [*WHOLE, *no_filters(main)]
     with lend_index(git, settings=settings) as own:
         own.out("read-tree", head)
         hidden, submodules = _refuse_nested(own, nested, place)
-        # Git would ask a submodule what is new there, with settings that are an agent's.
+        # In a submodule, git would run with settings of the agent.
         leaves = [f":(exclude,literal){path}" for path in submodules]
         own.out("add", "-A", *(["--", ".", *leaves] if leaves else []))
         tree = own.out("write-tree")
-        # A new file that the main checkout ignores stays out of the branch, and so do a copy
-        # and the gateway's key, wherever an agent has fetched it from.
+        # A new file that the main checkout ignores stays out of the branch. So do copies and the
+        # gateway's key, wherever the agent got it.
         new = main.names("diff-tree", "-r", "--name-only", "--no-renames", "--diff-filter=A",
                          "-z", old_tree, tree) if tree != old_tree else []
         asked = [path for path in new if _is_within(main, path)]
@@ -20311,7 +20317,7 @@ def store_tree(git: Git, main: Git, place: Workplace, known: Mapping[str, str] |
 
 @late_decorator(lambda: contextlib.contextmanager)
 def lend_index(git: Git, tree: str = "", **more: Any) -> Iterator[Git]:
-    """Give git an index of ours: that of an agent's place could be a link to any file."""
+    """Give git an index of our own: the one in an agent's place could be a link to any file."""
     index = git.world.path(git.git, RUN_DIRECTORY, f"index-{git.world.token(4)}")
     try:
         yield Git(git.world, git.git, tree or git.tree, git.hold, index=index,
@@ -20321,13 +20327,13 @@ def lend_index(git: Git, tree: str = "", **more: Any) -> Iterator[Git]:
 
 
 def _is_within(git: Git, path: str) -> bool:
-    """Tell whether no link lies on the way to a path: git says nothing of what is behind."""
+    """Tell whether no link is on the way to a path; git says nothing about files behind one."""
     place = git.world.parent(git.world.path(git.tree, path))
     return git.world.real_path(place) == place
 
 
 def _store_fresh(own: Git, tree: str, copies: Collection[str], fresh: Iterable[str]) -> str:
-    """Return the net's tree: with ignored files, but for copies and the gateway's key."""
+    """Return a tree that also has the fresh ignored files, without copies and the key."""
     kept = own.world.first_files(own.tree, [
         path for path in fresh if path not in copies and not holds_key(path)],
         NET_FILES, NET_BYTES)
@@ -20346,8 +20352,8 @@ def _refuse_nested(own: Git, nested: Iterable[str], place: Workplace
                    ) -> tuple[tuple[str, ...], list[str]]:
     """Refuse repositories inside a place: git would keep only the names of their commits.
 
-    A submodule may be there as long as it is exactly what the task began with, or empty.
-    Returns what is ignored, which only a tidying has to refuse, and the submodules.
+    A submodule is allowed if it is empty, or exactly as the task began. Return the ignored
+    repositories, which only `task tidy` refuses, and the submodules.
     """
     world = own.world
     inside = {path[len(own.tree) + 1:] for path in nested}
@@ -20379,7 +20385,7 @@ def _links_of(entries: Iterable[str]) -> dict[str, str]:
 
 
 def _why_changed(own: Git, inner: str, commit: str, begun: str) -> str:
-    """Return how a submodule differs from what a task began with; "": in nothing."""
+    """Return how a submodule differs from the beginning of the task; "" if it doesn't."""
     world = own.world
     tree = world.path(own.tree, inner)
     git = world.path(tree, ".git")
@@ -20396,7 +20402,7 @@ def _why_changed(own: Git, inner: str, commit: str, begun: str) -> str:
 
 
 def no_filters(git: Git) -> list[str]:
-    """Return git's words that switch off every filter: what only shows runs none of them."""
+    """Return git's options that switch off every filter, for commands that only show."""
     listed = git.run("config", "--name-only",
                      "--get-regexp", r"^filter\..*\.(clean|process)$")
     names = {name.rsplit(".", 1)[0] for name in listed.text.split("\n") if name}
@@ -20409,20 +20415,18 @@ def no_filters(git: Git) -> list[str]:
 
 def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
                   known: Mapping[str, str] | None) -> tuple[WorkDone, Stored]:
-    """Keep a place: a commit for the branch, and all in a ref no git command removes."""
+    """Keep a place: a commit for the branch, and everything in a ref that git never removes."""
     place = state.place
     stored = store_tree(git, main, place, known)
     parents = [stored.head]
     if place.tip and not main.is_ancestor(place.tip, stored.head):
-        parents.append(place.tip)  # the agent has left its branch: nothing there is lost
+        parents.append(place.tip)  # the agent has left its branch, whose commits must stay
     commit = stored.head
     if len(parents) > 1 and main.is_ancestor(stored.head, place.tip) \
             and main.out("rev-parse", f"{place.tip}^{{tree}}") == stored.tree:
-        commit = place.tip  # made of this tree, and its supervisor was killed then
+        commit = place.tip  # it has this tree: its supervisor was killed after making it
     elif len(parents) > 1 or stored.tree != stored.old_tree:
-        first = (state.task.prompt or "").strip().split("\n")[0]
-        commit = main.make_commit(stored.tree, parents,
-                                  f"{state.name}: {' '.join(first.split())[:100]}")
+        commit = main.make_commit(stored.tree, parents, state.title)
     whole = commit
     if stored.net != stored.tree:
         whole = main.make_commit(stored.net, [commit], f"{state.name}: with ignored files")
@@ -20432,18 +20436,18 @@ def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
 
 
 def blob_of(world: World, path: str, like: str) -> str:
-    """Return the name that a file's content has in git, whose names are like another."""
+    """Return git's name for a file's content, with the kind of hash that `like` has."""
     content = world.read_bytes(path, limit=world.size_of(path))
     kind = "sha256" if len(like) == 64 else "sha1"
     return hashlib.new(kind, b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def find_leak(main: Git, place: Workplace, commit: str, copied: Collection[str]) -> str:
-    """Return where a copy is in what a branch would reach: by its path, or by its content.
+    """Return the path of a copied file in the commits of a branch; "" if there is none.
 
-    However the history looks: merged in, left behind, under another name.
+    A copy is found by its path or by its content, anywhere in the history.
     """
-    if not (place.copies or copied):  # an earlier version forgot them of an old place
+    if not (place.copies or copied):  # an earlier version did not note them
         return ""
     for entry in main.out("rev-list", "--objects", "--end-of-options",
                           f"{place.base}..{commit}").split("\n"):
@@ -20455,7 +20459,7 @@ def find_leak(main: Git, place: Workplace, commit: str, copied: Collection[str])
 
 def look_at_work(main: Git, state: TaskState, work: WorkDone,
                  copied: Collection[str] = ()) -> WorkDone:
-    """Return what differs from where the task began, and what of it is outside its scope.
+    """Return the work with its changes since the task began, and those outside its scope.
 
     `copied` are the blobs of the files that were copied into its worktree.
     """
@@ -20465,7 +20469,7 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone,
         files = []
         for entry in main.names("diff-tree", "-r", "--numstat", "-z", "--no-renames",
                                 "--end-of-options", begin, work.commit):
-            plus, minus, path = entry.split("\t", 2)  # "-" of what is no text
+            plus, minus, path = entry.split("\t", 2)  # "-" for a binary file
             files.append((path, int(plus.replace("-", "0")), int(minus.replace("-", "0"))))
         return files
 
@@ -20487,9 +20491,9 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone,
 
 
 def settle_branch(git: Git | None, main: Git, place: Workplace, commit: str) -> bool:
-    """Put a task's branch at a commit; False: somebody else has moved it meanwhile.
+    """Move a task's branch to a commit; return False if somebody else has moved it meanwhile.
 
-    No hook runs. The branch in the agent's place follows, so that its status is clean.
+    No hook runs. The branch in the agent's place moves, too, so that its status is clean.
     """
     ref = f"refs/heads/{place.branch}"
     tip = main.commit_of(ref)
@@ -20509,12 +20513,12 @@ def settle_branch(git: Git | None, main: Git, place: Workplace, commit: str) -> 
 
 
 def follow_branch(git: Git, ref: str, commit: str) -> None:
-    """Put the branch of a place at the commit that was made of its files."""
+    """Move the branch in a place to the commit that was made of the files there."""
     world = git.world
     head = world.read_part(world.path(git.tree, ".git/HEAD"), 0, 4096)
     if head.decode("utf-8", "surrogateescape").strip() != f"ref: {ref}":
         return
-    # What an agent made of it may be in the way.
+    # Whatever an agent has put in the way, the place stays usable without this.
     with contextlib.suppress(FleetError), lend_index(git) as own:
         own.out("read-tree", commit)
         index = world.read_bytes(own.index, limit=world.size_of(own.index))
@@ -20524,18 +20528,18 @@ def follow_branch(git: Git, ref: str, commit: str) -> None:
 
 
 def read_surroundings(folder: Folder, state: TaskState) -> dict[str, Any]:
-    """Return what there was before an agent came: ignored files, and what was copied."""
+    """Return what was there before the agent started: ignored files and copied files."""
     path = folder.of_task(state.name, baseline_of(state.place))
     return parse_object(folder.world.read_part(path, 0, STATE_LIMIT_BYTES * 8)) or {}
 
 
 def baseline_of(place: Workplace) -> str:
-    """Return the file that lists what there was before an agent came."""
+    """Return the name of the file that lists what was there before the agent started."""
     return f"baseline{place.fresh or ''}.json"
 
 
 def read_baseline(folder: Folder, state: TaskState) -> dict[str, str] | None:
-    """Return the ignored files a worktree had before its agent came; None: none ever came."""
+    """Return the ignored files from before the agent started; None if none ever started."""
     known = read_surroundings(folder, state)
     if not known and not state.place.prepared:  # setup has failed
         return None
@@ -20548,58 +20552,58 @@ def read_baseline(folder: Folder, state: TaskState) -> dict[str, str] | None:
 
 # == runs/agent.py, from line 42 ==============================================
 #
-# What an agent is started with, and the agent at work.
+# How an agent is started, and the running agent.
 
-# -- what an agent is started with --
+# -- how an agent is started --
 
 END_SECONDS = 0.4  # for Claude Code to end by itself
 TERM_SECONDS, STOP_SECONDS = 5.0, 1.2
 KILL_SECONDS = 10.0  # until what was killed is gone: a busy machine takes its time
 SETTLE_SECONDS = 5.0
-STOP_GIT_SECONDS = 10.0  # for git to keep the work of a task that is stopped
-TURN_SECONDS = 1.0  # in which what was said during one turn begins the next
+STOP_GIT_SECONDS = 10.0  # for git to keep the work of a task that a person stops
+TURN_SECONDS = 1.0  # within which a message sent during one turn starts the next
 SETUP_SECONDS = 600
-PROMPT_SECONDS = 60.0  # for a prompt to be read that is larger than a pipe
+PROMPT_SECONDS = 60.0  # for the agent to read a prompt that is larger than a pipe
 LOCK_SECONDS = 20.0  # for a process that a killed supervisor was just starting
-GAP_SECONDS = 5.0  # between two looks; more is a machine that slept, which is no working time
+GAP_SECONDS = 5.0  # a longer gap means that the machine slept: that is no working time
 TOLD_CHARACTERS = 1000  # of an event
 AGENTS_LIMIT_BYTES = 100 * 1024  # of one argument; the system's own limit is 128 KiB
 AGENT_MEGABYTES = 400  # Claude Code takes 110 to 200 (2.1.327), and its commands some
-# A coder that only ends: its exit code is in a file, whoever supervises then.
-# The system's alarm ends this shell, and with it all of the session that it leads.
-# What is in the background has no input but one that is named, and no number of a file is
-# free: any may be the one by which it is known to be alive.
+# Runs a coder that can't talk. Its exit code goes into a file, for whichever supervisor is there
+# then. The system's alarm ends this shell, and with it the whole session that it leads.
+# A program in the background gets no input unless one is named. No other file descriptor is used
+# here, because any of them may be the lock that shows that the agent is alive.
 CODER_SCRIPT = ('"$@" <"${0%code}in" & trap "kill -KILL 0" ALRM; wait $!; '
                 'echo $? >"$0.new"; mv "$0.new" "$0"')
-# What is left running in the background would outlive its turn; and in a terminal Claude Code
-# would fetch plugins from its makers (2.1.327), whatever else is switched off.
+# Commands in the background would outlive their turn. In a terminal, Claude Code would download
+# plugins from its makers (2.1.327), whatever else is switched off.
 TASK_VARIABLES = {"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
                   "CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL": "1"}
 
 
 class Backing(Record):
-    """What serves the agents, and what else a supervisor is told from outside."""
+    """The services for agents, and the settings that a supervisor gets from outside."""
 
     fleet: Fleet | None = None
     key: str = ""
-    look: Callable[[], Mapping[str, Any]] = dict  # the gateway's own page
+    look: Callable[[], Mapping[str, Any]] = dict  # the gateway's status
     receipts: Callable[[], Iterable[Receipt]] = tuple
     reload: Callable[[], TaskPlan | None] = lambda: None  # the task file, when it has changed
     tell: Callable[[str, str, str], object] = lambda name, word, text: None
-    serve: Callable[[], object] = lambda: None  # sees that a gateway answers
+    serve: Callable[[], object] = lambda: None  # makes sure that a gateway answers
     start_coder: Callable[[str], Start] = lambda name: Start((), {})  # on the fleet
-    cloud_limit: int = 3  # tasks a day that may move up to what leaves the house
-    most: int = 0  # agents at the same time; 0: as the fleet and the memory allow
+    cloud_limit: int = 3  # tasks a day that may move up to a model outside the house
+    most: int = 0  # agents at the same time; 0: as many as the fleet and the memory allow
     worktrees: str = ""
     notify: tuple[str, ...] | str | None = None
-    confinement: Confinement | None = None  # where it was asked for already
+    confinement: Confinement | None = None  # if it was tried already
 
 
 def plan_agents(fleet: Fleet, first: str | None) -> str:
-    """Return the fleet's agents as Claude Code's `--agents` takes them, the one needed first.
+    """Return the fleet's agents for Claude Code's `--agents`, starting with the task's own.
 
-    A worktree lacks the files of those that are not committed. As many as fit an argument.
-    The task's own agent can ask a person, whatever its file says.
+    A worktree lacks the agent files that are not committed. As many agents as fit into one
+    argument are returned. The task's own agent can ask a person, whatever its file says.
     """
     names = sorted(fleet.agents, key=lambda name: name != first)
     agents: dict[str, Any] = {}
@@ -20631,18 +20635,18 @@ def plan_claude(task: TaskSpec, fleet: Fleet | None) -> list[str]:
     return [*words, "--model", model] if model else words
 
 
-# Who a person is to git, and where that is written.
+# The variables that tell git who the person is, or where that is written.
 GIT_PERSON = LatePattern(
     "(?!GIT_)|GIT_(AUTHOR|COMMITTER)_|GIT_CONFIG_(GLOBAL|(NO)?SYSTEM)$")
 
 
 def plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what would lead git to another repository."""
+    """Return an environment without the variables that lead git to another repository."""
     return {name: value for name, value in environ.items() if GIT_PERSON.match(name)}
 
 
 def shell_words(world: World, *words: str) -> list[str]:
-    """Return how a script is run by the shell, with what else it is told."""
+    """Return the command that runs a script in the shell, with its arguments."""
     return [world.which("sh") or "/bin/sh", "-c", *words]
 
 
@@ -20650,7 +20654,7 @@ def plan_task_session(task: TaskSpec, environ: Mapping[str, str], fleet: Fleet |
                       key: str) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the environment and the settings of a task's Claude Code.
 
-    Without a fleet it has the person's own login and model.
+    Without a fleet, it uses the person's own login and model.
     """
     environ = plain_environment(environ)
     settings = plan_permissions(task)
@@ -20661,11 +20665,11 @@ def plan_task_session(task: TaskSpec, environ: Mapping[str, str], fleet: Fleet |
     return {**environ, **TASK_VARIABLES}, settings
 
 
-# -- an agent at work --
+# -- the running agent --
 
 
 def feed_lines(heard: Heard, part: bytes, begin: int, now: float) -> bytes:
-    """Hand on each whole line of a part of an agent's output; return what is left of it."""
+    """Feed each complete line of an agent's output to `heard`; return the incomplete rest."""
     *lines, rest = part.split(b"\n")
     for line in lines:
         begin += len(line) + 1
@@ -20674,7 +20678,7 @@ def feed_lines(heard: Heard, part: bytes, begin: int, now: float) -> bytes:
 
 
 class AgentProcess:
-    """A process at work on a task: what it says, how it is spoken to, whether it lives."""
+    """The process of an agent: its output, its input, and whether it is alive."""
 
     def __init__(self, folder: Folder, state: TaskState, child: Child | None = None) -> None:
         self._world = folder.world
@@ -20689,17 +20693,17 @@ class AgentProcess:
         self.heard.last = self.heard.since = self._world.clock()  # silent from now on
         self.pipe = self._world.open_pipe(folder.of_try(state, "in")) if self._talks else None
         self.told_loops = False
-        self.told_at = -2  # how far its output was read when it was last told something
+        self.told_at = -2  # how far its output was read at the last message to it
 
     def listen(self) -> bool:
-        """Take what it has said since; tell whether it was anything."""
+        """Read its new output; tell whether there was any."""
         now = self._world.clock()
         begin = self.end
         if self.pipe:
             self.pipe.push()
         if self._talks:
             self._feed(self._world.read_part(self._output, begin, OUTPUT_PART_BYTES), now)
-        else:  # a log, which may be of any size: only that it grows counts
+        else:  # a log of any size: only its growth counts
             self.end = self._world.size_of(self._output)
         if self.end == begin:
             return False
@@ -20710,41 +20714,41 @@ class AgentProcess:
         begin = self.end - len(self._rest)
         self.end += len(part)
         self._rest = feed_lines(self.heard, self._rest + part, begin, now)
-        if len(self._rest) > OUTPUT_LINE_BYTES:  # what comes of that line yet is no event
+        if len(self._rest) > OUTPUT_LINE_BYTES:  # the rest of this line is no event
             self._rest = b""
 
     def lives(self) -> bool:
-        """Tell whether its process goes on."""
+        """Tell whether its process is alive."""
         if self._child:
             return self._child.exit_code() is None
         return (self._talks or self.exit_code() is None) and self._world.is_held(self._alive)
 
     @property
     def has_answered(self) -> bool:
-        """Whether it has; what it was told in its last turn may begin one of its own."""
+        """Whether it has answered; a message sent during its last turn may start another."""
         settled_for = self._world.clock() - self.heard.since
         return self.heard.is_settled and (
             self.told_at < self.heard.turn_at or settled_for > TURN_SECONDS)
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has ended without an answer, or has no session to go on with."""
+        """Whether it has ended without an answer, or can't resume its session."""
         if self.heard.is_settled:
             return self.heard.turn_at < 0 and is_unknown_session(self.heard.result or {})
         return self.exit_code() is None
 
     def exit_code(self) -> int | None:
-        """Return the exit code of a coder that only ends; None: it has not, or was killed."""
+        """Return the exit code of a coder that can't talk; None if it runs or was killed."""
         content = self._world.read_part(self._code, 0, 16).strip()
         return int(content) if content.isdigit() else None
 
     def say(self, line: bytes) -> None:
-        """Hand a line to it, as soon as it reads."""
+        """Send it a line, as soon as it reads."""
         if self.pipe:
             self.pipe.say(line)
 
     def close(self) -> None:
-        """Speak to it no more."""
+        """Close its input."""
         if self.pipe:
             self.pipe.close()
         self.pipe = None
@@ -20754,25 +20758,25 @@ class AgentProcess:
 
 
 def plan_branch(state: TaskState) -> str:
-    """Return the branch that a task has, or gets with its next worktree."""
+    """Return the branch that a task has, or will get with its next worktree."""
     place = state.place
     return place.branch or (state.task.branch or f"run/{state.name}") + place.suffix
 
 
 def find_work(main: Git, place: Workplace) -> str:
-    """Return the work of a task: its branch, where a person has added to it, too."""
+    """Return the work of a task: the tip of its branch, with commits that a person has added."""
     tip = main.commit_of(f"refs/heads/{place.branch}") if place.kept else ""
     return tip if tip and main.is_ancestor(place.kept, tip) else place.kept
 
 
 def last_snapshot(main: Git, name: str) -> int:
-    """Return the number of the last try of which there is a snapshot under a task's name."""
+    """Return the number of the last try under a task's name that has a snapshot."""
     refs = main.out("for-each-ref", "--format=%(refname:lstrip=3)", f"{SNAPSHOT_REFS}/{name}/")
     return max(map(int, re.findall(r"^\d+", refs, re.M)), default=0)
 
 
 def refuse_missing(folder: Folder, state: TaskState) -> None:
-    """Refuse a coder or a check whose program is nowhere: no agent helps against that."""
+    """Refuse a coder or a check whose program is missing: no agent can fix that."""
     task = state.task
     if not folder.world.which(task.program):
         if task.talks:
@@ -20788,7 +20792,7 @@ def refuse_missing(folder: Folder, state: TaskState) -> None:
 
 def refuse_missing_check(world: World, state: TaskState, directory: str,
                          pattern: str) -> None:
-    """Refuse a check whose first word, if it looks so, cannot be run in a directory."""
+    """Refuse a check whose first word looks like a program but can't be run in a directory."""
     word = re.match(pattern, state.task.check or "")
     if not word or "/" not in word[0] and world.which(word[0]):
         return
@@ -20803,12 +20807,12 @@ def refuse_missing_check(world: World, state: TaskState, directory: str,
 
 
 def slug_of(error: Exception) -> str:
-    """Return the cause that an error is to programs."""
+    """Return the cause of an error, for programs."""
     return error.slug if isinstance(error, FleetError) else "bug"
 
 
 def describe_error(error: Exception) -> str:
-    """Return in one line what went wrong with a task, and what to type."""
+    """Return one line that says what went wrong with a task, and what to type."""
     if isinstance(error, FleetError):
         return f"{error.what}; {error.fix}" if error.fix else error.what
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -20831,7 +20835,7 @@ def read_tail(world: World, log: str, most: int) -> str:
 
 
 def last_line_of(world: World, *logs: str) -> str:
-    """Return the last line, clean, of the first log that has any."""
+    """Return the last line of the first log that has one, without control characters."""
     for log in logs:
         lines = [line for line in read_tail(world, log, 2000).splitlines() if line.strip()]
         if lines:
@@ -20841,35 +20845,35 @@ def last_line_of(world: World, *logs: str) -> str:
 
 # == runs/tidy.py, from line 29 ===============================================
 #
-# Whether a task's place can go.
+# Removing a task's places and branch, where nothing is lost.
 
 class Tidying(Record):
-    """What becomes of a task's place and branch."""
+    """What happens to a task's place and branch."""
 
     name: str
     removes: bool
     why: str = ""
     worktree: str = ""
-    saved: str = ""  # the ref that has what is in no commit
-    files: int = 0  # in no commit
+    saved: str = ""  # the ref that keeps the uncommitted files
+    files: int = 0  # uncommitted
     ignored: int = 0
     ignored_bytes: int = 0
-    branch: str = ""  # goes as well
-    is_empty: bool = False  # that has no commit of the task
+    branch: str = ""  # which is removed, too
+    is_empty: bool = False  # it has no commit of the task
 
 
-# What git has in the directory of a repository in which it has stopped half way.
+# The files in a git directory that show that a merge or rebase is under way.
 UNDER_WAY = frozenset("MERGE_HEAD CHERRY_PICK_HEAD REVERT_HEAD BISECT_LOG rebase-merge "
                       "rebase-apply sequencer".split())
 
 
 class Keeps(Exception):
-    """Why a place stays."""
+    """The place is kept; the message says why."""
 
 
 def tidy_task(folder: Folder, state: TaskState, *, is_dry: bool = False,
               takes_ignored: bool = False) -> Tidying:
-    """Remove a place if that loses nothing; no agent can be started in it meanwhile."""
+    """Remove a place if nothing is lost; no agent can start in it meanwhile."""
     hold = folder.world.hold(folder.of_task(state.name, "alive"))
     try:
         if hold is None:
@@ -20884,7 +20888,7 @@ def tidy_task(folder: Folder, state: TaskState, *, is_dry: bool = False,
 
 
 def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool) -> Tidying:
-    """Do it, or raise why not: whatever is unsure keeps the place."""
+    """Remove a place, or raise Keeps. Any doubt keeps the place."""
     world, place = folder.world, state.place
     if not place.git:
         raise Keeps("has no worktree")
@@ -20899,7 +20903,7 @@ def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool
 
 def _tidy_place(folder: Folder, state: TaskState, *, is_dry: bool,
                 takes_ignored: bool) -> Tidying:
-    """Remove a place once all of it is in a ref."""
+    """Remove a place after everything in it is in a ref."""
     world, place = folder.world, state.place
     main = git_of(folder)
     git = git_in(folder, state)
@@ -20929,7 +20933,7 @@ def _tidy_place(folder: Folder, state: TaskState, *, is_dry: bool,
     if is_dry:
         return plan
 
-    if not is_kept:  # in one ref: what lies there, and every commit that only it knows
+    if not is_kept:  # one ref for its files, and for every commit that is nowhere else
         bring_home(main, git.tree, own)
         older = main.commit_of(ref)
         pin = main.make_commit(stored.net, filter(None, [stored.head, *own, older]),
@@ -20944,7 +20948,7 @@ def _tidy_place(folder: Folder, state: TaskState, *, is_dry: bool,
 
 
 def _keep_secret(folder: Folder, state: TaskState, both: Git, own: Iterable[str]) -> None:
-    """Keep a place with a commit of a copied file: no ref may reach that."""
+    """Keep a place with a commit that contains a copied file: no ref may contain it."""
     copied = read_surroundings(folder, state).get("copied") or ()
     for commit in own:
         leaked = find_leak(both, state.place, commit, copied)
@@ -20954,14 +20958,14 @@ def _keep_secret(folder: Folder, state: TaskState, both: Git, own: Iterable[str]
 
 
 def _remove_places(world: World, place: Workplace) -> None:
-    """Remove the places of a task; of a check's nothing is anybody's work."""
+    """Remove the places of a task; nobody's work is in the check's place."""
     for path in (f"{place.worktree}.check", place.worktree):
         if is_place(world, path, place.id):
             remove_place(world, path)
 
 
 def _keep_untidy(world: World, place: Workplace) -> None:
-    """Keep a place in which something is at work or under way, or beside which is another's."""
+    """Keep a place with a process or a merge in it, or with a foreign directory beside it."""
     inside = world.find_inside(place.worktree)
     if inside:
         raise Keeps(f"process {inside[0]} works in it")
@@ -20975,18 +20979,17 @@ def _keep_untidy(world: World, place: Workplace) -> None:
 
 
 def droppable_tip(main: Git, state: TaskState) -> str:
-    """Return where a branch is if it is merged; else "".
+    """Return the tip of a task's branch if the branch is merged; otherwise "".
 
-    It is where what a person has checked out, the branch that the task began from, or what
-    one of them follows has all of it. Any other branch that has it may be a copy, or the
-    agent's own.
+    It is merged if the current branch contains it, or the branch that the task began from, or
+    an upstream of one of them. Any other branch with it may be a copy, or the agent's own.
     """
     place = state.place
     ref = f"refs/heads/{place.branch}"
     tip, _, stands = main.out("for-each-ref", "--format=%(objectname) %(worktreepath)",
                               ref).partition(" ")
     if not tip or stands or place.kept and not main.is_ancestor(place.kept, tip):
-        return ""  # checked out; or what was kept for it is in no branch: it is not merged
+        return ""  # it is checked out, or does not have the task's work
     begun = [name for name in ("HEAD", state.task.base) if name and name != "after"]
     named = {main.run("rev-parse", "--symbolic-full-name", f"{name}{which}").text
              for name in begun for which in ("", "@{upstream}")}
@@ -21027,9 +21030,9 @@ NO_CONFINER = "bubblewrap (`bwrap`) is not installed"
 
 def find_trouble(world: World, confiner: Confiner, path: str,
                  seconds: float = 10.0) -> str:
-    """Return why a program does not confine commands here; nothing if it does.
+    """Return why a program does not confine commands here; "" if it does.
 
-    A shell in it must write one directory below a path of ours, and fail beside it.
+    A shell in it must be able to write one directory below the path, but not beside it.
     """
     place = as_place(path)
     try:
@@ -21054,20 +21057,20 @@ def find_trouble(world: World, confiner: Confiner, path: str,
 
 
 def clear_directory(world: World, path: str) -> None:
-    """Remove a directory of ours with all that is in it."""
-    with contextlib.suppress(FleetError):  # what is left of it harms nobody
+    """Remove a directory of ours and everything in it."""
+    with contextlib.suppress(FleetError):  # leftovers do no harm
         world.remove_tree(path)
 
 
 def is_there(world: World, path: str) -> bool:
-    """Tell whether there is anything at a path that this user can reach."""
+    """Tell whether a path exists and this user can reach it."""
     with contextlib.suppress(FleetError):
         return world.kind_of(path) != "absent"
     return False
 
 
 def find_named(folder: Folder, path: str) -> str:
-    """Return a path that a person has named: from home, the root, or the main checkout."""
+    """Return a path that a person has named, from home, the root or the main checkout."""
     world = folder.world
     if path.startswith("~/"):
         return world.path(world.home, path[2:])
@@ -21087,12 +21090,12 @@ class BoxPlan(Record):
         return f"{self.tree}.{self.use}.tmp"
 
 
-DEVICES = ("/dev/dri", "/dev/kfd", "/dev/kvm")  # which tests of a person's own may need
+DEVICES = ("/dev/dri", "/dev/kfd", "/dev/kvm")  # a person's tests may need them
 
 
 def plan_grants(folder: Folder, confiner: Confiner, plan: BoxPlan,
                 environ: Mapping[str, str]) -> tuple[Grant, ...]:
-    """Return what a command may write; make what is not there yet and has to be."""
+    """Return what a command may write; make the directories that must exist for that."""
     world, home = folder.world, folder.world.home
     own_states = CODER_STATE.get(plan.task.program, ())
     named = [find_named(folder, path) for path in plan.task.sandbox_write]
@@ -21100,14 +21103,14 @@ def plan_grants(folder: Folder, confiner: Confiner, plan: BoxPlan,
     for path in (*(path for path, _ in made), *named):
         if not is_there(world, path):
             world.make_directory(path)
-    # A program of the person's own may start any of them.
+    # A program that we don't know may start any of the coders.
     states = own_states or [row for rows in CODER_STATE.values() for row in rows]
 
     grants: list[Grant] = []
 
     def grant(path: str) -> None:
-        # What lies in what may be written is as writable; but a command could have put a link
-        # there that leads out.
+        # A path below a writable directory needs no grant of its own; but a command could have
+        # put a link there that leads out of it.
         above, name = world.split(path)
         path = world.path(world.real_path(above), name)
         if not may_write(grants, path) and is_there(world, path):
@@ -21131,10 +21134,10 @@ def plan_grants(folder: Folder, confiner: Confiner, plan: BoxPlan,
 
 
 def find_temporary(world: World, confiner: Confiner, plan: BoxPlan) -> str:
-    """Return the temporary directory of a command, which bubblewrap shows as /tmp."""
+    """Return the temporary directory of a command; bubblewrap shows it as /tmp."""
     if confiner.name != SEATBELT:
         return plan.temporary
-    # The path of a socket may have 104 characters.
+    # Short, because the path of a socket may have only 104 characters.
     name = hashlib.sha256(plan.temporary.encode("utf-8")).hexdigest()[:8]
     return world.path(world.environ.get("TMPDIR") or "/tmp", f"sf-{name}")
 
@@ -21151,7 +21154,7 @@ class Confinement:
         self._reason = ""
 
     def find(self) -> Confiner | None:
-        """Return the program that confines commands, once it was seen to."""
+        """Return the program that confines commands, after it was tried once."""
         with self._lock:
             if not self._is_known:
                 world = self.world
@@ -21165,24 +21168,24 @@ class Confinement:
 
     @property
     def known(self) -> Confiner | None:
-        """What confines commands, if that was asked for: nothing is run to find it out."""
+        """The program that confines commands, if it was tried already; this tries nothing."""
         return self._confiner if self._is_known and not self._reason else None
 
     @property
     def reason(self) -> str:
-        """Why commands are not confined; nothing if they are."""
+        """Why commands are not confined; "" if they are."""
         self.find()
         return self._reason
 
     def find_for(self, task: TaskSpec) -> Confiner | None:
-        """Return what confines the commands of a task; refuse where it must be something."""
+        """Return the program that confines a task's commands; refuse if it needs one."""
         confiner = self.find() if task.sandbox != "off" else None
         if not confiner and task.sandbox == "required":
             raise self.demand(task.name)
         return confiner
 
     def demand(self, names: str) -> FleetError:
-        """Return the refusal of tasks that want to be confined."""
+        """Return the error for tasks that must be confined and can't be."""
         return FleetError("not-confined", f"{names}: `sandbox: required`, but commands are not "
                           f"confined on this machine: {self.reason}", status=EXIT_REFUSED,
                           fix="install bubblewrap, or write `sandbox: auto`"
@@ -21190,7 +21193,7 @@ class Confinement:
 
     def confine(self, plan: BoxPlan, argv: Sequence[str], environ: Mapping[str, str]
                 ) -> tuple[list[str], dict[str, str]]:
-        """Return how a command is run in its box, if it has one, and its environment there."""
+        """Return the command that runs another in its box, if it has one, and its environment."""
         confiner = self.find_for(plan.task)
         if not confiner:
             return list(argv), dict(environ)
@@ -21199,7 +21202,7 @@ class Confinement:
         environ = {**environ, "TMPDIR": temporary if confiner.name == SEATBELT else "/tmp"}
         grants = plan_grants(self._folder, confiner, plan, environ)
         world.make_directory(temporary, is_private=True)
-        # What a command sees must not depend on the directory that a person typed in.
+        # What a command sees must not depend on the directory in which a person typed.
         told = [value for name, value in environ.items() if name not in ("PWD", "OLDPWD")]
         shown = find_shown([*told, *argv, world.home, plan.tree, repository.main,
                             repository.common])
@@ -21214,7 +21217,7 @@ class Confinement:
             clear_directory(world, path)
 
     def find_refused(self, plan: BoxPlan, text: str) -> list[str]:
-        """Return the paths that a command could not write because it is confined, as it says."""
+        """Return the paths that a command could not write because of its box, by its output."""
         world, confiner = self.world, self.known
         if not confiner or plan.task.sandbox == "off":
             return []
@@ -21233,17 +21236,17 @@ class Confinement:
 
 # == runs/ports.py, from line 14 ==============================================
 #
-# Ten ports of a task's own.
+# Ten ports for each task.
 
-# Below those that systems give away by themselves.
+# Below the ports that systems assign by themselves.
 PORTS = range(20000, 32760, 10)
-PORTS_SECONDS = 5.0  # for another program of ours that just looks for its own
+PORTS_SECONDS = 5.0  # for another of our processes that is choosing its ports
 
 
 def claim_ports(world: World, owner: str) -> int:
-    """Return the first of ten ports that nobody listens on, and no other task of this user has.
+    """Return the first of ten ports that are free and belong to no other task of this user.
 
-    The owner is the file of a task's state: while that is there, these are its own.
+    The owner is the file of a task's state: the ports are taken as long as that file exists.
     """
     place = world.user_place("state", "ports.json")
     world.make_directory(world.parent(place), is_private=True)
@@ -21266,16 +21269,16 @@ def claim_ports(world: World, owner: str) -> int:
 
 # == runs/process_tree.py, from line 26 =======================================
 #
-# What an agent has started, however it was left.
+# The processes that an agent or a command has started, however it left them.
 
 PROCESS_LOOK_SECONDS = 1.0  # between two looks at what an agent starts
 
 
 class Ended(Record):
-    """What it came to that processes were ended."""
+    """The result of ending processes."""
 
     count: int
-    left: str = ""  # what still runs, for people; "": nothing
+    left: str = ""  # the processes that still run, for people
 
 
 class ProcessTree:
@@ -21306,12 +21309,12 @@ class ProcessTree:
         self._found = ProcessList(-1.0, {})
 
     def add(self, number: int) -> None:
-        """Note a program that was just started in a session of its own."""
+        """Note a program that was just started in its own session."""
         with self._lock:
             self._sessions[number] = self._world.clock()
 
     def find(self, since: float) -> dict[int, Process]:
-        """Return what runs of it, as was seen at that time of the clock or later."""
+        """Return the processes of this tree, as seen at a time of the clock or later."""
         seen = self._world.list_processes(since)
         own = self._world.process_id
         with self._lock:
@@ -21330,7 +21333,7 @@ class ProcessTree:
                 tree.update(number for number, process in seen.processes.items()
                             if (process.parent in tree or process.session in self._sessions)
                             and number != own)
-            # Its number may be another's soon.
+            # The number of a session that has ended may soon belong to another.
             for number in [number for number, at in self._sessions.items() if at < seen.at]:
                 if all(seen.processes[one].session != number for one in tree):
                     del self._sessions[number]
@@ -21346,7 +21349,7 @@ class ProcessTree:
     def follow(self, child: Child, seconds: float, pause: Callable[[float], None]) -> int:
         """Wait for a program that was just started; return its exit code, 124 if it is too slow.
 
-        `pause` waits a while, and raises where nobody wants the program any more.
+        `pause` waits a while, and raises an exception if the program is no longer wanted.
         """
         self.add(child.number)
         until = self._world.clock() + seconds
@@ -21380,7 +21383,7 @@ class ProcessTree:
 
 def end_trees(world: World, trees: Sequence[ProcessTree], patience: float,
               spared: Collection[int] = ()) -> Ended:
-    """End what runs of these: TERM, some patience, then KILL until nothing is left."""
+    """End the processes of these trees: TERM, some patience, then KILL until none is left."""
     ended: set[int] = set()
     until = world.clock() + patience
     while True:
@@ -21398,7 +21401,7 @@ def end_trees(world: World, trees: Sequence[ProcessTree], patience: float,
             return Ended(len(ended.difference(left)),
                          some_of(names, 3) or "a process that this system does not show")
         is_late = now >= until
-        # What bubblewrap runs would end with it at once, without a TERM of its own.
+        # Not bubblewrap: the command in it would die with it at once, without a TERM of its own.
         asked = {number for number, process in left.items() if process.name != BWRAP}
         world.end_processes(left if is_late else asked - ended, at_once=is_late)
         ended.update(asked)
@@ -21408,7 +21411,7 @@ def end_trees(world: World, trees: Sequence[ProcessTree], patience: float,
 def find_helpers(processes: Mapping[int, Process], client: int) -> set[int]:
     """Return a client and its helpers: its children in its session.
 
-    What is left behind below bubblewrap becomes a child of that. Its first one is the client.
+    The first child of bubblewrap is the client. Later ones are orphans that bubblewrap got.
     """
     inside = {number for number, process in processes.items() if process.name == BWRAP}
     first: dict[int, int] = {}
@@ -21486,10 +21489,10 @@ class CommandRunner:
 
 # == runs/task_desk.py, from line 27 ==========================================
 #
-# A task on its way: its state, its files, its processes.
+# A task at work: its state, its files, its git and its processes.
 
 class TaskDesk:
-    """A task's state and files, its git, and the ending of its processes."""
+    """What every part of a task at work needs: its state, its files, git, its processes."""
 
     def __init__(self, supervisor: Supervisor, name: str) -> None:
         self._supervisor = supervisor
@@ -21499,28 +21502,28 @@ class TaskDesk:
         self._confinement = supervisor.confinement
         self._runner = CommandRunner(supervisor.confinement, supervisor.spawn, self._pause)
         self._main = git_of(self._folder)
-        self._hold: Hold | None = None  # on the gits of this task
+        self._hold: Hold | None = None  # the lock that each git of this task holds
         self._trees = {variable: ProcessTree(self._folder, name, variable)
                        for variable in (TASK_MARK, CHECK_MARK)}
-        self._preparing: threading.Thread | None = None  # of the check's place
+        self._preparing: threading.Thread | None = None  # makes the check's place
         self._is_closing = False
-        self._stopping_since = 0.0  # when a git was first seen at work then
+        self._stopping_since = 0.0  # when a git was first seen running while closing
         self.name = name
 
     @property
     def state(self) -> TaskState:
-        """What is known of the task."""
+        """The state of the task now."""
         return self._supervisor.tasks[self.name]
 
     def _take(self, event: Event) -> Step:
-        """Let an event count; return what is so now, and what to do about it."""
+        """Apply an event; return the new state and what to do next."""
         return self._supervisor.take(self.name, event)
 
     def _write(self, **changes: Any) -> TaskState:
         return self._supervisor.write(self.name, **changes)
 
     def _remember(self, **changes: Any) -> TaskState:
-        """Note what could be found out again: it is written with the next step."""
+        """Change the state in memory only, for facts that could be found out again."""
         return self._supervisor.remember(self.name, **changes)
 
     def _tell(self, word: str, text: str = "") -> None:
@@ -21530,7 +21533,7 @@ class TaskDesk:
         return self._folder.of_try(self.state, name)
 
     def _wait_for_git(self) -> None:
-        """Wait until no earlier supervisor's git works for this task: that one is not killed."""
+        """Wait until no git of an earlier supervisor runs for this task; it is not killed."""
         self._world.make_directory(self._folder.of_task(self.name))
         while not self._hold:
             self._hold = self._world.hold(self._folder.of_task(self.name, "git"))
@@ -21540,9 +21543,9 @@ class TaskDesk:
         self._main = git_of(self._folder, self._hold)
 
     def _ends_git(self) -> bool:
-        """Tell whether a git of this task is to end: a filter of the person's may hang.
+        """Tell whether a git of this task must end, because one of the person's filters may hang.
 
-        At the end of a task that is stopped, it has some seconds to keep the work.
+        When a task is stopped, git has some seconds to keep the work.
         """
         if threading.current_thread() is self._preparing:
             return self._is_closing or self.state.wish.stopping
@@ -21554,13 +21557,13 @@ class TaskDesk:
         return self._world.clock() - self._stopping_since > STOP_GIT_SECONDS
 
     def _pause(self, seconds: float) -> None:
-        """Wait a while, or until something has happened; stop where a person wants that."""
+        """Wait a while, or until something happens; raise Wanted if a person stops the task."""
         if self.state.wish.stopping or self._is_closing:
             raise Wanted
         self._supervisor.wait(seconds)
 
     def _git(self) -> Git:
-        """Return git in the agent's worktree, which is looked at before each use."""
+        """Return git in the agent's worktree, after making sure that it is still ours."""
         return git_in(self._folder, self.state, self._hold)
 
     # -- its processes --
@@ -21572,9 +21575,9 @@ class TaskDesk:
 
     def _end(self, patience: float, variable: str = "", *,
              spares_client: bool = False) -> Ended:
-        """End what was started for this task: by its agent, by its check, or by both.
+        """End the processes of the task's agent, of its commands, or of both.
 
-        A client that is idle may be spared, with its helpers: its children in its session.
+        An idle client may be spared, with its helpers: its children in its session.
         """
         trees = [tree for name, tree in self._trees.items() if variable in ("", name)]
         spared: set[int] = set()
@@ -21586,18 +21589,18 @@ class TaskDesk:
 
 # == runs/task_place.py, from line 61 =========================================
 #
-# A task on its way: its places.
+# A task at work: its places are made, filled and checked.
 
 class TaskPlace(TaskDesk):
-    """A task's places: made, filled, checked in."""
+    """The part of a task at work that deals with its agent's place and its check's place."""
 
-    _taken: Mapping[str, bytes] = {}  # what a place takes along of the person's
-    _trouble: Exception | None = None  # in the thread that prepares the check's
+    _taken: Mapping[str, bytes] = {}  # the files of a place's `.git`, once they were read
+    _trouble: Exception | None = None  # of the thread that prepares the check's place
 
     # -- making ready --
 
     def _make_ready(self) -> Event:
-        """Make the worktree of a task, and do in it what comes before the agent."""
+        """Make the worktree of a task, and everything else that the agent needs."""
         self._end(0.0)
         state = self._take(self._plan_try()).state
         self._world.make_directory(self._file(""))
@@ -21605,14 +21608,14 @@ class TaskPlace(TaskDesk):
         if isinstance(state.task.coder, str) and self._backing.fleet:
             self._backing.serve()
         if state.place.prepared:
-            self._take_additions(self._git())  # or it is gone, and parked
+            self._take_additions(self._git())  # which parks the task if the worktree is gone
         else:
             self._make_worktree(state)
         self._prepare_check()
         return Ready()
 
     def _plan_try(self) -> Planned:
-        """Return where a try begins, or goes on."""
+        """Return where a try begins or continues."""
         state = self.state
         now = state.place
         above = find_places(self._folder, self._backing.worktrees)
@@ -21634,34 +21637,34 @@ class TaskPlace(TaskDesk):
                            "`after:` is built on")
         number = 0
         if not state.attempt.open:
-            # Snapshots of an earlier task of this name stay.
+            # Its number is new, because the snapshots of an earlier task of this name stay.
             number = 1 + (state.attempt.tried or last_snapshot(self._main, self.name))
         return Planned(number, chosen)
 
     def _make_worktree(self, state: TaskState) -> None:
-        """Make the agent's place, fill it, note what is there before the agent comes."""
+        """Make the agent's place, fill it, and note what is in it before the agent starts."""
         place = state.place
         above = self._world.parent(place.worktree)
         if f"{above}/".startswith(f"{self._folder.repository.main}/"):
-            # The whole home is a repository: its status shall not list places.
+            # The repository contains the places, such as a whole home: its status skips them.
             self._world.make_directory(above, is_private=True)
             self._world.replace_files([(self._world.path(above, ".gitignore"), b"*\n", 0o600)])
         self._drop_half_made(state)
         begin = self._take_branch(state)
         make_place(self._main, place.worktree, mark_of(self._folder, place), self._files,
                    f"{place.branch} {begin}")
-        # Written at once: from now on somebody may have worked in it.
+        # Written at once: from now on, somebody may work in it.
         place = self._write(git=self._world.path(place.worktree, ".git"), prepared=False).place
         copies = self._fill(place.worktree, self._file("setup.log"), TASK_MARK)
         copied = []
         for path in copies:
             source = self._world.path(self._folder.repository.main, path)
             is_file = self._world.kind_of(source, follow=False) == "file"
-            if is_file and self._world.size_of(source):  # that is empty tells nothing
+            if is_file and self._world.size_of(source):  # an empty file gives nothing away
                 copied.append(blob_of(self._world, source, place.base))
 
-        # Where a task was worked on already, what was made then still counts. Where nothing
-        # was set up, all tasks of a base begin with the same.
+        # A task that was worked on before keeps its first start. Without copies and setup, all
+        # tasks with the same base start the same, so the trees are stored once.
         is_bare = not copies and not state.task.setup
         starts = self._supervisor.starts if is_bare else {}
         start = place.start or starts.get(place.base, "")
@@ -21676,7 +21679,7 @@ class TaskPlace(TaskDesk):
                     start = self._main.make_commit(stored.tree, [start],
                                                    f"{self.name}: as set up")
             starts[place.base] = start
-        # It has a name, so that no `git gc` takes away what the verdict is compared with.
+        # A ref, so that `git gc` keeps what the work is compared with.
         self._main.out("update-ref", f"{SNAPSHOT_REFS}/{self.name}/start", start)
         self._folder.write({"ignored": ignored, "copied": copied}, "tasks", self.name,
                            baseline_of(place))
@@ -21684,31 +21687,31 @@ class TaskPlace(TaskDesk):
 
     @property
     def _files(self) -> Mapping[str, bytes]:
-        """What each place of this task takes along, read once."""
+        """The files for the `.git` of each place of this task, read once."""
         if not self._taken:
             self._taken = plan_repository(self._main)
         return self._taken
 
     def _take_branch(self, state: TaskState) -> str:
-        """Make a task's branch, or find that it is the task's; return where a place begins.
+        """Make the task's branch, or make sure that it is ours; return where a place begins.
 
-        It is the task's if it is where the task has left it, or has all of its work. Any
-        other is a person's, even one that has no commit of its own.
+        It is ours if the task left it there, or if it contains all of the task's work. Any
+        other branch is a person's, even without a commit of its own.
         """
         place = state.place
         ref = f"refs/heads/{place.branch}"
         begin = place.base
         if place.kept and self._main.commit_of(place.kept):
-            begin = place.kept  # never before its own work
+            begin = place.kept  # its own work, once there is any
         tip = self._main.commit_of(ref)
         if place.tip and tip and self._main.is_ancestor(begin, tip):
-            return tip  # with what a person has added
+            return tip  # with commits that a person has added
         if tip and tip != place.tip:
             raise FleetError(
                 "branch-taken", f"the branch `{place.branch}` already exists",
                 fix=f"write another `branch:`, or `git branch -m {place.branch} old`")
         if not tip:
-            self._write(tip=begin)  # first: after a kill, what is there is the task's
+            self._write(tip=begin)  # first: after a kill, the branch is still the task's
             made = self._main.run("update-ref", ref, begin, "0" * len(begin))
             if made.code:
                 self._write(tip="")
@@ -21717,9 +21720,9 @@ class TaskPlace(TaskDesk):
         return begin
 
     def _take_additions(self, git: Git) -> None:
-        """Bring into the agent's place what a person has added to its branch since.
+        """Bring commits that a person has added to the branch into the agent's place.
 
-        Only where nothing else is there: what stands against each other, a person merges.
+        Only if the place has no other changes: otherwise, a person has to merge.
         """
         place = self.state.place
         tip = self._main.commit_of(f"refs/heads/{place.branch}")
@@ -21735,23 +21738,19 @@ class TaskPlace(TaskDesk):
         self._write(tip=tip)
 
     def _drop_half_made(self, state: TaskState) -> None:
-        """Remove a place that was never ready; what a person did in it is kept first."""
+        """Remove a place that was never ready, after keeping what a person did in it."""
         place = state.place
         if place.git and self._world.kind_of(place.worktree, follow=False) != "absent":
             copies = tuple(find_copies(self._folder, state.task))
             take_snapshot(self._git(), self._main, change(state, copies=copies),
                           f"{state.attempt.tried}.remade", {})
-            self._write(git="")  # kept: whatever a kill leaves of it is not asked again
+            self._write(git="")  # it is kept now: after a kill, the rest is simply removed
         clear_place(self._world, place.worktree, place.id)
 
     def _fill(self, tree: str, log: str, variable: str) -> list[str]:
-        """Copy what git lacks into a worktree, and run the person's commands there."""
+        """Copy the person's ignored files into a worktree, and run the setup there."""
         copies = find_copies(self._folder, self.state.task)
-        for path in copies:
-            target = Place(tree, path)
-            if self._world.kind_of(target, follow=False) == "absent":
-                source = self._world.path(self._folder.repository.main, path)
-                self._world.copy_file(source, target)
+        copy_files(self._folder, copies, tree)
         for command in self.state.task.setup:
             result = self._run_command(command, tree, log, SETUP_SECONDS, variable)
             if result.code:
@@ -21763,16 +21762,16 @@ class TaskPlace(TaskDesk):
         return copies
 
     def _prepare_check(self) -> None:
-        """Make the check's place while the agent works, in a thread of its own."""
+        """Start a thread that makes the check's place while the agent works."""
         task = self.state.task
         if task.check and task.check_in == "own":
             self._preparing = threading.Thread(target=self._prepare_place, daemon=True)
             self._preparing.start()
 
     def _prepare_place(self) -> None:
-        """Make the check's place, and see what the check says in it before any work.
+        """Make the check's place, and run the check in it before any work.
 
-        What goes wrong is raised where the check is needed.
+        An error is raised later, when the check is needed.
         """
         try:
             if not self._commit_of_check():
@@ -21782,7 +21781,7 @@ class TaskPlace(TaskDesk):
             self._trouble = error
 
     def _make_check_place(self) -> None:
-        """Make the check's place anew, and set it up."""
+        """Make a new place for the check, and set it up."""
         place = self.state.place
         path = f"{place.worktree}.check"
         clear_place(self._world, path, place.id)
@@ -21792,7 +21791,7 @@ class TaskPlace(TaskDesk):
         write_mark(self._world, path, mark_of(self._folder, place, place.start))
 
     def _commit_of_check(self) -> str:
-        """Return the commit whose files the check's place holds; "": there is none."""
+        """Return the commit in the check's place; "" if there is no such place."""
         place = self.state.place
         path = f"{place.worktree}.check"
         if not is_place(self._world, path, place.id):
@@ -21800,9 +21799,9 @@ class TaskPlace(TaskDesk):
         return read_mark(self._world, self._world.path(path, ".git"))[2]
 
     def _ask_base(self) -> bool:
-        """Tell whether the check passes before any work: then it proves nothing.
+        """Tell whether the check passes before any work, because then it proves nothing.
 
-        That is asked once a `run` for each check and base; other tasks wait for the answer.
+        It runs once for each check and base in a `run`; other tasks wait for the result.
         """
         task, passes = self.state.task, self._supervisor.passes
         asked = (task.check or "", self.state.place.base, *task.setup)
@@ -21811,7 +21810,7 @@ class TaskPlace(TaskDesk):
             self._pause(0.25)
         try:
             if asked not in passes:
-                # An earlier supervisor may have left work.
+                # An earlier supervisor may have left work in it.
                 tree = self._put_check(self.state.place.start)
                 passes[asked] = self._run_check(tree, "check-base.log").code == 0
                 if passes[asked] and task.changes == "required" \
@@ -21830,7 +21829,7 @@ class TaskPlace(TaskDesk):
             return self._run_command(task.check or "", tree, self._file(log), task.deadline,
                                      CHECK_MARK)
         finally:
-            if tree != self.state.place.worktree:  # it may have removed even that
+            if tree != self.state.place.worktree:  # a check may remove even the mark
                 write_mark(self._world, tree, mark_of(self._folder, self.state.place, commit))
 
     def _run_command(self, text: str, tree: str, log: str, seconds: int,
@@ -21841,28 +21840,28 @@ class TaskPlace(TaskDesk):
         return self._runner.run(command, self._trees[variable])
 
     def _put_check(self, commit: str) -> str:
-        """Put the check's place to a commit; return where it is."""
+        """Put the check's place to a commit; return its path."""
         try:
             self._reset_check(commit)
-        except FleetError:  # an earlier check has spoiled its own place
+        except FleetError:  # an earlier check has damaged its own place
             self._make_check_place()
             self._reset_check(commit)
         return f"{self.state.place.worktree}.check"
 
     def _reset_check(self, commit: str) -> None:
-        """Make the check's place the same as a commit."""
+        """Reset the check's place to a commit."""
         place = self.state.place
         path = f"{place.worktree}.check"
         before = self._commit_of_check()
         if not before:
             raise FleetError("worktree-gone", f"the check's worktree is gone: {path}")
-        # Nothing of a repository that a check had counts: no index, lock, setting or ref.
+        # A new `.git`: an earlier check may have left an index, locks, settings or refs.
         write_repository(self._world, path, mark_of(self._folder, place), self._files,
                          f" {commit}")
         git = git_at(self._main, path)
         git.out("read-tree", before)  # without it, no file would be removed
         git.out("read-tree", "--reset", "-u", commit)
-        # What an earlier check has left goes, repositories too; ignored caches may stay.
+        # Remove what an earlier check has left, repositories too; ignored caches may stay.
         keep = [word for copy in place.copies for word in ("-e", f"/{copy}")]
         git.out("clean", "-q", "-ffd", *keep)
         write_mark(self._world, path, mark_of(self._folder, place, commit))
@@ -21870,16 +21869,16 @@ class TaskPlace(TaskDesk):
 
 # == runs/task_agent.py, from line 71 =========================================
 #
-# A task on its way: its agent, started and heard.
+# A task at work: its agent is started, heard, answered and ended.
 
 class TaskAgent(TaskDesk):
-    """A task's agent: started, heard, answered, ended."""
+    """The part of a task at work that deals with its agent."""
 
     _agent: AgentProcess | None = None
     _looked_at = 0.0
 
     def _start(self) -> Event:
-        """Start an agent and hand it what it is told."""
+        """Start an agent and send it its prompt."""
         hold = self._hold_alive()
         try:
             state = self.state
@@ -21904,14 +21903,14 @@ class TaskAgent(TaskDesk):
             self._pause(0.01)
         processes = self._trees[TASK_MARK]
         processes.add(child.number)
-        processes.find(self._world.clock())  # for who comes after us
+        processes.find(self._world.clock())  # which notes them for the next supervisor
         return Started(child.number, self._describe(state))
 
     def _hold_alive(self) -> Hold:
-        """Return the lock that each agent of a task holds as long as it lives: there is one.
+        """Return the lock that an agent holds as long as it lives, so that a task has only one.
 
-        A supervisor that was killed while it started an agent leaves a process without the
-        mark behind, which holds the lock for the moment until it becomes that agent.
+        A supervisor that is killed while it starts an agent leaves a process without the mark,
+        which holds the lock until it has become that agent.
         """
         until = self._world.clock() + LOCK_SECONDS
         while True:
@@ -21933,7 +21932,7 @@ class TaskAgent(TaskDesk):
         if task.talks:
             environ, settings = plan_task_session(task, self._world.environ,
                                                   fleet, self._backing.key)
-            # The key is in it, which an argument would show to everybody.
+            # In a file, because it holds the key: everybody can see arguments.
             self._world.replace_files(
                 [(path("settings.json"), json.dumps(settings).encode("ascii"), 0o600)])
             words = [program, "-p", "--input-format", "stream-json", "--output-format",
@@ -21960,7 +21959,7 @@ class TaskAgent(TaskDesk):
         return BoxPlan(self.state.task, self.state.place.worktree, "agent")
 
     def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:
-        """Return the words and the environment of a coder that only ends."""
+        """Return the arguments and the environment of a coder that can't talk."""
         environ = plain_environment(self._world.environ)
         if not isinstance(task.coder, str):
             return task.coder[1:], environ
@@ -21971,7 +21970,7 @@ class TaskAgent(TaskDesk):
         return [*start.words, *CODERS[task.coder]], {**environ, **start.environment}
 
     def _describe(self, state: TaskState) -> str:
-        """Return who does a task, where, and how it is checked."""
+        """Return one line that says who does the task, where, and how it is checked."""
         who = state.task.program
         if state.task.talks:
             who = state.task.agent or self._supervisor.alias_of(self.name) or "Claude Code"
@@ -21979,12 +21978,12 @@ class TaskAgent(TaskDesk):
                 who = "your own login"
         nodes = [f"{model.node} ({model.ollama_model})"
                  for model in self._supervisor.models_of(self.name)]
-        where = f", planned for {' or '.join(nodes)}" if nodes else ""  # another may answer
+        where = f", planned for {' or '.join(nodes)}" if nodes else ""  # a fallback may answer
         check = f", check: {state.task.check}" if state.task.check else ", no check"
         return f"{who}{where}, branch {state.place.branch}{check}"
 
     def _adopt(self) -> None:
-        """Go on with an agent that an earlier supervisor started, or with what it left."""
+        """Continue with an agent that an earlier supervisor started, or with its output."""
         state = self.state
         if state.state == "checking":
             self._end(0.0, CHECK_MARK)
@@ -21994,12 +21993,12 @@ class TaskAgent(TaskDesk):
         if agent.lives() and state.state != "checking":
             self._tell("reattached", f"the agent has been {state.state} for "
                        f"{show_span(self._world.now() - state.at)}")
-            # Whether it was told that is not known; twice does no harm.
+            # It may have got this prompt already; getting it twice does no harm.
             if state.attempt.prompt and agent.heard.turn_at <= state.attempt.heard_from:
                 self._say(state.attempt.prompt)
 
     def _say(self, text: str) -> None:
-        """Hand a prompt to an agent that waits for one."""
+        """Send a prompt to an agent that waits for one."""
         agent = self._agent
         assert agent
         agent.heard.prompted(agent.end, self._world.clock())
@@ -22009,7 +22008,7 @@ class TaskAgent(TaskDesk):
     # -- listening --
 
     def _talk(self) -> Event:
-        """Listen until the agent has answered, or has ended otherwise: then how."""
+        """Listen until the agent has answered or ended; return that as an event."""
         agent = self._agent
         assert agent
         pause = 0.01
@@ -22018,7 +22017,7 @@ class TaskAgent(TaskDesk):
             self._trees[TASK_MARK].find(self._world.clock() - PROCESS_LOOK_SECONDS)
             pause = 0.01 if agent.listen() else min(pause * 1.5, 0.25)
             if agent.has_answered or not agent.lives():
-                agent.listen()  # what it has said last
+                agent.listen()  # to its last words
                 return self._lose(agent) if agent.is_lost else Spoke()
             if self._hear_requests(agent):
                 pause = 0.01
@@ -22029,25 +22028,25 @@ class TaskAgent(TaskDesk):
             self._pause(pause)
 
     def _lose(self, agent: AgentProcess) -> Lost:
-        """Return what is left of a process that ended without a result."""
+        """Return the event for a process that ended without a result."""
         self._end(0.0, TASK_MARK)
         agent.listen()
         errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
         is_known = b"No conversation found" not in errors \
             and not is_unknown_session(agent.heard.result or {})
-        # What it had not even begun with is told again.
+        # A prompt that it had not started on is sent again.
         has_begun = self.state.task.talks and agent.heard.turn_at > self.state.attempt.heard_from
         return Lost(has_begun, is_known, self._last_line())
 
     def _last_line(self) -> str:
-        """Return the last line of its errors, else of what it printed: a log, if no stream."""
+        """Return the last line of its errors, or of its output if that is a plain log."""
         logs = [self._file("err")]
         if not self.state.task.talks:
             logs.append(self._file("out.jsonl"))
         return last_line_of(self._world, *logs)
 
     def _hear_requests(self, agent: AgentProcess) -> bool:
-        """Answer what it asks, by the rules or by a person; hand on what a person said."""
+        """Answer its requests, by the rules or by a person; deliver what a person said."""
         for identity, request in list(agent.heard.requests.items()):
             if self._hear_request(agent, identity, request):
                 return True
@@ -22067,7 +22066,7 @@ class TaskAgent(TaskDesk):
 
     def _hear_request(self, agent: AgentProcess, identity: str,
                       request: Mapping[str, Any]) -> bool:
-        """Answer one request, or ask a person; tell whether anything was done."""
+        """Answer one request or ask a person; tell whether anything was done."""
         state = self.state
         answer = decide_request(state.task, state.place.worktree, request, self._world.real_path)
         is_persons = answer is None
@@ -22090,9 +22089,9 @@ class TaskAgent(TaskDesk):
         return True
 
     def _end_agent(self, patience: float) -> Ended:
-        """End an agent, gently first, then all that was started for its task.
+        """End an agent, gently at first, then everything that was started for its task.
 
-        Claude Code ends its own commands on TERM, even those that ignore it.
+        On TERM, Claude Code ends its own commands, even those that ignore the signal.
         """
         agent, state = self._agent, self.state
         count = 0
@@ -22107,21 +22106,21 @@ class TaskAgent(TaskDesk):
         return replace(ended, count=max(count, ended.count))
 
     def _sleep(self) -> Event:
-        """End the process of an agent that gets no answer: its place is free meanwhile."""
+        """End the process of an agent that gets no answer, which frees its slot."""
         self._end_agent(TERM_SECONDS)
         return Slept()
 
     def _look_at_clock(self, agent: AgentProcess) -> Event | None:
-        """Return why an agent that takes too long, or has got stuck, shall be ended."""
+        """Return an event if the agent has to end because it takes too long or is stuck."""
         state, heard = self.state, agent.heard
         now = self._world.clock()
         gap, self._looked_at = now - self._looked_at, now
-        if gap >= GAP_SECONDS:  # the machine has slept, and so has the agent
+        if gap >= GAP_SECONDS:  # the machine was asleep, and so was the agent
             heard.last = heard.since = now
         elif state.state == "running":
             state = self._remember(worked=state.attempt.worked + gap)
         if state.state == "asking":
-            is_awaited = self._supervisor.waits_for_time  # others could use its place
+            is_awaited = self._supervisor.waits_for_time  # another task could use its slot
             patience = ASK_AWAITED_SECONDS if is_awaited else ASK_SECONDS
             return self._sleep() if self._world.now() - state.at > patience else None
         if state.attempt.worked > state.task.deadline:
@@ -22143,21 +22142,21 @@ class TaskAgent(TaskDesk):
 
 # == runs/task.py, from line 67 ===============================================
 #
-# One task, from its worktree to its branch.
+# One task at work, from its worktree to its branch.
 
 class TaskWork(TaskPlace, TaskAgent):
-    """One task on its way, in a thread of its own: from where its state says, to its end."""
+    """One task in its own thread: it starts at the step in its state, and runs to its end."""
 
-    _work: WorkDone | None = None  # what its check was asked of
+    _work: WorkDone | None = None  # the work that was checked
 
     def run(self) -> None:
-        """Run the task until it waits, sleeps or is over; whatever goes wrong parks it."""
+        """Run the task until it waits, sleeps or is over; anything that goes wrong parks it."""
         try:
             self._follow()
         except Asleep:
             pass
         except (BrokenPipeError, FleetError) as error:
-            # Nobody reads what the run says, or its disk is full: no task's trouble.
+            # The output of the run is closed, or its disk is full: no single task is at fault.
             self._supervisor.failures.append(error)
         finally:
             self._is_closing = True
@@ -22170,7 +22169,7 @@ class TaskWork(TaskPlace, TaskAgent):
             self._supervisor.leave_task(self.name)
 
     def _follow(self) -> None:
-        """Take what comes next, and do it, until nothing does."""
+        """Apply an event and do what comes next, until there is nothing more to do."""
         event: Event = Entered()
         while True:
             try:
@@ -22184,12 +22183,12 @@ class TaskWork(TaskPlace, TaskAgent):
                 raise
             except Exception as error:
                 if slug_of(error) == "disk-full":
-                    self._write()  # which says so again where it is the run's own disk
+                    self._write()  # which fails, too, if it is the run's own disk
                 kind = Refused if isinstance(event, Trouble) else Trouble
                 event = kind(describe_error(error), slug_of(error))
 
     def _carry_out(self, made: Step) -> Event:
-        """Do what comes next; return what came of it."""
+        """Do what comes next; return the event that results."""
         if made.do == CLOSE:
             return self._close(made.ruling)
         if made.do == END_AGAIN:
@@ -22207,12 +22206,12 @@ class TaskWork(TaskPlace, TaskAgent):
         return self._talk()
 
     def _take_over(self) -> None:
-        """Go on where an earlier supervisor was killed."""
+        """Continue where an earlier supervisor was killed."""
         self._adopt()
         self._prepare_check()
 
     def _feed(self) -> Event:
-        """Tell the agent what is wrong: the one that waits for it, or a new one."""
+        """Tell the agent what is wrong; if it has ended, start a new one."""
         if self._agent and self._agent.lives():
             self._say(self.state.attempt.prompt)
             return Resumed()
@@ -22223,7 +22222,7 @@ class TaskWork(TaskPlace, TaskAgent):
     # -- the verdict --
 
     def _judge(self) -> Event:
-        """Keep what there is in a snapshot, and check exactly that."""
+        """Take a snapshot of the work, and check exactly that."""
         if not self._agent:
             self._take_over()
         state, agent = self.state, self._agent
@@ -22243,7 +22242,7 @@ class TaskWork(TaskPlace, TaskAgent):
                              f"run (exit {exit_code}): {self._last_line()}",
                              fix=f"subagent-fleet task log {self.name} stderr")
 
-        # What the agent has left running could still write.
+        # Processes that the agent has left running could still write.
         ended = self._end(0.5, TASK_MARK, spares_client=state.task.talks and agent.lives())
         if ended.left:
             raise FleetError("still-alive", "its agent has answered, but what it started is "
@@ -22259,7 +22258,7 @@ class TaskWork(TaskPlace, TaskAgent):
         return Checked(work, checked.code, checked.output)
 
     def _keep(self, state: TaskState, known: Mapping[str, str] | None) -> WorkDone:
-        """Keep the worktree in a ref, and look at what was done in it."""
+        """Keep the worktree in a ref, and compare it with the beginning of the task."""
         work, _ = take_snapshot(self._git(), self._main, state, str(state.attempt.tried), known)
         if work.commit != state.place.kept:
             self._remember(kept=work.commit, landed="")
@@ -22273,7 +22272,7 @@ class TaskWork(TaskPlace, TaskAgent):
         if result.get("terminal_reason") == PROMPT_TOO_LONG:
             return ApiFailed(f"too large for the model, split it: {text}", is_final=True,
                              cause="too-large")
-        # It says no status of this, and waiting does not help.
+        # This error comes without a status, and waiting does not help.
         if "Please run /login" in text:
             text += ("; type /login in `claude`, then subagent-fleet task retry "
                      f"{self.name}; or subagent-fleet init, for models of your own")
@@ -22305,10 +22304,10 @@ class TaskWork(TaskPlace, TaskAgent):
         return result
 
     def _settle(self, work: WorkDone) -> None:
-        """Make good work the tip of its branch, if nobody has moved that meanwhile."""
+        """Move the branch to work that is good, if nobody has moved it meanwhile."""
         place = self.state.place
         branch = place.branch
-        self._write(tip=work.commit)  # first: after a kill, what is there is the task's
+        self._write(tip=work.commit)  # first: after a kill, the branch is still the task's
         if not settle_branch(self._git(), self._main, place, work.commit):
             self._write(tip=place.tip)
             tree = quote_shell(place.worktree)
@@ -22320,7 +22319,7 @@ class TaskWork(TaskPlace, TaskAgent):
     # -- ends --
 
     def _close(self, ruling: Ruling) -> Closed:
-        """Make good work its branch, end an agent, keep what is there, write its receipt."""
+        """Move the branch to good work, end the agent, keep the rest, write the receipt."""
         work = self._work if ruling.ended == "result" else None
         if work and ruling.to in ("done", "review"):
             self._settle(work)
@@ -22356,7 +22355,7 @@ class TaskWork(TaskPlace, TaskAgent):
 
     def _write_receipt(self, state: TaskState, ruling: Ruling,
                        work: WorkDone) -> dict[str, Any]:
-        """Write down what a try came to, beside what it left; remove what holds the key."""
+        """Write the receipt of a try; remove its settings, which hold the key."""
         agent, now = self._agent, self._world.now()
         alias = self._supervisor.alias_of(self.name)
         served = self._backing.receipts() if alias else ()
@@ -22383,7 +22382,7 @@ class TaskWork(TaskPlace, TaskAgent):
         return self._confinement.find_refused(self._agent_box, text)
 
     def _keep_what_is_there(self, state: TaskState) -> WorkDone:
-        """Keep a worktree at the end of a try, however that has ended; before setup, nothing."""
+        """Keep the worktree at the end of a try, however it has ended; not before setup."""
         if not state.place.prepared or self._world.kind_of(state.place.worktree) != "directory":
             return WorkDone()
         try:
@@ -22396,7 +22395,7 @@ class TaskWork(TaskPlace, TaskAgent):
         return WorkDone()
 
     def _sum_up(self, receipt: Mapping[str, Any]) -> str:
-        """Return in one line what a task that is done has come to."""
+        """Return the result of a finished task in one line."""
         state = self.state
         sums = state.place.diff
         words = [show_span(receipt["seconds"]), count_of(sums["commits"], "commit"),
@@ -22411,29 +22410,26 @@ class TaskWork(TaskPlace, TaskAgent):
 
 # == runs/supervisor.py, from line 68 =========================================
 #
-# All tasks of a repository: their states, the lock, threads, orders.
+# The supervisor of a repository's tasks: their states, threads and orders.
 
-# Takes tasks; runs an agent in a worktree for each. Whoever holds the lock of a repository's
-# run folder is its supervisor, the one writer of its tasks. How it thinks:
+# The process that holds the lock of a repository's run folder is its supervisor. Only it writes
+# the states of tasks. It runs an agent in a worktree for each task. How it works:
 #
-# - Each task is a file, `tasks/NAME/state.json`, replaced whole *before* each step is taken.
-#   So whenever this process ends, even by kill -9, the next one enters the same function,
-#   `TaskWork.run`, at the step that the file names. Agents hang on files and a named pipe,
-#   never on us.
-# - What comes next is decided in one place, `tasks/step`: `take` hands it an event, writes the
+# - Each task is a file, `tasks/NAME/state.json`, which is replaced *before* each step. So after
+#   this process ends, even by kill -9, the next one enters the same function, `TaskWork.run`, at
+#   the step in the file. Agents depend on files and a named pipe, never on this process.
+# - One function decides what comes next, `tasks/step`: `take` gives it an event, writes the
 #   state that it returns, and tells people.
-# - Each task at work has a thread of its own, which may wait: for git, for setup,
-#   for an agent.
-# - What other commands want of a task is a file in `inbox/`; the main thread takes it as an
-#   event, and the task's thread finds what it is to do in the state.
-# - An agent works in one worktree; its check runs in another, which is put to the
-#   snapshot that was taken of the first. So what is checked is what is kept, whatever
-#   else lies around.
+# - Each running task has its own thread, which may wait: for git, for setup, for an agent.
+# - Other commands write their orders as files into `inbox/`. The main thread takes each as an
+#   event, and the task's thread finds in the state what to do.
+# - An agent works in one worktree, and its check runs in another, which is put to a snapshot of
+#   the first. So what is checked is what is kept, whatever else lies around.
 
 
 def find_limits(world: World, backing: Backing, tasks: Mapping[str, TaskState],
                 page: Mapping[str, Any]) -> Limits:
-    """Return how much may happen at the same time; the gateway's page says who rests."""
+    """Return how many tasks may run at once; the gateway's status tells which aliases rest."""
     slots = plan_slots(backing.fleet)
     most = backing.most
     if not most:
@@ -22449,17 +22445,17 @@ def find_limits(world: World, backing: Backing, tasks: Mapping[str, TaskState],
 
 
 def base_of(task: TaskSpec, folder: Folder, where: str = "") -> str:
-    """Return the commit that a task starts from; `where` says so in its file."""
+    """Return the commit that a task starts from; `where` is where the file names it."""
     base = "HEAD" if task.base in (None, "after") else task.base
     return find_commit(folder.world, folder.repository, base or "HEAD", where)
 
 
 def find_merged(folder: Folder, tasks: Mapping[str, TaskState]) -> list[str]:
-    """Return tasks in review whose branches a person merged into the branch they are on."""
+    """Return the tasks in review whose branches a person has merged into the current branch."""
     git = git_of(folder)
     reviews = [state for state in list(tasks.values())
                if state.state == "review" and state.place.kept not in ("", state.place.base)]
-    # Who has only gone to a commit, or to a task's branch, looks at it.
+    # A person who has checked out a commit, or the task's own branch, is only looking at it.
     home = git.run("symbolic-ref", "--quiet", "HEAD").text if reviews else ""
     return [state.name for state in reviews
             if home not in ("", f"refs/heads/{state.place.branch}") and git.commit_of(home)
@@ -22477,29 +22473,29 @@ class Supervisor:
         self.run = folder.make()
         self.tasks, _ = folder.read_states()
         self.failures: list[Exception] = []  # of threads: a bug, or a disk that is full
-        self.passes: dict[tuple[str, ...], bool] = {}  # a check, before any work
-        self.asking: dict[tuple[str, ...], threading.Lock] = {}  # who just asks that
-        self.starts: dict[str, str] = {}  # by base: what a worktree begins with
+        self.passes: dict[tuple[str, ...], bool] = {}  # whether a check passes before any work
+        self.asking: dict[tuple[str, ...], threading.Lock] = {}  # held while a thread finds out
+        self.starts: dict[str, str] = {}  # by base: the commit of a fresh worktree
         self.confinement = backing.confinement or Confinement(folder)
         self.changed = changed or threading.Condition()
         self._world, self._lock = folder.world, lock
-        self._only = only  # the tasks that are meant, and those handed over since; None: all
+        self._only = only  # the tasks to run, and those handed over since; None: all
         self._takes_new = takes_new
         self._threads: dict[str, threading.Thread] = {}
         self._leaves = False
         self._looked: dict[str, float] = {}
         self._page: Mapping[str, Any] = {}
-        self._is_served = True  # as far as anybody knows
-        self._told: set[str] = set()  # tasks of which was said what they wait for
+        self._is_served = True  # as far as we know
+        self._told: set[str] = set()  # tasks whose reason to wait was told
         self._spawning = threading.Lock()
         self._world.replace_files([(folder.place("lock.pid"), str(
             self._world.process_id).encode(), 0o600)])
         for name, state in self.tasks.items():
-            if state.is_active or state.wish.stopping:  # whoever was meant: nobody else does it
+            if state.is_active or state.wish.stopping:  # even if not in `only`: nobody else can
                 self._begin(name)
 
     def leave(self) -> None:
-        """Give up the lock; agents go on, and so does a git that takes long."""
+        """Release the lock; agents continue, and so does a git that takes long."""
         with self.changed:
             self._leaves = True
             self.changed.notify_all()
@@ -22511,7 +22507,7 @@ class Supervisor:
     # -- what is known, and who may change it --
 
     def take(self, name: str, event: Event) -> Step:
-        """Let an event count: write down what is so now, then say it; return what to do."""
+        """Apply an event: write the new state, then tell people; return what to do next."""
         with self.changed:
             before = self.tasks[name]
             made = step(before, event, self._world.now())
@@ -22521,24 +22517,24 @@ class Supervisor:
             except FleetError:
                 if not isinstance(event, Refused):
                     raise
-                self.tasks[name] = made.state  # its file may be what is refused
+                self.tasks[name] = made.state  # perhaps because its file can't be written
         for word, text in made.tells:
             self.tell(name, word, text)
         return made
 
     def write(self, name: str, **changes: Any) -> TaskState:
-        """Write down what is known of a task, then let it be so."""
+        """Change the state of a task, first in its file."""
         with self.changed:
             return self._keep(change(self.tasks[name], **changes))
 
     def remember(self, name: str, **changes: Any) -> TaskState:
-        """Change what is known of a task; its next step writes it down."""
+        """Change the state of a task in memory; its next step writes it down."""
         with self.changed:
             state = self.tasks[name] = change(self.tasks[name], **changes)
             return state
 
     def _keep(self, state: TaskState) -> TaskState:
-        if self._leaves:  # who comes next may already have the lock
+        if self._leaves:  # the next supervisor may already have the lock
             raise Asleep
         self.folder.write_state(state)
         self.tasks[state.name] = state
@@ -22546,14 +22542,14 @@ class Supervisor:
         return state
 
     def wait(self, seconds: float) -> None:
-        """Wait a while, or until something has changed; a thread ends here when we leave."""
+        """Wait a while, or until something changes; threads end here when the supervisor leaves."""
         with self.changed:
             self.changed.wait(seconds)
         if self._leaves:
             raise Asleep
 
     def spawn(self, launch: Launch) -> Child:
-        """Start a program; who waits is woken when it ends."""
+        """Start a program; waiting threads are woken when it ends."""
         def wake() -> None:
             child.wait()
             with self.changed:
@@ -22564,7 +22560,7 @@ class Supervisor:
         return child
 
     def leave_task(self, name: str) -> None:
-        """Note that a task's thread has ended; what a person wants may need another one."""
+        """Note that a task's thread has ended; a person's order may need another one."""
         with self.changed:
             self._threads.pop(name, None)
             self.changed.notify_all()
@@ -22574,7 +22570,7 @@ class Supervisor:
     # -- one look at everything --
 
     def advance(self) -> bool:
-        """Do what can be done now, and start threads for what takes time; tell if it did."""
+        """Do what can be done now, and start threads for the rest; tell if anything was done."""
         if self.failures:
             raise self.failures[0]
         did = self._take_orders()
@@ -22586,7 +22582,7 @@ class Supervisor:
         return self._start_ready() or did
 
     def _keep_serving(self) -> None:
-        """Start a gateway where the one that agents use has gone, such as that of an `up`."""
+        """Start a gateway if the one that agents use is gone, such as one that `up` started."""
         needs = any(state.is_active and isinstance(state.task.coder, str)
                     for state in list(self.tasks.values()))
         if not (self.backing.fleet and needs and self._is_due("served", 0.5)):
@@ -22606,28 +22602,28 @@ class Supervisor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is being done."""
-        with self.changed:  # a thread that ends may just let its task wait again
+        """Whether any task has a thread."""
+        with self.changed:  # a thread that ends may be writing that its task waits again
             return bool(self._threads)
 
     @property
     def waits_for_time(self) -> bool:
-        """Whether a task waits for its time, for a machine that rests, or for its person."""
+        """Whether a task waits for a time, for a machine that rests, or for a person."""
         return self._takes_new and any(map(self._is_expected, list(self.tasks.values())))
 
     def _is_expected(self, state: TaskState) -> bool:
-        """Tell whether a task will begin without another order."""
+        """Tell whether a task will start without another order."""
         if state.state in ("stopped", "waiting") and self._is_attached(state):
-            return True  # also just after it was given back: its terminal is still closing
+            return True  # even if it was just handed back: its terminal is still closing
         return state.state == "waiting" and self._may_begin(state.name) \
             and not blockers_of(state, self.tasks)
 
     def _is_attached(self, state: TaskState) -> bool:
-        """Tell whether a person has the session of a task open, who gives it back."""
+        """Tell whether a person has the session of a task open, and will hand it back."""
         return state.attempt.spoken and self.folder.is_attached(state.name)
 
     def _may_begin(self, name: str) -> bool:
-        """Tell whether a task is one that is meant, and nobody is at work on it."""
+        """Tell whether a task is one of those to run, and neither a thread nor a person has it."""
         return ((self._only is None or name in self._only) and name not in self._threads
                 and not self._is_attached(self.tasks[name]))
 
@@ -22641,7 +22637,7 @@ class Supervisor:
         thread.start()
 
     def _start_ready(self) -> bool:
-        """Begin with the tasks that can start, and say once what the others wait for."""
+        """Start the tasks that can start, and say once what each of the others waits for."""
         states = {name: state for name, state in self.tasks.items()
                   if state.state != "waiting" or self._may_begin(name)}
         waiting = [state for state in states.values() if state.state == "waiting"]
@@ -22664,7 +22660,7 @@ class Supervisor:
     # -- what other commands ask for --
 
     def _take_orders(self) -> bool:
-        """Write into the states what was asked for since; tell whether there was anything."""
+        """Apply the orders that have come in; tell whether there were any."""
         did = False
         for identity, order in self.folder.read_orders():
             did = True
@@ -22682,15 +22678,15 @@ class Supervisor:
                     self._obey(name, identity, order)
             except Asleep:
                 raise
-            except Exception as error:  # it holds up no other order
+            except Exception as error:  # it must not block the other orders
                 if slug_of(error) in ("disk-full", "unwritable"):
-                    raise  # it is carried out once it can be written down
+                    raise  # the order is carried out when it can be written down
                 self.tell(name, "not read", describe_error(error))
             self._world.remove(self.folder.place("inbox", identity))
         return did
 
     def _obey(self, name: str, identity: str, order: Mapping[str, Any]) -> None:
-        """Obey an order of one task."""
+        """Carry out an order for one task."""
         event = read_order(order, identity)
         if event is None:
             return
@@ -22703,7 +22699,7 @@ class Supervisor:
             self._begin(name)
 
     def _put_branch(self, state: TaskState) -> dict[str, str]:
-        """Put the branch of a task to its work; return why that cannot be, or nothing."""
+        """Move the branch of a task to its work; return why that is not possible, if so."""
         git = None
         with contextlib.suppress(FleetError):
             git = git_in(self.folder, state)
@@ -22742,7 +22738,7 @@ class Supervisor:
             self.take(task.name, Revised(task, origin, base))
 
     def _reload(self) -> None:
-        """Take over what has changed in the task file; one that is invalid is told once."""
+        """Apply the changes of the task file; an invalid file is reported once."""
         try:
             plan = self.backing.reload()
         except FleetError as error:
@@ -22754,7 +22750,7 @@ class Supervisor:
                                cloud_limit=plan.file.cloud_limit)
         for name, task in plan.tasks.items():
             if self._only is not None and name not in self.tasks:
-                continue  # nobody asked for it
+                continue  # it is not one of those to run
             try:
                 self.accept(freeze(task), base_of(task, self.folder), "file")
             except FleetError as error:
@@ -22764,7 +22760,7 @@ class Supervisor:
                 self.take(name, Removed())
 
     def tell(self, name: str, word: str, text: str = "") -> None:
-        """Say what has happened to a task, and tell the person's own command."""
+        """Log and print an event of a task, and run the person's own `notify` command."""
         text = text[:TOLD_CHARACTERS]
         self.folder.tell(name, word, text)
         self.backing.tell(name, word, text)
@@ -22772,7 +22768,7 @@ class Supervisor:
             self._notify(name, word, text)
 
     def _notify(self, name: str, word: str, text: str) -> None:
-        """Start the person's command with a line of JSON on its standard input."""
+        """Start the person's `notify` command, with a line of JSON on its standard input."""
         notify, place = self.backing.notify or "", self.folder.place
         argv = shell_words(self._world, notify) if isinstance(notify, str) else list(notify)
         main = self.folder.repository.main
@@ -22800,13 +22796,13 @@ class Supervisor:
         return plan_alias(*place_task(self.tasks[name], self.backing.fleet))
 
     def count_away_left(self) -> int:
-        """Return how many tasks may still move up to what leaves the house, today."""
+        """Return how many tasks may still move up to a model outside the house today."""
         since = self._world.now() - UNIT_SECONDS["d"]
         used = sum(state.attempt.left_at > since for state in list(self.tasks.values()))
         return self.backing.cloud_limit - used
 
     def _look_at_gateway(self) -> Mapping[str, Any]:
-        """Return what the gateway says of itself, not older than a few seconds."""
+        """Return the gateway's status, at most a few seconds old."""
         if self.backing.fleet and self._is_due("gateway", 5.0):
             self._page = self.backing.look()
         return self._page
@@ -22818,20 +22814,21 @@ class Supervisor:
             if fleet else []
 
     def view_of(self, session: str) -> str:
-        """Return what the gateway knows of a session: waiting, working, idle or unknown."""
+        """Return the gateway's view of a session: waiting, working, idle or unknown."""
         sessions = self._look_at_gateway().get("sessions")
         return str(sessions.get(session, "idle")) if isinstance(sessions, dict) else "unknown"
 
 
-# == runs/landing.py, from line 54 ============================================
+# == runs/landing.py, from line 52 ============================================
 #
-# Landing: work that is done, merged and checked as a whole, then one branch moved.
+# Landing: merge finished work, check it as a whole, then move one branch.
 
-# A repository of its own merges: it borrows the objects of the person's, writes new ones there,
-# and has its own index, HEAD and settings. Nothing that runs in its tree (setup, checks) can
-# change what merges, since its git directory lies beside the tree. The person's repository gets
-# objects and `run/landed`, and at the very end their branch moves in one step, if it may. So a
-# kill leaves it where it was, or moved whole; and the next `land` continues from `run/landed`.
+# Merging happens in a separate repository. It borrows the objects of the person's repository,
+# writes new ones there, and has its own index, HEAD and settings. Its git directory lies beside
+# its tree, so a setup or check that runs in the tree can't change what is merged. The person's
+# repository gets objects and `run/landed`. At the very end, the person's branch moves in one
+# step. After a kill, it is where it was or has moved completely, and the next `land` continues
+# from `run/landed`.
 
 LANDED_BRANCH = "run/landed"  # no task can be called `landed`
 LANDED = "landed"
@@ -22839,7 +22836,7 @@ MERGE_FILES = ("MERGE_HEAD", "MERGE_MSG", "MERGE_MODE", "AUTO_MERGE", "index.loc
 
 
 class Merged(Record):
-    """A task's work as it was merged: what landing puts on the branch."""
+    """A task's work, and its merge, which landing puts on the branch."""
 
     state: TaskState
     work: str  # the commit that was merged
@@ -22851,9 +22848,9 @@ class Returned(Record):
 
     why: str
     feedback: str = ""
-    base: str = ""  # the commit from which its own changes are told
+    base: str = ""  # the commit that its own changes are compared with
     begin: str = ""  # the commit its next round begins with: the base and the work
-    files: tuple[str, ...] = ()  # in which there are conflict markers
+    files: tuple[str, ...] = ()  # with conflict markers
 
 
 class Failure(Record):
@@ -22865,23 +22862,23 @@ class Failure(Record):
 
 
 class Landed(Record):
-    """What a landing came to."""
+    """The result of a landing."""
 
-    into: str  # the branch that was meant
+    into: str  # the person's branch
     begin: str = ""  # where it was
     tip: str = ""
     names: tuple[str, ...] = ()  # the tasks between the two
-    returned: Mapping[str, Returned] = {}  # to their agents
-    evicted: Mapping[str, Returned] = {}  # without a round left
+    returned: Mapping[str, Returned] = {}  # sent back to their agents
+    evicted: Mapping[str, Returned] = {}  # with no rounds left
     held: Mapping[str, str] = {}
     checks: int = 0  # tasks whose check has passed on the whole
     has_moved: bool = False
-    why_not: str = ""  # the branch was not moved
+    why_not: str = ""  # why the branch was not moved
     step: str = ""  # what to type then
 
 
 class Landing:
-    """One pass of the merge queue of a repository, by whoever holds its lock."""
+    """One pass of the merge queue of a repository, by the process that holds its lock."""
 
     def __init__(self, folder: Folder, hold: Hold, into: str, *, worktrees: str = "",
                  fleet: Fleet | None = None, confinement: Confinement | None = None,
@@ -22905,19 +22902,19 @@ class Landing:
         self._git = Git(self._world, self._world.path(self._merges, ".git"), self._tree, hold,
                         objects=objects, settings=WHOLE)
         self._mark = f"{LANDED}\n{folder.repository.main}\n"
-        self._holds = ""  # the commit that the tree is the same as: nothing was run there since
-        # What was asked already, by commit and tasks.
+        self._holds = ""  # the commit in the tree, if nothing was run there since
+        # The results so far, by commit and tasks.
         self._failures: dict[tuple[str, ...], Failure | None] = {}
         self._states: Mapping[str, TaskState] = {}
         self._landed: list[TaskState] = []  # before this pass
-        self._before: list[TaskState] = []  # of these, what is not in the person's branch yet
-        self._works: dict[str, str] = {}  # the commit of each task that was looked at
-        self._back: dict[str, Returned] = {}  # what does not land
+        self._before: list[TaskState] = []  # of these, the ones not in the person's branch yet
+        self._works: dict[str, str] = {}  # the work of each task so far, as a commit
+        self._back: dict[str, Returned] = {}  # the tasks that do not land
 
     # -- the queue --
 
     def land(self, states: Mapping[str, TaskState], names: Collection[str] = ()) -> Landed:
-        """Merge what is done, check the whole, and keep what passes on `run/landed`."""
+        """Merge finished work, check the whole, and put what passes on `run/landed`."""
         begin = self._main.commit_of(self._ref)
         if not begin:
             raise FleetError("no-branch", f"there is no branch `{self._into}`",
@@ -22950,7 +22947,7 @@ class Landing:
                       sum(bool(state.task.check) for state in self._states_of(merged)))
 
     def _find_start(self, begin: str) -> str:
-        """Return where landing goes on: at what has landed and was not taken yet, if it fits."""
+        """Return where landing begins: at the branch, or at `run/landed` if it continues it."""
         note = self._read_note()
         tip = self._main.commit_of(f"refs/heads/{LANDED_BRANCH}")
         if not tip:
@@ -22963,7 +22960,7 @@ class Landing:
         return tip if fits else begin
 
     def _find_landed(self, states: Mapping[str, TaskState], start: str) -> list[str]:
-        """Return the tasks whose work is in what landing starts from."""
+        """Return the tasks whose work is already in the commit where landing begins."""
         return [name for name, state in states.items()
                 if state.state == "done" and state.place.kept
                 and self._main.commit_of(state.place.kept)
@@ -22971,7 +22968,7 @@ class Landing:
 
     def _merge(self, tip: str, queue: Sequence[TaskState],
                merged: Sequence[Merged]) -> list[Merged]:
-        """Merge tasks one after another; what conflicts, or stands on such, stays out."""
+        """Merge tasks one after another, except those that conflict and those built on them."""
         merged = list(merged)
         for state in queue:
             work = find_work(self._main, state.place)
@@ -22988,13 +22985,13 @@ class Landing:
         return merged
 
     def _stands_on(self, work: str, name: str, tip: str) -> bool:
-        """Tell whether work holds commits of a task that was sent back."""
+        """Tell whether work contains commits of a task that does not land."""
         other = self._works[name]
         return self._main.is_ancestor(other, work) and not self._main.is_ancestor(other, tip)
 
     def _merge_one(self, tip: str, state: TaskState, work: str,
                    merged: Sequence[Merged]) -> str:
-        """Return the merge of a task's work; "" of what does not merge cleanly."""
+        """Return the merge of a task's work; "" if it does not merge cleanly."""
         git = self._git
         self._works[state.name] = work
         files = self._find_markers(state, work)
@@ -23006,7 +23003,7 @@ class Landing:
         self._put(tip)
         self._holds = ""
         ran = git.run("-c", "rerere.enabled=false", "merge", "--quiet", "--no-ff", "--no-edit",
-                      "-m", merge_message(state), work)
+                      "-m", state.title, work)
         if not ran.code:
             self._holds = git.out("rev-parse", "HEAD")
             return self._holds
@@ -23016,8 +23013,8 @@ class Landing:
             said = clean_line((ran.talk or ran.text).split("\n")[0])
             raise FleetError("merge-failed", f"{state.name} could not be merged: {said}")
         git.out("add", "-A")
-        # Both, with the conflict markers: with this its agent goes on.
-        begin = git.make_commit(git.out("write-tree"), [tip, work], merge_message(state))
+        # Both sides, with conflict markers: its agent continues from here.
+        begin = git.make_commit(git.out("write-tree"), [tip, work], state.title)
         others = [one.name for one in (*self._landed, *(one.state for one in merged))
                   if {*files} & {*self._files_of(one)}
                   and not self._main.is_ancestor(one.place.kept, work)]
@@ -23028,7 +23025,7 @@ class Landing:
         return ""
 
     def _find_markers(self, state: TaskState, work: str) -> list[str]:
-        """Return the files in which an earlier conflict was not settled."""
+        """Return the files that still have the markers of an earlier conflict."""
         if not state.place.conflicts:
             return []
         listed = self._main.names("grep", "-l", "-z", "-I", "-E", "-e", MARKER, work, "--",
@@ -23036,14 +23033,14 @@ class Landing:
         return [entry.split(":", 1)[-1] for entry in listed]
 
     def _files_of(self, state: TaskState) -> list[str]:
-        """Return what a task has changed."""
+        """Return the files that a task has changed."""
         return self._main.names("diff-tree", "-r", "--name-only", "--no-renames", "-z",
                                 "--end-of-options", state.place.base, state.place.kept)
 
     # -- the checks --
 
     def _land_all(self, begin: str, start: str, queue: Sequence[TaskState]) -> list[Merged]:
-        """Return what passes as a whole: of what fails, the first culprit is taken out."""
+        """Return the merges that pass as a whole; each culprit is taken out, and sent back."""
         culprits: set[str] = set()
         merged = self._merge(start, queue, [])
         while merged:
@@ -23064,7 +23061,7 @@ class Landing:
                 tell_failure(self._into, others, result.command, result.code, tail),
                 base, bad.commit)
             culprits.add(bad.state.name)
-            # All behind it are merged again: what conflicted with it may fit without it.
+            # The tasks behind it are merged again: one that conflicted with it may fit now.
             rest = [state for state in queue[queue.index(bad.state) + 1:]
                     if state.name not in culprits]
             for state in rest:
@@ -23073,11 +23070,11 @@ class Landing:
         return merged
 
     def _refuse_broken(self, begin: str, bad: Merged, failed: Failure) -> None:
-        """Refuse to blame a task for what the person's branch does alone.
+        """Refuse to blame a task if the person's branch fails by itself.
 
-        A check of new work, such as `test -s docs/dates.md`, rightly fails on the branch. So
-        the branch is at fault only if it has broken the check since the work began, or if the
-        work alone fails by now, too: then it is the machine.
+        A check of new work, such as `test -s docs/dates.md`, fails on the branch for a good
+        reason. So the branch is at fault only if it has broken the check since the work began.
+        If the work alone fails now, too, the machine is at fault.
         """
         states = [bad.state]
         if failed.states != (bad.state,):
@@ -23103,11 +23100,11 @@ class Landing:
         return [*self._before, *(one.state for one in merged)]
 
     def _passes(self, merged: Sequence[Merged], count: int) -> bool:
-        """Tell whether the first so many of those that were merged pass together."""
+        """Tell whether the first `count` of the merged tasks pass together."""
         return not self._find_failure(merged[:count])
 
     def _find_failure(self, merged: Sequence[Merged]) -> Failure | None:
-        """Return what fails on the merge of all of these."""
+        """Return the setup or check that fails on the merge of all of these, if any."""
         names = some_of([one.state.name for one in merged], 5)
         return self._ask(merged[-1].commit, self._states_of(merged), names)
 
@@ -23164,14 +23161,11 @@ class Landing:
         return runs
 
     def _copy(self, states: Sequence[TaskState]) -> None:
-        """Copy into the tree what git lacks, as it is now; what a commit has stays."""
-        for path in sorted({path for state in states
-                            for path in find_copies(self._folder, state.task)}):
+        """Copy the person's ignored files into the tree, as they are now."""
+        paths = {path for state in states for path in find_copies(self._folder, state.task)}
+        for path in paths:
             self._git.out("clean", "--quiet", "-ffdx", "--", f":(literal){path}")
-            target = Place(self._tree, path)
-            if self._world.kind_of(target, follow=False) == "absent":
-                source = self._world.path(self._folder.repository.main, path)
-                self._world.copy_file(source, target)
+        copy_files(self._folder, sorted(paths), self._tree)
 
     def _pause(self, seconds: float) -> None:
         if self._is_over():
@@ -23181,7 +23175,7 @@ class Landing:
     # -- the place --
 
     def _make_place(self, start: str) -> None:
-        """Make the repository that merges, and end what an earlier landing has left."""
+        """Make the repository for merging, and end the processes of an earlier landing."""
         world = self._world
         world.make_directory(self._folder.of_task(LANDED))
         self._processes = ProcessTree(self._folder, LANDED, CHECK_MARK)
@@ -23191,22 +23185,22 @@ class Landing:
         write_repository(world, self._merges, self._mark, self._files, start)
 
     def _put(self, commit: str) -> None:
-        """Make the tree the same as a commit, whatever a check has left there."""
+        """Put the tree to a commit, whatever a check has left there."""
         if self._holds == commit:
             return
         git, world = self._git, self._world
         for name in MERGE_FILES:
             world.remove(world.path(git.git, name))
         git.out("update-ref", "--no-deref", "HEAD", commit)
-        git.run("read-tree", "-u", "--reset", commit)  # removes what is no longer there
-        world.remove(world.path(git.git, "index"))  # and now nothing is believed of a file
+        git.run("read-tree", "-u", "--reset", commit)  # removes files that are not in it
+        world.remove(world.path(git.git, "index"))  # so that no file counts as unchanged
         git.out("read-tree", commit)
         git.out("checkout-index", "--quiet", "--force", "--all", "-u")
         git.out("clean", "--quiet", "-ffd")
         self._holds = commit
 
     def _show_repository(self, commit: str) -> None:
-        """Give the tree a repository for checks that ask git; nobody else reads it."""
+        """Give the tree a repository for checks that use git; nothing else reads it."""
         write_repository(self._world, self._tree, self._mark, self._files, commit)
         git = git_at(self._main, self._tree)
         git.out("read-tree", commit)
@@ -23215,12 +23209,12 @@ class Landing:
     # -- the end --
 
     def _read_note(self) -> dict[str, Any]:
-        """Return what was landed last: into which branch, and where `run/landed` may be."""
+        """Return the note of the last landing: its branch, and where `run/landed` may be."""
         path = self._folder.place("landed.json")
         return parse_object(self._world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
 
     def _keep(self, tip: str) -> None:
-        """Put `run/landed` at what has passed. A note of it comes first: then it is ours."""
+        """Move `run/landed` to what has passed. A note comes first, which proves it is ours."""
         ref = f"refs/heads/{LANDED_BRANCH}"
         old = self._main.commit_of(ref)
         if tip in (old, self._main.commit_of(self._ref)):
@@ -23230,15 +23224,19 @@ class Landing:
         self._main.out("update-ref", "-m", "subagent-fleet: landed", ref, tip,
                        old or "0" * len(tip))
 
-    def move(self, landed: Landed) -> tuple[bool, str, str]:
-        """Move the person's branch to what has landed; else say why not, and what to type."""
+    def move(self, landed: Landed) -> Landed:
+        """Move the person's branch to what has landed, or say why not and what to type."""
         tip, into = landed.tip, self._into
         again = "subagent-fleet task land"
         by_hand = f"git merge --ff-only {LANDED_BRANCH}"
+
+        def stay(why: str, step: str) -> Landed:
+            return replace(landed, why_not=why, step=step)
+
         if self._main.commit_of(self._ref) == tip:
-            return self._drop_landed(tip), "", ""
+            return self._drop_landed(landed)
         if self._main.commit_of(self._ref) != landed.begin:
-            return False, f"{into} has moved meanwhile", again
+            return stay(f"{into} has moved meanwhile", again)
         top = self._folder.repository.top
         home = self._world.run_git(["symbolic-ref", "--quiet", "HEAD"], top).text
         if home == self._ref:
@@ -23251,22 +23249,22 @@ class Landing:
                 both = sorted(own & {*self._main.names(*words, landed.begin, tip)})
                 step = f"commit or stash {clean_line(some_of(both, 3))}, then {again}" \
                     if both else by_hand  # git would refuse to overwrite them
-                return False, "your checkout has uncommitted changes", step
+                return stay("your checkout has uncommitted changes", step)
             ran = self._main_at(top).run("merge", "--quiet", "--ff-only", tip)
             if ran.code:
                 said = clean_line(ran.talk.strip().split("\n")[0])
-                return False, f"git did not move {into}: {said}", by_hand
+                return stay(f"git did not move {into}: {said}", by_hand)
         elif self._is_checked_out():
-            return False, f"{into} is checked out in another worktree", f"{by_hand} (there)"
-        elif self._main.run("update-ref", "-m", "subagent-fleet: landed", self._ref, tip,
-                            landed.begin).code:
-            return False, f"{into} has moved meanwhile", again
+            return stay(f"{into} is checked out in another worktree", f"{by_hand} (there)")
+        else:
+            self._main.run("update-ref", "-m", "subagent-fleet: landed", self._ref, tip,
+                           landed.begin)
         if self._main.commit_of(self._ref) != tip:
-            return False, f"{into} has moved meanwhile", again
-        return self._drop_landed(tip), "", ""
+            return stay(f"{into} has moved meanwhile", again)
+        return self._drop_landed(landed)
 
     def _main_at(self, top: str) -> Git:
-        """Return git in the checkout that the person stands in."""
+        """Return git in the checkout where the person typed."""
         git = self._world.run_git(["rev-parse", "--absolute-git-dir"], top).text
         return Git(self._world, git, top, self._hold)
 
@@ -23274,13 +23272,13 @@ class Landing:
         listed = self._main.out("worktree", "list", "--porcelain").split("\n")
         return f"branch {self._ref}" in listed
 
-    def _drop_landed(self, tip: str) -> bool:
+    def _drop_landed(self, landed: Landed) -> Landed:
         """Remove `run/landed`, now that the person's branch has all of it."""
         ref = f"refs/heads/{LANDED_BRANCH}"
         old = self._main.commit_of(ref)
-        if old and self._main.is_ancestor(old, tip):
+        if old and self._main.is_ancestor(old, landed.tip):
             self._main.run("update-ref", "-d", ref, old)
-        return True
+        return replace(landed, has_moved=True)
 
 
 def remove_landing(folder: Folder, states: Iterable[TaskState]) -> None:
@@ -23304,13 +23302,13 @@ def remove_landing(folder: Folder, states: Iterable[TaskState]) -> None:
 
 # == runs/see.py, from line 25 ================================================
 #
-# What can be seen of tasks without the lock.
+# What a command can see of tasks without the lock.
 
 def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
                ) -> tuple[dict[str, TaskState], int]:
-    """Return every task as it is, whoever supervises, and how many files could not be read.
+    """Return every task as it is now, and how many state files could not be read.
 
-    What was ordered, and what more is about to be, counts as if it was taken up.
+    Orders that wait in the inbox count as carried out, and so do the orders in `more`.
     """
     now = folder.world.now()
     tasks, unreadable = folder.read_states()
@@ -23328,11 +23326,11 @@ def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
 
 def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]] = ()
               ) -> TaskSight:
-    """Return what is so of the tasks of a repository: what agents say, and what they take."""
+    """Return the tasks of a repository, with what their agents say and which memory they use."""
     fleet = backing.fleet
     tasks, unreadable = see_states(folder, more)
     live = [state for state in tasks.values() if state.has_agent]
-    # The session's own, not a subagent's.
+    # The session's own requests, not those of a subagent.
     served = {one.session: one for one in backing.receipts()
               if one.session and not one.agent_id} \
         if live else {}
@@ -23348,7 +23346,7 @@ def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]
 
 def measure_agents(folder: Folder,
                    live: Sequence[TaskState]) -> dict[str, list[tuple[int, float]]]:
-    """Return what each process of a task takes: megabytes, percent of a processor."""
+    """Return what each process of a task uses: megabytes, and percent of a processor."""
     measured = {}
     for state in live:
         processes = ProcessTree(folder, state.name, TASK_MARK, keeps=False).find(
@@ -23359,7 +23357,7 @@ def measure_agents(folder: Folder,
 
 
 def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
-    """Return what an agent has said lately: enough to know what it does now."""
+    """Return what an agent has said lately: enough to know what it is doing now."""
     path = folder.of_try(state, "out.jsonl")
     size = folder.world.size_of(path)
     start = max(state.attempt.start_at, size - TAIL_BYTES)
@@ -27997,9 +27995,8 @@ def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: boo
     landed = landing.land(states, names)
     where = LANDED_BRANCH
     if moves:
-        has_moved, why, step = landing.move(landed)
-        landed = replace(landed, has_moved=has_moved, why_not=why, step=step)
-        if has_moved:
+        landed = landing.move(landed)
+        if landed.has_moved:
             where = landed.into
     # A person may have moved their branch to `run/landed` by hand.
     taken = [name for name, state in states.items() if state.place.landed == LANDED_BRANCH != where

@@ -1,4 +1,4 @@
-"""What an agent is started with, and the agent at work."""
+"""How an agent is started, and the running agent."""
 from __future__ import annotations
 
 import json
@@ -39,56 +39,56 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# -- what an agent is started with --
+# -- how an agent is started --
 
 END_SECONDS = 0.4  # for Claude Code to end by itself
 TERM_SECONDS, STOP_SECONDS = 5.0, 1.2
 KILL_SECONDS = 10.0  # until what was killed is gone: a busy machine takes its time
 SETTLE_SECONDS = 5.0
-STOP_GIT_SECONDS = 10.0  # for git to keep the work of a task that is stopped
-TURN_SECONDS = 1.0  # in which what was said during one turn begins the next
+STOP_GIT_SECONDS = 10.0  # for git to keep the work of a task that a person stops
+TURN_SECONDS = 1.0  # within which a message sent during one turn starts the next
 SETUP_SECONDS = 600
-PROMPT_SECONDS = 60.0  # for a prompt to be read that is larger than a pipe
+PROMPT_SECONDS = 60.0  # for the agent to read a prompt that is larger than a pipe
 LOCK_SECONDS = 20.0  # for a process that a killed supervisor was just starting
-GAP_SECONDS = 5.0  # between two looks; more is a machine that slept, which is no working time
+GAP_SECONDS = 5.0  # a longer gap means that the machine slept: that is no working time
 TOLD_CHARACTERS = 1000  # of an event
 AGENTS_LIMIT_BYTES = 100 * 1024  # of one argument; the system's own limit is 128 KiB
 AGENT_MEGABYTES = 400  # Claude Code takes 110 to 200 (2.1.327), and its commands some
-# A coder that only ends: its exit code is in a file, whoever supervises then.
-# The system's alarm ends this shell, and with it all of the session that it leads.
-# What is in the background has no input but one that is named, and no number of a file is
-# free: any may be the one by which it is known to be alive.
+# Runs a coder that can't talk. Its exit code goes into a file, for whichever supervisor is there
+# then. The system's alarm ends this shell, and with it the whole session that it leads.
+# A program in the background gets no input unless one is named. No other file descriptor is used
+# here, because any of them may be the lock that shows that the agent is alive.
 CODER_SCRIPT = ('"$@" <"${0%code}in" & trap "kill -KILL 0" ALRM; wait $!; '
                 'echo $? >"$0.new"; mv "$0.new" "$0"')
-# What is left running in the background would outlive its turn; and in a terminal Claude Code
-# would fetch plugins from its makers (2.1.327), whatever else is switched off.
+# Commands in the background would outlive their turn. In a terminal, Claude Code would download
+# plugins from its makers (2.1.327), whatever else is switched off.
 TASK_VARIABLES = {"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
                   "CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL": "1"}
 
 
 class Backing(Record):
-    """What serves the agents, and what else a supervisor is told from outside."""
+    """The services for agents, and the settings that a supervisor gets from outside."""
 
     fleet: Fleet | None = None
     key: str = ""
-    look: Callable[[], Mapping[str, Any]] = dict  # the gateway's own page
+    look: Callable[[], Mapping[str, Any]] = dict  # the gateway's status
     receipts: Callable[[], Iterable[Receipt]] = tuple
     reload: Callable[[], TaskPlan | None] = lambda: None  # the task file, when it has changed
     tell: Callable[[str, str, str], object] = lambda name, word, text: None
-    serve: Callable[[], object] = lambda: None  # sees that a gateway answers
+    serve: Callable[[], object] = lambda: None  # makes sure that a gateway answers
     start_coder: Callable[[str], Start] = lambda name: Start((), {})  # on the fleet
-    cloud_limit: int = 3  # tasks a day that may move up to what leaves the house
-    most: int = 0  # agents at the same time; 0: as the fleet and the memory allow
+    cloud_limit: int = 3  # tasks a day that may move up to a model outside the house
+    most: int = 0  # agents at the same time; 0: as many as the fleet and the memory allow
     worktrees: str = ""
     notify: tuple[str, ...] | str | None = None
-    confinement: Confinement | None = None  # where it was asked for already
+    confinement: Confinement | None = None  # if it was tried already
 
 
 def plan_agents(fleet: Fleet, first: str | None) -> str:
-    """Return the fleet's agents as Claude Code's `--agents` takes them, the one needed first.
+    """Return the fleet's agents for Claude Code's `--agents`, starting with the task's own.
 
-    A worktree lacks the files of those that are not committed. As many as fit an argument.
-    The task's own agent can ask a person, whatever its file says.
+    A worktree lacks the agent files that are not committed. As many agents as fit into one
+    argument are returned. The task's own agent can ask a person, whatever its file says.
     """
     names = sorted(fleet.agents, key=lambda name: name != first)
     agents: dict[str, Any] = {}
@@ -120,18 +120,18 @@ def plan_claude(task: TaskSpec, fleet: Fleet | None) -> list[str]:
     return [*words, "--model", model] if model else words
 
 
-# Who a person is to git, and where that is written.
+# The variables that tell git who the person is, or where that is written.
 GIT_PERSON = LatePattern(
     "(?!GIT_)|GIT_(AUTHOR|COMMITTER)_|GIT_CONFIG_(GLOBAL|(NO)?SYSTEM)$")
 
 
 def plain_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what would lead git to another repository."""
+    """Return an environment without the variables that lead git to another repository."""
     return {name: value for name, value in environ.items() if GIT_PERSON.match(name)}
 
 
 def shell_words(world: World, *words: str) -> list[str]:
-    """Return how a script is run by the shell, with what else it is told."""
+    """Return the command that runs a script in the shell, with its arguments."""
     return [world.which("sh") or "/bin/sh", "-c", *words]
 
 
@@ -139,7 +139,7 @@ def plan_task_session(task: TaskSpec, environ: Mapping[str, str], fleet: Fleet |
                       key: str) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the environment and the settings of a task's Claude Code.
 
-    Without a fleet it has the person's own login and model.
+    Without a fleet, it uses the person's own login and model.
     """
     environ = plain_environment(environ)
     settings = plan_permissions(task)
@@ -150,11 +150,11 @@ def plan_task_session(task: TaskSpec, environ: Mapping[str, str], fleet: Fleet |
     return {**environ, **TASK_VARIABLES}, settings
 
 
-# -- an agent at work --
+# -- the running agent --
 
 
 def feed_lines(heard: Heard, part: bytes, begin: int, now: float) -> bytes:
-    """Hand on each whole line of a part of an agent's output; return what is left of it."""
+    """Feed each complete line of an agent's output to `heard`; return the incomplete rest."""
     *lines, rest = part.split(b"\n")
     for line in lines:
         begin += len(line) + 1
@@ -163,7 +163,7 @@ def feed_lines(heard: Heard, part: bytes, begin: int, now: float) -> bytes:
 
 
 class AgentProcess:
-    """A process at work on a task: what it says, how it is spoken to, whether it lives."""
+    """The process of an agent: its output, its input, and whether it is alive."""
 
     def __init__(self, folder: Folder, state: TaskState, child: Child | None = None) -> None:
         self._world = folder.world
@@ -178,17 +178,17 @@ class AgentProcess:
         self.heard.last = self.heard.since = self._world.clock()  # silent from now on
         self.pipe = self._world.open_pipe(folder.of_try(state, "in")) if self._talks else None
         self.told_loops = False
-        self.told_at = -2  # how far its output was read when it was last told something
+        self.told_at = -2  # how far its output was read at the last message to it
 
     def listen(self) -> bool:
-        """Take what it has said since; tell whether it was anything."""
+        """Read its new output; tell whether there was any."""
         now = self._world.clock()
         begin = self.end
         if self.pipe:
             self.pipe.push()
         if self._talks:
             self._feed(self._world.read_part(self._output, begin, OUTPUT_PART_BYTES), now)
-        else:  # a log, which may be of any size: only that it grows counts
+        else:  # a log of any size: only its growth counts
             self.end = self._world.size_of(self._output)
         if self.end == begin:
             return False
@@ -199,41 +199,41 @@ class AgentProcess:
         begin = self.end - len(self._rest)
         self.end += len(part)
         self._rest = feed_lines(self.heard, self._rest + part, begin, now)
-        if len(self._rest) > OUTPUT_LINE_BYTES:  # what comes of that line yet is no event
+        if len(self._rest) > OUTPUT_LINE_BYTES:  # the rest of this line is no event
             self._rest = b""
 
     def lives(self) -> bool:
-        """Tell whether its process goes on."""
+        """Tell whether its process is alive."""
         if self._child:
             return self._child.exit_code() is None
         return (self._talks or self.exit_code() is None) and self._world.is_held(self._alive)
 
     @property
     def has_answered(self) -> bool:
-        """Whether it has; what it was told in its last turn may begin one of its own."""
+        """Whether it has answered; a message sent during its last turn may start another."""
         settled_for = self._world.clock() - self.heard.since
         return self.heard.is_settled and (
             self.told_at < self.heard.turn_at or settled_for > TURN_SECONDS)
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has ended without an answer, or has no session to go on with."""
+        """Whether it has ended without an answer, or can't resume its session."""
         if self.heard.is_settled:
             return self.heard.turn_at < 0 and is_unknown_session(self.heard.result or {})
         return self.exit_code() is None
 
     def exit_code(self) -> int | None:
-        """Return the exit code of a coder that only ends; None: it has not, or was killed."""
+        """Return the exit code of a coder that can't talk; None if it runs or was killed."""
         content = self._world.read_part(self._code, 0, 16).strip()
         return int(content) if content.isdigit() else None
 
     def say(self, line: bytes) -> None:
-        """Hand a line to it, as soon as it reads."""
+        """Send it a line, as soon as it reads."""
         if self.pipe:
             self.pipe.say(line)
 
     def close(self) -> None:
-        """Speak to it no more."""
+        """Close its input."""
         if self.pipe:
             self.pipe.close()
         self.pipe = None
@@ -243,25 +243,25 @@ class AgentProcess:
 
 
 def plan_branch(state: TaskState) -> str:
-    """Return the branch that a task has, or gets with its next worktree."""
+    """Return the branch that a task has, or will get with its next worktree."""
     place = state.place
     return place.branch or (state.task.branch or f"run/{state.name}") + place.suffix
 
 
 def find_work(main: Git, place: Workplace) -> str:
-    """Return the work of a task: its branch, where a person has added to it, too."""
+    """Return the work of a task: the tip of its branch, with commits that a person has added."""
     tip = main.commit_of(f"refs/heads/{place.branch}") if place.kept else ""
     return tip if tip and main.is_ancestor(place.kept, tip) else place.kept
 
 
 def last_snapshot(main: Git, name: str) -> int:
-    """Return the number of the last try of which there is a snapshot under a task's name."""
+    """Return the number of the last try under a task's name that has a snapshot."""
     refs = main.out("for-each-ref", "--format=%(refname:lstrip=3)", f"{SNAPSHOT_REFS}/{name}/")
     return max(map(int, re.findall(r"^\d+", refs, re.M)), default=0)
 
 
 def refuse_missing(folder: Folder, state: TaskState) -> None:
-    """Refuse a coder or a check whose program is nowhere: no agent helps against that."""
+    """Refuse a coder or a check whose program is missing: no agent can fix that."""
     task = state.task
     if not folder.world.which(task.program):
         if task.talks:
@@ -277,7 +277,7 @@ def refuse_missing(folder: Folder, state: TaskState) -> None:
 
 def refuse_missing_check(world: World, state: TaskState, directory: str,
                          pattern: str) -> None:
-    """Refuse a check whose first word, if it looks so, cannot be run in a directory."""
+    """Refuse a check whose first word looks like a program but can't be run in a directory."""
     word = re.match(pattern, state.task.check or "")
     if not word or "/" not in word[0] and world.which(word[0]):
         return
@@ -292,12 +292,12 @@ def refuse_missing_check(world: World, state: TaskState, directory: str,
 
 
 def slug_of(error: Exception) -> str:
-    """Return the cause that an error is to programs."""
+    """Return the cause of an error, for programs."""
     return error.slug if isinstance(error, FleetError) else "bug"
 
 
 def describe_error(error: Exception) -> str:
-    """Return in one line what went wrong with a task, and what to type."""
+    """Return one line that says what went wrong with a task, and what to type."""
     if isinstance(error, FleetError):
         return f"{error.what}; {error.fix}" if error.fix else error.what
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -320,7 +320,7 @@ def read_tail(world: World, log: str, most: int) -> str:
 
 
 def last_line_of(world: World, *logs: str) -> str:
-    """Return the last line, clean, of the first log that has any."""
+    """Return the last line of the first log that has one, without control characters."""
     for log in logs:
         lines = [line for line in read_tail(world, log, 2000).splitlines() if line.strip()]
         if lines:

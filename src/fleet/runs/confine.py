@@ -68,9 +68,9 @@ NO_CONFINER = "bubblewrap (`bwrap`) is not installed"
 
 def find_trouble(world: World, confiner: Confiner, path: str,
                  seconds: float = 10.0) -> str:
-    """Return why a program does not confine commands here; nothing if it does.
+    """Return why a program does not confine commands here; "" if it does.
 
-    A shell in it must write one directory below a path of ours, and fail beside it.
+    A shell in it must be able to write one directory below the path, but not beside it.
     """
     place = as_place(path)
     try:
@@ -95,20 +95,20 @@ def find_trouble(world: World, confiner: Confiner, path: str,
 
 
 def clear_directory(world: World, path: str) -> None:
-    """Remove a directory of ours with all that is in it."""
-    with contextlib.suppress(FleetError):  # what is left of it harms nobody
+    """Remove a directory of ours and everything in it."""
+    with contextlib.suppress(FleetError):  # leftovers do no harm
         world.remove_tree(path)
 
 
 def is_there(world: World, path: str) -> bool:
-    """Tell whether there is anything at a path that this user can reach."""
+    """Tell whether a path exists and this user can reach it."""
     with contextlib.suppress(FleetError):
         return world.kind_of(path) != "absent"
     return False
 
 
 def find_named(folder: Folder, path: str) -> str:
-    """Return a path that a person has named: from home, the root, or the main checkout."""
+    """Return a path that a person has named, from home, the root or the main checkout."""
     world = folder.world
     if path.startswith("~/"):
         return world.path(world.home, path[2:])
@@ -128,12 +128,12 @@ class BoxPlan(Record):
         return f"{self.tree}.{self.use}.tmp"
 
 
-DEVICES = ("/dev/dri", "/dev/kfd", "/dev/kvm")  # which tests of a person's own may need
+DEVICES = ("/dev/dri", "/dev/kfd", "/dev/kvm")  # a person's tests may need them
 
 
 def plan_grants(folder: Folder, confiner: Confiner, plan: BoxPlan,
                 environ: Mapping[str, str]) -> tuple[Grant, ...]:
-    """Return what a command may write; make what is not there yet and has to be."""
+    """Return what a command may write; make the directories that must exist for that."""
     world, home = folder.world, folder.world.home
     own_states = CODER_STATE.get(plan.task.program, ())
     named = [find_named(folder, path) for path in plan.task.sandbox_write]
@@ -141,14 +141,14 @@ def plan_grants(folder: Folder, confiner: Confiner, plan: BoxPlan,
     for path in (*(path for path, _ in made), *named):
         if not is_there(world, path):
             world.make_directory(path)
-    # A program of the person's own may start any of them.
+    # A program that we don't know may start any of the coders.
     states = own_states or [row for rows in CODER_STATE.values() for row in rows]
 
     grants: list[Grant] = []
 
     def grant(path: str) -> None:
-        # What lies in what may be written is as writable; but a command could have put a link
-        # there that leads out.
+        # A path below a writable directory needs no grant of its own; but a command could have
+        # put a link there that leads out of it.
         above, name = world.split(path)
         path = world.path(world.real_path(above), name)
         if not may_write(grants, path) and is_there(world, path):
@@ -172,10 +172,10 @@ def plan_grants(folder: Folder, confiner: Confiner, plan: BoxPlan,
 
 
 def find_temporary(world: World, confiner: Confiner, plan: BoxPlan) -> str:
-    """Return the temporary directory of a command, which bubblewrap shows as /tmp."""
+    """Return the temporary directory of a command; bubblewrap shows it as /tmp."""
     if confiner.name != SEATBELT:
         return plan.temporary
-    # The path of a socket may have 104 characters.
+    # Short, because the path of a socket may have only 104 characters.
     name = hashlib.sha256(plan.temporary.encode("utf-8")).hexdigest()[:8]
     return world.path(world.environ.get("TMPDIR") or "/tmp", f"sf-{name}")
 
@@ -192,7 +192,7 @@ class Confinement:
         self._reason = ""
 
     def find(self) -> Confiner | None:
-        """Return the program that confines commands, once it was seen to."""
+        """Return the program that confines commands, after it was tried once."""
         with self._lock:
             if not self._is_known:
                 world = self.world
@@ -206,24 +206,24 @@ class Confinement:
 
     @property
     def known(self) -> Confiner | None:
-        """What confines commands, if that was asked for: nothing is run to find it out."""
+        """The program that confines commands, if it was tried already; this tries nothing."""
         return self._confiner if self._is_known and not self._reason else None
 
     @property
     def reason(self) -> str:
-        """Why commands are not confined; nothing if they are."""
+        """Why commands are not confined; "" if they are."""
         self.find()
         return self._reason
 
     def find_for(self, task: TaskSpec) -> Confiner | None:
-        """Return what confines the commands of a task; refuse where it must be something."""
+        """Return the program that confines a task's commands; refuse if it needs one."""
         confiner = self.find() if task.sandbox != "off" else None
         if not confiner and task.sandbox == "required":
             raise self.demand(task.name)
         return confiner
 
     def demand(self, names: str) -> FleetError:
-        """Return the refusal of tasks that want to be confined."""
+        """Return the error for tasks that must be confined and can't be."""
         return FleetError("not-confined", f"{names}: `sandbox: required`, but commands are not "
                           f"confined on this machine: {self.reason}", status=EXIT_REFUSED,
                           fix="install bubblewrap, or write `sandbox: auto`"
@@ -231,7 +231,7 @@ class Confinement:
 
     def confine(self, plan: BoxPlan, argv: Sequence[str], environ: Mapping[str, str]
                 ) -> tuple[list[str], dict[str, str]]:
-        """Return how a command is run in its box, if it has one, and its environment there."""
+        """Return the command that runs another in its box, if it has one, and its environment."""
         confiner = self.find_for(plan.task)
         if not confiner:
             return list(argv), dict(environ)
@@ -240,7 +240,7 @@ class Confinement:
         environ = {**environ, "TMPDIR": temporary if confiner.name == SEATBELT else "/tmp"}
         grants = plan_grants(self._folder, confiner, plan, environ)
         world.make_directory(temporary, is_private=True)
-        # What a command sees must not depend on the directory that a person typed in.
+        # What a command sees must not depend on the directory in which a person typed.
         told = [value for name, value in environ.items() if name not in ("PWD", "OLDPWD")]
         shown = find_shown([*told, *argv, world.home, plan.tree, repository.main,
                             repository.common])
@@ -255,7 +255,7 @@ class Confinement:
             clear_directory(world, path)
 
     def find_refused(self, plan: BoxPlan, text: str) -> list[str]:
-        """Return the paths that a command could not write because it is confined, as it says."""
+        """Return the paths that a command could not write because of its box, by its output."""
         world, confiner = self.world, self.known
         if not confiner or plan.task.sandbox == "off":
             return []

@@ -1,4 +1,4 @@
-"""A repository, and where the files of its tasks are."""
+"""A repository, and the folder with the files of its tasks."""
 from __future__ import annotations
 
 import contextlib
@@ -35,7 +35,7 @@ TAIL_BYTES = 256 * 1024
 
 
 class Repository(Record):
-    """A git repository, and the checkout in it that somebody stands in."""
+    """A git repository, and the checkout of it where a command was typed."""
 
     top: str  # of the checkout
     common: str  # the git directory of all its worktrees
@@ -43,10 +43,10 @@ class Repository(Record):
 
 
 def find_repository(world: World, directory: str, *, begins: bool = False) -> Repository:
-    """Return the repository of a directory, or say in one sentence why none can be used.
+    """Return the repository of a directory, or refuse it in one sentence.
 
-    How to make one is only told to a command that `begins` work: who looks is elsewhere
-    than where the tasks are. In a task's place it is the one whose task that is.
+    Only a command that `begins` work is told how to make a repository; for others, the person
+    is in the wrong directory. In a task's place, it is the repository that the task belongs to.
     """
     repository = _see_repository(world, directory, begins=begins)
     return _find_owner(world, repository) or repository
@@ -87,7 +87,7 @@ def _see_repository(world: World, directory: str, *, begins: bool = False) -> Re
 
 
 def _find_owner(world: World, place: Repository) -> Repository | None:
-    """Return the repository whose task works in a place, if its tasks say so as well."""
+    """Return the repository whose task works in a place, if that task names the place, too."""
     identity, main, _ = read_mark(world, place.common)
     if identity:
         with contextlib.suppress(FleetError):
@@ -99,7 +99,7 @@ def _find_owner(world: World, place: Repository) -> Repository | None:
 
 
 def read_mark(world: World, git: str) -> list[str]:
-    """Return the id of a place's task, the checkout of its repository, a commit; "": none."""
+    """Return the id of a place's task, its repository's checkout, and a commit; "" for none."""
     path = world.path(git, PLACE_MARK)
     is_there = world.kind_of(path, follow=False) == "file"
     content = world.read_part(path, 0, 8192) if is_there else b""
@@ -107,7 +107,7 @@ def read_mark(world: World, git: str) -> list[str]:
 
 
 def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
-    """Return what makes a first commit of a directory; never of a whole home or machine."""
+    """Return the command for a first commit of a directory; never of a whole home or machine."""
     if top in ("/", world.real_path(world.home)):
         return "go into your project's directory (`cd PROJECT`), and run this there"
     return f"{write_ignored(ignore)} && {first}git add -A && git commit -m start"
@@ -115,8 +115,8 @@ def suggest_commit(world: World, top: str, ignore: str, first: str = "") -> str:
 
 def write_ignored(path: str) -> str:
     """Return the command that adds private files to a `.gitignore`."""
-    # The bare names: `./` or `../` before them would ignore nothing. An editor may have left
-    # out the end of the last line.
+    # Bare names, because `./` or `../` before them would ignore nothing. The line break comes
+    # first, because the file may not end with one.
     return f"printf '\\n{ENVIRONMENT_FILE}\\n{STATE_DIRECTORY}/\\n' >> {path}"
 
 
@@ -144,10 +144,10 @@ class Folder:
         self.world = world
         self.repository = repository
         self.path = world.path(repository.common, RUN_DIRECTORY)
-        self._is_listed = is_listed  # among those where this user has tasks
+        self._is_listed = is_listed  # in the list of repositories where this user has tasks
 
     def place(self, *names: str) -> str:
-        """Return a path in the folder; nothing there is reached through a link."""
+        """Return a path in the folder; no link on the way to it is followed."""
         return Place(self.repository.common, self.world.path(RUN_DIRECTORY, *names))
 
     def of_task(self, name: str, *names: str) -> str:
@@ -164,7 +164,7 @@ class Folder:
 
     @property
     def run(self) -> str:
-        """The id of these tasks, part of the mark of all their processes; "": no tasks."""
+        """The id of these tasks, which the marks of their processes contain; "" without tasks."""
         run = self._read("run.json").get("run")
         return run if isinstance(run, str) and re.fullmatch("[0-9a-f]{32}", run) else ""
 
@@ -173,15 +173,15 @@ class Folder:
         return parse_object(content) or {}
 
     def write(self, report: Mapping[str, Any], *names: str) -> None:
-        """Replace a file whole: a crash leaves the old one or the new one, on the disk."""
+        """Replace a file as a whole: after a crash, it is either the old one or the new one."""
         content = json.dumps(report, indent=1, default=list).encode("ascii") + b"\n"
         self.world.replace_files([(self.place(*names), content, 0o600)], syncs=True)
 
     def make(self, *, renews: bool = False) -> str:
         """Make the folder, which only its owner can enter; return the id of its tasks.
 
-        It is kept for this user, too: a folder that came with a copy or an archive
-        is not ours.
+        The id is also kept for this user: a folder that came with a copy or an archive is
+        not ours.
         """
         self.world.make_directory(self.place("inbox"), is_private=True)
         self.world.make_directory(self.place(), is_private=True)
@@ -199,7 +199,7 @@ class Folder:
     def read_states(self) -> tuple[dict[str, TaskState], int]:
         """Return the state of every task, and how many could not be read.
 
-        Those are tasks, too, such as one of a newer version: their names stay taken.
+        An unreadable state, such as that of a newer version, is a task, too: its name is taken.
         """
         paths = self.world.paths_below(self.path, "tasks/*/state.json")
         names = [self.world.split(self.world.parent(path))[1] for path in paths]
@@ -221,17 +221,17 @@ class Folder:
                    "state.json")
 
     def read_receipt(self, state: TaskState, number: int | None = None) -> dict[str, Any]:
-        """Return the receipt of a try, of the last one unless given; empty: there is none."""
+        """Return the receipt of a try, by default the last one; empty if there is none."""
         return self._read("tasks", state.name, str(number or state.attempt.tried), "receipt.json")
 
     def read_orders(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield (file, order) of what other commands have asked for, the oldest first."""
+        """Yield (file, order) for each order of other commands, the oldest first."""
         for name in self.world.names_in(self.place("inbox")):
             if re.fullmatch(r"\d+[.]\d+-[0-9a-f]+[.]json", name):
                 yield name, self._read("inbox", name)
 
     def ask(self, order: Mapping[str, Any]) -> str:
-        """Hand an order to whoever supervises now or next; return its name."""
+        """Write an order for the supervisor of now, or of next time; return its name."""
         self.make()
         try:
             if order.get("do") != "gone":  # which names a path
@@ -248,13 +248,13 @@ class Folder:
         return name
 
     def tell(self, name: str, word: str, text: str) -> None:
-        """Add what has happened to the supervisor's own log."""
+        """Add an event to the supervisor's own log."""
         event = {"at": round(self.world.now(), 3), "task": name, "event": word, "text": text}
         self.world.append_line(self.place("events.jsonl"),
                                json.dumps(event).encode("ascii") + b"\n")
 
     def is_news(self, what: str) -> bool:
-        """Tell whether a person was never told something in this repository; now they are."""
+        """Tell whether a message is new in this repository, and note that it was shown."""
         self.world.make_directory(self.place(), is_private=True)  # it may be the first `run`
         with self.world.hold_soon(self.place("told"), 10.0):  # by another `run`, too
             told = self._read("told.json")
@@ -263,7 +263,7 @@ class Folder:
             return what not in told
 
     def holder(self) -> int:
-        """Return the process that supervises, 0 where none does."""
+        """Return the process that supervises, or 0."""
         if not self.world.is_held(self.place("lock")):
             return 0
         content = self.world.read_part(self.place("lock.pid"), 0, 64)
@@ -279,7 +279,7 @@ def known_repositories(world: World) -> str:
 
 
 class RepositoryList(Record):
-    """The repositories where a user ever added a task, and the id of the tasks in each."""
+    """The repositories in which a user has ever added tasks, and the id of the tasks in each."""
 
     repositories: dict[str, str]
 
@@ -305,8 +305,8 @@ def keep_repository(world: World, path: str, run: str) -> None:
 
 
 class Wanted(Exception):
-    """A person wants something else of a task than what its thread is doing."""
+    """A person wants something different from what a task's thread is doing."""
 
 
 class Asleep(Exception):
-    """A task's thread ends here; its state says how it goes on."""
+    """A task's thread ends here; the task continues from its state."""

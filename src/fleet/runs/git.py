@@ -1,4 +1,4 @@
-"""Git, and nothing but the git that is meant."""
+"""Git in a named repository, whatever the directory says."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -25,10 +25,10 @@ GIT_SECONDS = 600.0
 
 
 class Git:
-    """git in one place, named in each call: what lies in a directory leads it nowhere else.
+    """git with a named repository and tree: nothing in a directory can lead it elsewhere.
 
-    Its settings are always those of the person's repository. What is in a task's place is
-    looked at with an index of its own, and with the objects there beside the person's.
+    Its settings are always those of the person's repository. A task's place is read with a
+    separate index, and with the objects there in addition to the person's.
     """
 
     def __init__(self, world: World, git: str, tree: str, hold: Hold | None = None, *,
@@ -38,24 +38,24 @@ class Git:
         self.git = git
         self.tree = tree
         self.index = index  # "": the repository's own
-        self.hold = hold  # which each git holds: who comes next waits until it has ended
+        self.hold = hold  # which each git holds, so that the next supervisor waits for it
         places = {"GIT_DIR": git, "GIT_WORK_TREE": tree, **IDENTITY}
         if index:
             places["GIT_INDEX_FILE"] = index
-        if objects:  # of another repository, where new ones are written, too
+        if objects:  # of another repository; new ones are written there, too
             places["GIT_OBJECT_DIRECTORY"] = objects
-        if beside:  # in quotes, as a colon would part it
+        if beside:  # in quotes, because a colon would split it
             quoted = beside.replace("\\", "\\\\").replace('"', '\\"')
             places["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = f'"{quoted}"'
         self._environ = world.git_environment(places)
         self._words = ["git", *world.git_words(tree), *settings]
 
     def run(self, *words: str, given: bytes = b"") -> Ran:
-        """Run git; return all that it says."""
+        """Run git; return its exit code and its output."""
         return self._run([*self._words, *words], given)
 
     def pipe(self, script: str, given: bytes) -> Ran:
-        """Run a shell's pipe of several gits, each of them written `"$0" "$@" WORDS`."""
+        """Run a shell pipe of several gits, each written as `"$0" "$@" WORDS`."""
         program = self.world.which("git") or "git"
         return self._run(["sh", "-c", script, program, *self._words[1:]], given)
 
@@ -67,9 +67,9 @@ class Git:
         return ran
 
     def out(self, *words: str, known: int = 0, given: bytes = b"") -> str:
-        """Return what git prints. A failure is never taken for `nothing`: it is raised.
+        """Return what git prints; raise an error if it fails.
 
-        A code that is `known` is none, such as 1 of what looks for something.
+        The exit code `known` is no failure, such as 1 from a command that finds nothing.
         """
         ran = self.run(*words, given=given)
         if ran.code not in (0, known):
@@ -78,16 +78,16 @@ class Git:
         return ran.text
 
     def names(self, *words: str, **more: Any) -> list[str]:
-        """Return the names that git prints with a NUL after each."""
+        """Return the names that git prints, each ended by a NUL."""
         return [name for name in self.out(*words, **more).split("\0") if name]
 
     def commit_of(self, revision: str) -> str:
-        """Return the commit that a revision names; "" where there is none."""
+        """Return the commit that a revision names; "" if there is none."""
         return self.out("rev-parse", "--quiet", "--verify", "--end-of-options",
                         f"{revision}^{{commit}}", known=1)
 
     def is_ancestor(self, old: str, new: str) -> bool:
-        """Tell whether all of one commit is in another."""
+        """Tell whether one commit is in the history of another."""
         return not self.out("rev-list", "--max-count=1", old, f"^{new}", "--")
 
     def make_commit(self, tree: str, parents: Iterable[str], message: str) -> str:

@@ -1,4 +1,4 @@
-"""Landing: work that is done, merged and checked as a whole, then one branch moved."""
+"""Landing: merge finished work, check it as a whole, then move one branch."""
 from __future__ import annotations
 
 import functools
@@ -19,14 +19,13 @@ from fleet.runs.place import (
 )
 from fleet.runs.ports import claim_ports
 from fleet.runs.process_tree import ProcessTree, end_trees
-from fleet.runs.snapshot import find_copies
+from fleet.runs.snapshot import copy_files, find_copies
 from fleet.start.errors import FleetError
-from fleet.start.record import Record
+from fleet.start.record import Record, replace
 from fleet.tasks.landing import (
     MARKER,
     can_go_back,
     find_culprit,
-    merge_message,
     plan_landing,
     share_command,
     tell_conflict,
@@ -37,7 +36,6 @@ from fleet.tasks.verdict import FEEDBACK_LINES
 from fleet.text.json import parse_object
 from fleet.text.phrases import quote_shell, some_of
 from fleet.text.terminal import clean_line
-from fleet.world.places import Place
 from fleet.world.process_list import CHECK_MARK, TASK_ID
 
 if TYPE_CHECKING:
@@ -51,11 +49,12 @@ if TYPE_CHECKING:
     from fleet.world.child import Hold
 
 
-# A repository of its own merges: it borrows the objects of the person's, writes new ones there,
-# and has its own index, HEAD and settings. Nothing that runs in its tree (setup, checks) can
-# change what merges, since its git directory lies beside the tree. The person's repository gets
-# objects and `run/landed`, and at the very end their branch moves in one step, if it may. So a
-# kill leaves it where it was, or moved whole; and the next `land` continues from `run/landed`.
+# Merging happens in a separate repository. It borrows the objects of the person's repository,
+# writes new ones there, and has its own index, HEAD and settings. Its git directory lies beside
+# its tree, so a setup or check that runs in the tree can't change what is merged. The person's
+# repository gets objects and `run/landed`. At the very end, the person's branch moves in one
+# step. After a kill, it is where it was or has moved completely, and the next `land` continues
+# from `run/landed`.
 
 LANDED_BRANCH = "run/landed"  # no task can be called `landed`
 LANDED = "landed"
@@ -63,7 +62,7 @@ MERGE_FILES = ("MERGE_HEAD", "MERGE_MSG", "MERGE_MODE", "AUTO_MERGE", "index.loc
 
 
 class Merged(Record):
-    """A task's work as it was merged: what landing puts on the branch."""
+    """A task's work, and its merge, which landing puts on the branch."""
 
     state: TaskState
     work: str  # the commit that was merged
@@ -75,9 +74,9 @@ class Returned(Record):
 
     why: str
     feedback: str = ""
-    base: str = ""  # the commit from which its own changes are told
+    base: str = ""  # the commit that its own changes are compared with
     begin: str = ""  # the commit its next round begins with: the base and the work
-    files: tuple[str, ...] = ()  # in which there are conflict markers
+    files: tuple[str, ...] = ()  # with conflict markers
 
 
 class Failure(Record):
@@ -89,23 +88,23 @@ class Failure(Record):
 
 
 class Landed(Record):
-    """What a landing came to."""
+    """The result of a landing."""
 
-    into: str  # the branch that was meant
+    into: str  # the person's branch
     begin: str = ""  # where it was
     tip: str = ""
     names: tuple[str, ...] = ()  # the tasks between the two
-    returned: Mapping[str, Returned] = {}  # to their agents
-    evicted: Mapping[str, Returned] = {}  # without a round left
+    returned: Mapping[str, Returned] = {}  # sent back to their agents
+    evicted: Mapping[str, Returned] = {}  # with no rounds left
     held: Mapping[str, str] = {}
     checks: int = 0  # tasks whose check has passed on the whole
     has_moved: bool = False
-    why_not: str = ""  # the branch was not moved
+    why_not: str = ""  # why the branch was not moved
     step: str = ""  # what to type then
 
 
 class Landing:
-    """One pass of the merge queue of a repository, by whoever holds its lock."""
+    """One pass of the merge queue of a repository, by the process that holds its lock."""
 
     def __init__(self, folder: Folder, hold: Hold, into: str, *, worktrees: str = "",
                  fleet: Fleet | None = None, confinement: Confinement | None = None,
@@ -129,19 +128,19 @@ class Landing:
         self._git = Git(self._world, self._world.path(self._merges, ".git"), self._tree, hold,
                         objects=objects, settings=WHOLE)
         self._mark = f"{LANDED}\n{folder.repository.main}\n"
-        self._holds = ""  # the commit that the tree is the same as: nothing was run there since
-        # What was asked already, by commit and tasks.
+        self._holds = ""  # the commit in the tree, if nothing was run there since
+        # The results so far, by commit and tasks.
         self._failures: dict[tuple[str, ...], Failure | None] = {}
         self._states: Mapping[str, TaskState] = {}
         self._landed: list[TaskState] = []  # before this pass
-        self._before: list[TaskState] = []  # of these, what is not in the person's branch yet
-        self._works: dict[str, str] = {}  # the commit of each task that was looked at
-        self._back: dict[str, Returned] = {}  # what does not land
+        self._before: list[TaskState] = []  # of these, the ones not in the person's branch yet
+        self._works: dict[str, str] = {}  # the work of each task so far, as a commit
+        self._back: dict[str, Returned] = {}  # the tasks that do not land
 
     # -- the queue --
 
     def land(self, states: Mapping[str, TaskState], names: Collection[str] = ()) -> Landed:
-        """Merge what is done, check the whole, and keep what passes on `run/landed`."""
+        """Merge finished work, check the whole, and put what passes on `run/landed`."""
         begin = self._main.commit_of(self._ref)
         if not begin:
             raise FleetError("no-branch", f"there is no branch `{self._into}`",
@@ -174,7 +173,7 @@ class Landing:
                       sum(bool(state.task.check) for state in self._states_of(merged)))
 
     def _find_start(self, begin: str) -> str:
-        """Return where landing goes on: at what has landed and was not taken yet, if it fits."""
+        """Return where landing begins: at the branch, or at `run/landed` if it continues it."""
         note = self._read_note()
         tip = self._main.commit_of(f"refs/heads/{LANDED_BRANCH}")
         if not tip:
@@ -187,7 +186,7 @@ class Landing:
         return tip if fits else begin
 
     def _find_landed(self, states: Mapping[str, TaskState], start: str) -> list[str]:
-        """Return the tasks whose work is in what landing starts from."""
+        """Return the tasks whose work is already in the commit where landing begins."""
         return [name for name, state in states.items()
                 if state.state == "done" and state.place.kept
                 and self._main.commit_of(state.place.kept)
@@ -195,7 +194,7 @@ class Landing:
 
     def _merge(self, tip: str, queue: Sequence[TaskState],
                merged: Sequence[Merged]) -> list[Merged]:
-        """Merge tasks one after another; what conflicts, or stands on such, stays out."""
+        """Merge tasks one after another, except those that conflict and those built on them."""
         merged = list(merged)
         for state in queue:
             work = find_work(self._main, state.place)
@@ -212,13 +211,13 @@ class Landing:
         return merged
 
     def _stands_on(self, work: str, name: str, tip: str) -> bool:
-        """Tell whether work holds commits of a task that was sent back."""
+        """Tell whether work contains commits of a task that does not land."""
         other = self._works[name]
         return self._main.is_ancestor(other, work) and not self._main.is_ancestor(other, tip)
 
     def _merge_one(self, tip: str, state: TaskState, work: str,
                    merged: Sequence[Merged]) -> str:
-        """Return the merge of a task's work; "" of what does not merge cleanly."""
+        """Return the merge of a task's work; "" if it does not merge cleanly."""
         git = self._git
         self._works[state.name] = work
         files = self._find_markers(state, work)
@@ -230,7 +229,7 @@ class Landing:
         self._put(tip)
         self._holds = ""
         ran = git.run("-c", "rerere.enabled=false", "merge", "--quiet", "--no-ff", "--no-edit",
-                      "-m", merge_message(state), work)
+                      "-m", state.title, work)
         if not ran.code:
             self._holds = git.out("rev-parse", "HEAD")
             return self._holds
@@ -240,8 +239,8 @@ class Landing:
             said = clean_line((ran.talk or ran.text).split("\n")[0])
             raise FleetError("merge-failed", f"{state.name} could not be merged: {said}")
         git.out("add", "-A")
-        # Both, with the conflict markers: with this its agent goes on.
-        begin = git.make_commit(git.out("write-tree"), [tip, work], merge_message(state))
+        # Both sides, with conflict markers: its agent continues from here.
+        begin = git.make_commit(git.out("write-tree"), [tip, work], state.title)
         others = [one.name for one in (*self._landed, *(one.state for one in merged))
                   if {*files} & {*self._files_of(one)}
                   and not self._main.is_ancestor(one.place.kept, work)]
@@ -252,7 +251,7 @@ class Landing:
         return ""
 
     def _find_markers(self, state: TaskState, work: str) -> list[str]:
-        """Return the files in which an earlier conflict was not settled."""
+        """Return the files that still have the markers of an earlier conflict."""
         if not state.place.conflicts:
             return []
         listed = self._main.names("grep", "-l", "-z", "-I", "-E", "-e", MARKER, work, "--",
@@ -260,14 +259,14 @@ class Landing:
         return [entry.split(":", 1)[-1] for entry in listed]
 
     def _files_of(self, state: TaskState) -> list[str]:
-        """Return what a task has changed."""
+        """Return the files that a task has changed."""
         return self._main.names("diff-tree", "-r", "--name-only", "--no-renames", "-z",
                                 "--end-of-options", state.place.base, state.place.kept)
 
     # -- the checks --
 
     def _land_all(self, begin: str, start: str, queue: Sequence[TaskState]) -> list[Merged]:
-        """Return what passes as a whole: of what fails, the first culprit is taken out."""
+        """Return the merges that pass as a whole; each culprit is taken out, and sent back."""
         culprits: set[str] = set()
         merged = self._merge(start, queue, [])
         while merged:
@@ -288,7 +287,7 @@ class Landing:
                 tell_failure(self._into, others, result.command, result.code, tail),
                 base, bad.commit)
             culprits.add(bad.state.name)
-            # All behind it are merged again: what conflicted with it may fit without it.
+            # The tasks behind it are merged again: one that conflicted with it may fit now.
             rest = [state for state in queue[queue.index(bad.state) + 1:]
                     if state.name not in culprits]
             for state in rest:
@@ -297,11 +296,11 @@ class Landing:
         return merged
 
     def _refuse_broken(self, begin: str, bad: Merged, failed: Failure) -> None:
-        """Refuse to blame a task for what the person's branch does alone.
+        """Refuse to blame a task if the person's branch fails by itself.
 
-        A check of new work, such as `test -s docs/dates.md`, rightly fails on the branch. So
-        the branch is at fault only if it has broken the check since the work began, or if the
-        work alone fails by now, too: then it is the machine.
+        A check of new work, such as `test -s docs/dates.md`, fails on the branch for a good
+        reason. So the branch is at fault only if it has broken the check since the work began.
+        If the work alone fails now, too, the machine is at fault.
         """
         states = [bad.state]
         if failed.states != (bad.state,):
@@ -327,11 +326,11 @@ class Landing:
         return [*self._before, *(one.state for one in merged)]
 
     def _passes(self, merged: Sequence[Merged], count: int) -> bool:
-        """Tell whether the first so many of those that were merged pass together."""
+        """Tell whether the first `count` of the merged tasks pass together."""
         return not self._find_failure(merged[:count])
 
     def _find_failure(self, merged: Sequence[Merged]) -> Failure | None:
-        """Return what fails on the merge of all of these."""
+        """Return the setup or check that fails on the merge of all of these, if any."""
         names = some_of([one.state.name for one in merged], 5)
         return self._ask(merged[-1].commit, self._states_of(merged), names)
 
@@ -388,14 +387,11 @@ class Landing:
         return runs
 
     def _copy(self, states: Sequence[TaskState]) -> None:
-        """Copy into the tree what git lacks, as it is now; what a commit has stays."""
-        for path in sorted({path for state in states
-                            for path in find_copies(self._folder, state.task)}):
+        """Copy the person's ignored files into the tree, as they are now."""
+        paths = {path for state in states for path in find_copies(self._folder, state.task)}
+        for path in paths:
             self._git.out("clean", "--quiet", "-ffdx", "--", f":(literal){path}")
-            target = Place(self._tree, path)
-            if self._world.kind_of(target, follow=False) == "absent":
-                source = self._world.path(self._folder.repository.main, path)
-                self._world.copy_file(source, target)
+        copy_files(self._folder, sorted(paths), self._tree)
 
     def _pause(self, seconds: float) -> None:
         if self._is_over():
@@ -405,7 +401,7 @@ class Landing:
     # -- the place --
 
     def _make_place(self, start: str) -> None:
-        """Make the repository that merges, and end what an earlier landing has left."""
+        """Make the repository for merging, and end the processes of an earlier landing."""
         world = self._world
         world.make_directory(self._folder.of_task(LANDED))
         self._processes = ProcessTree(self._folder, LANDED, CHECK_MARK)
@@ -415,22 +411,22 @@ class Landing:
         write_repository(world, self._merges, self._mark, self._files, start)
 
     def _put(self, commit: str) -> None:
-        """Make the tree the same as a commit, whatever a check has left there."""
+        """Put the tree to a commit, whatever a check has left there."""
         if self._holds == commit:
             return
         git, world = self._git, self._world
         for name in MERGE_FILES:
             world.remove(world.path(git.git, name))
         git.out("update-ref", "--no-deref", "HEAD", commit)
-        git.run("read-tree", "-u", "--reset", commit)  # removes what is no longer there
-        world.remove(world.path(git.git, "index"))  # and now nothing is believed of a file
+        git.run("read-tree", "-u", "--reset", commit)  # removes files that are not in it
+        world.remove(world.path(git.git, "index"))  # so that no file counts as unchanged
         git.out("read-tree", commit)
         git.out("checkout-index", "--quiet", "--force", "--all", "-u")
         git.out("clean", "--quiet", "-ffd")
         self._holds = commit
 
     def _show_repository(self, commit: str) -> None:
-        """Give the tree a repository for checks that ask git; nobody else reads it."""
+        """Give the tree a repository for checks that use git; nothing else reads it."""
         write_repository(self._world, self._tree, self._mark, self._files, commit)
         git = git_at(self._main, self._tree)
         git.out("read-tree", commit)
@@ -439,12 +435,12 @@ class Landing:
     # -- the end --
 
     def _read_note(self) -> dict[str, Any]:
-        """Return what was landed last: into which branch, and where `run/landed` may be."""
+        """Return the note of the last landing: its branch, and where `run/landed` may be."""
         path = self._folder.place("landed.json")
         return parse_object(self._world.read_part(path, 0, STATE_LIMIT_BYTES)) or {}
 
     def _keep(self, tip: str) -> None:
-        """Put `run/landed` at what has passed. A note of it comes first: then it is ours."""
+        """Move `run/landed` to what has passed. A note comes first, which proves it is ours."""
         ref = f"refs/heads/{LANDED_BRANCH}"
         old = self._main.commit_of(ref)
         if tip in (old, self._main.commit_of(self._ref)):
@@ -454,15 +450,19 @@ class Landing:
         self._main.out("update-ref", "-m", "subagent-fleet: landed", ref, tip,
                        old or "0" * len(tip))
 
-    def move(self, landed: Landed) -> tuple[bool, str, str]:
-        """Move the person's branch to what has landed; else say why not, and what to type."""
+    def move(self, landed: Landed) -> Landed:
+        """Move the person's branch to what has landed, or say why not and what to type."""
         tip, into = landed.tip, self._into
         again = "subagent-fleet task land"
         by_hand = f"git merge --ff-only {LANDED_BRANCH}"
+
+        def stay(why: str, step: str) -> Landed:
+            return replace(landed, why_not=why, step=step)
+
         if self._main.commit_of(self._ref) == tip:
-            return self._drop_landed(tip), "", ""
+            return self._drop_landed(landed)
         if self._main.commit_of(self._ref) != landed.begin:
-            return False, f"{into} has moved meanwhile", again
+            return stay(f"{into} has moved meanwhile", again)
         top = self._folder.repository.top
         home = self._world.run_git(["symbolic-ref", "--quiet", "HEAD"], top).text
         if home == self._ref:
@@ -475,22 +475,22 @@ class Landing:
                 both = sorted(own & {*self._main.names(*words, landed.begin, tip)})
                 step = f"commit or stash {clean_line(some_of(both, 3))}, then {again}" \
                     if both else by_hand  # git would refuse to overwrite them
-                return False, "your checkout has uncommitted changes", step
+                return stay("your checkout has uncommitted changes", step)
             ran = self._main_at(top).run("merge", "--quiet", "--ff-only", tip)
             if ran.code:
                 said = clean_line(ran.talk.strip().split("\n")[0])
-                return False, f"git did not move {into}: {said}", by_hand
+                return stay(f"git did not move {into}: {said}", by_hand)
         elif self._is_checked_out():
-            return False, f"{into} is checked out in another worktree", f"{by_hand} (there)"
-        elif self._main.run("update-ref", "-m", "subagent-fleet: landed", self._ref, tip,
-                            landed.begin).code:
-            return False, f"{into} has moved meanwhile", again
+            return stay(f"{into} is checked out in another worktree", f"{by_hand} (there)")
+        else:
+            self._main.run("update-ref", "-m", "subagent-fleet: landed", self._ref, tip,
+                           landed.begin)
         if self._main.commit_of(self._ref) != tip:
-            return False, f"{into} has moved meanwhile", again
-        return self._drop_landed(tip), "", ""
+            return stay(f"{into} has moved meanwhile", again)
+        return self._drop_landed(landed)
 
     def _main_at(self, top: str) -> Git:
-        """Return git in the checkout that the person stands in."""
+        """Return git in the checkout where the person typed."""
         git = self._world.run_git(["rev-parse", "--absolute-git-dir"], top).text
         return Git(self._world, git, top, self._hold)
 
@@ -498,13 +498,13 @@ class Landing:
         listed = self._main.out("worktree", "list", "--porcelain").split("\n")
         return f"branch {self._ref}" in listed
 
-    def _drop_landed(self, tip: str) -> bool:
+    def _drop_landed(self, landed: Landed) -> Landed:
         """Remove `run/landed`, now that the person's branch has all of it."""
         ref = f"refs/heads/{LANDED_BRANCH}"
         old = self._main.commit_of(ref)
-        if old and self._main.is_ancestor(old, tip):
+        if old and self._main.is_ancestor(old, landed.tip):
             self._main.run("update-ref", "-d", ref, old)
-        return True
+        return replace(landed, has_moved=True)
 
 
 def remove_landing(folder: Folder, states: Iterable[TaskState]) -> None:

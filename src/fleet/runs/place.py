@@ -1,4 +1,4 @@
-"""A task's places: a repository of its own for its agent, and one for its check."""
+"""A task's places: a separate repository for its agent, and another one for its check."""
 from __future__ import annotations
 
 import re
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# A place stands on the person's objects (`objects/info/alternates`) and has refs, settings,
-# hooks and locks of its own. So nothing that an agent does with git reaches the person's
-# repository, and nothing of it is read as a setting: our git always runs with the person's
-# GIT_DIR. Work comes home as objects, which git checks on the way. Example:
+# A place borrows the person's objects (`objects/info/alternates`) and has its own refs, settings,
+# hooks and locks. So nothing that an agent does with git reaches the person's repository. Our own
+# git always runs with the person's GIT_DIR, so it never reads the settings of a place. Work is
+# brought home as objects, which git checks on the way. Example:
 #
 #   place/.git/HEAD                     ref: refs/heads/run/fix
 #   place/.git/packed-refs              every branch and tag as it was, and run/fix at the base
 #   place/.git/subagent-fleet.task      the task's id, which no other place has
 #
-# The files of `.git` are written by hand: no template, no hook, no setting of git's own `init`.
+# We write the files of `.git` ourselves: no template, no hook, no setting of `git init`.
 
-# What of the person's settings an agent's own git needs to see files as theirs does.
+# The person's settings that an agent's git needs in order to see files in the same way.
 SETTINGS = LatePattern(
     r"(?s)user\.(name|email)|(filter|lfs)\..*|remote\..*\.(url|fetch|tagopt|promisor"
     r"|partialclonefilter)|url\..*\.insteadof|submodule\..*\.(url|active)"
@@ -40,15 +40,15 @@ SETTINGS = LatePattern(
     r"|ignorecase|precomposeunicode|symlinks|attributesfile|excludesfile)")
 NO_PUSH = "an-agent-does-not-push://"  # git knows no such transport
 WHOLE = ("-c", "core.sparseCheckout=false", "-c", "core.splitIndex=false")
-# The person's settings and objects at both ends; what is looked for is not found in the
-# place's own objects by the last, which refuses what is incomplete or malformed.
+# Both ends use the person's settings and objects. The last command does not see the objects of
+# the place, so it refuses what is incomplete or malformed.
 BRING_HOME = ('"$0" "$@" rev-list --objects --stdin --not --all'
               ' | "$0" "$@" pack-objects -q --stdout'
               ' | GIT_ALTERNATE_OBJECT_DIRECTORIES= "$0" "$@" index-pack --stdin --strict')
 
 
 def find_places(folder: Folder, chosen: str) -> str:
-    """Return where a repository's places are: outside of the checkout, or as chosen."""
+    """Return the directory of a repository's places: outside the checkout, or as chosen."""
     world, repository = folder.world, folder.repository
     if chosen:
         return world.real_path(world.path(repository.main, chosen))
@@ -60,7 +60,7 @@ def find_places(folder: Folder, chosen: str) -> str:
 
 
 def plan_repository(main: Git) -> dict[str, bytes]:
-    """Return the files of a place's `.git` but for its HEAD: what it takes along."""
+    """Return the files of a place's `.git`, except its HEAD."""
     world = main.world
     files = {"objects/info/alternates": f"{main.git}/objects\n",
              "config": _plan_config(main)}
@@ -107,7 +107,7 @@ def _plan_config(main: Git) -> str:
 
 
 def _render_setting(key: str, value: str) -> str:
-    """Return a setting as git's file has it."""
+    """Return a setting in the format of git's config file."""
     def quote(text: str) -> str:
         text = text.replace("\\", "\\\\").replace('"', '\\"')
         return '"' + text.replace("\n", "\\n").replace("\t", "\\t") + '"'
@@ -119,11 +119,11 @@ def _render_setting(key: str, value: str) -> str:
 
 def write_repository(world: World, path: str, mark: str, files: Mapping[str, bytes],
                      head: str) -> None:
-    """Write the `.git` of a place anew; its mark comes first, so that a kill leaves it ours.
+    """Write a new `.git` into a place. Its mark comes first, so that a kill leaves it ours.
 
-    `head` is a commit, or a branch with its commit behind a blank.
+    `head` is a commit, or a branch and its commit, separated by a blank.
     """
-    write_mark(world, path, mark)  # there is never a moment without it
+    write_mark(world, path, mark)  # it is never missing, not even for a moment
     git = world.path(path, ".git")
     for name in world.names_in(git):
         if name != PLACE_MARK:
@@ -140,7 +140,7 @@ def write_repository(world: World, path: str, mark: str, files: Mapping[str, byt
 
 def make_place(main: Git, path: str, mark: str, files: Mapping[str, bytes],
                head: str) -> None:
-    """Make a place, with the files of its commit."""
+    """Make a place, and check out the files of its commit."""
     write_repository(main.world, path, mark, files, head)
     made = git_at(main, path).run("read-tree", "--reset", "-u", head.split(" ")[-1])
     if made.code:
@@ -150,11 +150,11 @@ def make_place(main: Git, path: str, mark: str, files: Mapping[str, bytes],
 
 
 def clear_place(world: World, path: str, identity: str) -> None:
-    """Remove what is left of a place of this task; anybody else's directory is refused."""
+    """Remove an unfinished place of this task; refuse a directory that is not the task's."""
     kind = world.kind_of(path, follow=False)
     if kind == "absent":
         return
-    # A kill just after the directory was made leaves it hollow.
+    # After a kill just as it was made, the directory is empty but for its mark.
     hollow = {*world.names_in(path), *world.names_in(world.path(path, ".git"))} <= {
         ".git", f".{PLACE_MARK}.new"}
     if kind == "directory" and (hollow or is_place(world, path, identity)):
@@ -165,7 +165,7 @@ def clear_place(world: World, path: str, identity: str) -> None:
 
 
 def remove_place(world: World, path: str) -> None:
-    """Remove a place of ours: what tells that it is ours goes last."""
+    """Remove a place of ours; the mark that tells that it is ours is removed last."""
     git = world.path(path, ".git")
     for above, last in ((path, ".git"), (git, PLACE_MARK)):
         for name in world.names_in(above):
@@ -178,12 +178,12 @@ def remove_place(world: World, path: str) -> None:
 
 
 def mark_of(folder: Folder, place: Workplace, commit: str = "") -> str:
-    """Return what a place of a task is known by; a check's, with the commit that it holds."""
+    """Return the mark of a task's place; a check's place also names the commit in it."""
     return f"{place.id}\n{folder.repository.main}\n{commit}\n"
 
 
 def write_mark(world: World, path: str, mark: str) -> None:
-    """Mark a place, whatever is there in place of its `.git`."""
+    """Write the mark of a place, even if its `.git` is no directory any more."""
     if world.kind_of(world.path(path, ".git"), follow=False) != "directory":
         world.remove_tree(Place(path, ".git"))
     world.replace_files([(Place(path, f".git/{PLACE_MARK}"),
@@ -198,19 +198,19 @@ def is_place(world: World, path: str, identity: str) -> bool:
 
 
 def git_at(main: Git, path: str) -> Git:
-    """Return git in a place, with the index that is there."""
+    """Return git in a place, with the index of that place."""
     return Git(main.world, main.git, path, main.hold,
                index=main.world.path(path, ".git/index"), settings=WHOLE)
 
 
 def git_with(main: Git, path: str) -> Git:
-    """Return git in the person's repository, with the objects of a place beside theirs."""
+    """Return git in the person's repository, which also sees the objects of a place."""
     return Git(main.world, main.git, main.tree, main.hold,
                beside=main.world.path(path, ".git/objects"))
 
 
 def git_in(folder: Folder, state: TaskState, hold: Hold | None = None) -> Git:
-    """Return git in the agent's place of a task, which must still be the one that was made."""
+    """Return git in the place of a task's agent; refuse one that is not as we made it."""
     world, place = folder.world, state.place
     path = place.worktree
     if world.kind_of(path, follow=False) != "directory":
@@ -230,7 +230,7 @@ def git_in(folder: Folder, state: TaskState, hold: Hold | None = None) -> Git:
 
 
 def read_head(world: World, git: str) -> str:
-    """Return the commit of a repository's HEAD, read as text: no setting of it counts."""
+    """Return the commit of a repository's HEAD, read as text, without its settings."""
     name = "HEAD"
     for _ in range(5):
         line = world.read_part(world.path(git, name), 0, 4096).decode(
@@ -253,12 +253,12 @@ def read_head(world: World, git: str) -> str:
 
 
 def bring_home(main: Git, path: str, commits: Iterable[str]) -> None:
-    """Take commits of a place over into the person's repository, with all that they need."""
+    """Copy commits of a place into the person's repository, with everything they need."""
     wanted = [commit for commit in commits if not main.commit_of(commit)]
     if not wanted:
         return
     world = main.world
-    # What an agent has written there could lead anywhere.
+    # An agent may have written other paths there.
     alternates = Place(path, ".git/objects/info/alternates")
     world.replace_files([(alternates, f"{main.git}/objects\n".encode(
         "utf-8", "surrogateescape"), 0o644)])
@@ -272,7 +272,7 @@ def bring_home(main: Git, path: str, commits: Iterable[str]) -> None:
 
 
 def find_commits(main: Git, path: str) -> list[str]:
-    """Return the commits that a place's refs and their logs name, and no ref of the person's."""
+    """Return the commits in the refs and logs of a place that the person's refs don't reach."""
     world = main.world
     git = world.path(path, ".git")
     files = [world.path(git, name) for name in ("HEAD", "ORIG_HEAD", "packed-refs")]

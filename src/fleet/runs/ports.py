@@ -1,4 +1,4 @@
-"""Ten ports of a task's own."""
+"""Ten ports for each task."""
 from __future__ import annotations
 
 import json
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# Below those that systems give away by themselves.
+# Below the ports that systems assign by themselves.
 PORTS = range(20000, 32760, 10)
-PORTS_SECONDS = 5.0  # for another program of ours that just looks for its own
+PORTS_SECONDS = 5.0  # for another of our processes that is choosing its ports
 
 
 def claim_ports(world: World, owner: str) -> int:
-    """Return the first of ten ports that nobody listens on, and no other task of this user has.
+    """Return the first of ten ports that are free and belong to no other task of this user.
 
-    The owner is the file of a task's state: while that is there, these are its own.
+    The owner is the file of a task's state: the ports are taken as long as that file exists.
     """
     place = world.user_place("state", "ports.json")
     world.make_directory(world.parent(place), is_private=True)

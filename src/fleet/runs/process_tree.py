@@ -1,4 +1,4 @@
-"""What an agent has started, however it was left."""
+"""The processes that an agent or a command has started, however it left them."""
 from __future__ import annotations
 
 import json
@@ -27,10 +27,10 @@ PROCESS_LOOK_SECONDS = 1.0  # between two looks at what an agent starts
 
 
 class Ended(Record):
-    """What it came to that processes were ended."""
+    """The result of ending processes."""
 
     count: int
-    left: str = ""  # what still runs, for people; "": nothing
+    left: str = ""  # the processes that still run, for people
 
 
 class ProcessTree:
@@ -61,12 +61,12 @@ class ProcessTree:
         self._found = ProcessList(-1.0, {})
 
     def add(self, number: int) -> None:
-        """Note a program that was just started in a session of its own."""
+        """Note a program that was just started in its own session."""
         with self._lock:
             self._sessions[number] = self._world.clock()
 
     def find(self, since: float) -> dict[int, Process]:
-        """Return what runs of it, as was seen at that time of the clock or later."""
+        """Return the processes of this tree, as seen at a time of the clock or later."""
         seen = self._world.list_processes(since)
         own = self._world.process_id
         with self._lock:
@@ -85,7 +85,7 @@ class ProcessTree:
                 tree.update(number for number, process in seen.processes.items()
                             if (process.parent in tree or process.session in self._sessions)
                             and number != own)
-            # Its number may be another's soon.
+            # The number of a session that has ended may soon belong to another.
             for number in [number for number, at in self._sessions.items() if at < seen.at]:
                 if all(seen.processes[one].session != number for one in tree):
                     del self._sessions[number]
@@ -101,7 +101,7 @@ class ProcessTree:
     def follow(self, child: Child, seconds: float, pause: Callable[[float], None]) -> int:
         """Wait for a program that was just started; return its exit code, 124 if it is too slow.
 
-        `pause` waits a while, and raises where nobody wants the program any more.
+        `pause` waits a while, and raises an exception if the program is no longer wanted.
         """
         self.add(child.number)
         until = self._world.clock() + seconds
@@ -135,7 +135,7 @@ class ProcessTree:
 
 def end_trees(world: World, trees: Sequence[ProcessTree], patience: float,
               spared: Collection[int] = ()) -> Ended:
-    """End what runs of these: TERM, some patience, then KILL until nothing is left."""
+    """End the processes of these trees: TERM, some patience, then KILL until none is left."""
     ended: set[int] = set()
     until = world.clock() + patience
     while True:
@@ -153,7 +153,7 @@ def end_trees(world: World, trees: Sequence[ProcessTree], patience: float,
             return Ended(len(ended.difference(left)),
                          some_of(names, 3) or "a process that this system does not show")
         is_late = now >= until
-        # What bubblewrap runs would end with it at once, without a TERM of its own.
+        # Not bubblewrap: the command in it would die with it at once, without a TERM of its own.
         asked = {number for number, process in left.items() if process.name != BWRAP}
         world.end_processes(left if is_late else asked - ended, at_once=is_late)
         ended.update(asked)
@@ -163,7 +163,7 @@ def end_trees(world: World, trees: Sequence[ProcessTree], patience: float,
 def find_helpers(processes: Mapping[int, Process], client: int) -> set[int]:
     """Return a client and its helpers: its children in its session.
 
-    What is left behind below bubblewrap becomes a child of that. Its first one is the client.
+    The first child of bubblewrap is the client. Later ones are orphans that bubblewrap got.
     """
     inside = {number for number, process in processes.items() if process.name == BWRAP}
     first: dict[int, int] = {}

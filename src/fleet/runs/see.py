@@ -1,4 +1,4 @@
-"""What can be seen of tasks without the lock."""
+"""What a command can see of tasks without the lock."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
                ) -> tuple[dict[str, TaskState], int]:
-    """Return every task as it is, whoever supervises, and how many files could not be read.
+    """Return every task as it is now, and how many state files could not be read.
 
-    What was ordered, and what more is about to be, counts as if it was taken up.
+    Orders that wait in the inbox count as carried out, and so do the orders in `more`.
     """
     now = folder.world.now()
     tasks, unreadable = folder.read_states()
@@ -44,11 +44,11 @@ def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
 
 def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]] = ()
               ) -> TaskSight:
-    """Return what is so of the tasks of a repository: what agents say, and what they take."""
+    """Return the tasks of a repository, with what their agents say and which memory they use."""
     fleet = backing.fleet
     tasks, unreadable = see_states(folder, more)
     live = [state for state in tasks.values() if state.has_agent]
-    # The session's own, not a subagent's.
+    # The session's own requests, not those of a subagent.
     served = {one.session: one for one in backing.receipts()
               if one.session and not one.agent_id} \
         if live else {}
@@ -64,7 +64,7 @@ def see_tasks(folder: Folder, backing: Backing, more: Iterable[Mapping[str, Any]
 
 def measure_agents(folder: Folder,
                    live: Sequence[TaskState]) -> dict[str, list[tuple[int, float]]]:
-    """Return what each process of a task takes: megabytes, percent of a processor."""
+    """Return what each process of a task uses: megabytes, and percent of a processor."""
     measured = {}
     for state in live:
         processes = ProcessTree(folder, state.name, TASK_MARK, keeps=False).find(
@@ -75,7 +75,7 @@ def measure_agents(folder: Folder,
 
 
 def listen_to_tail(folder: Folder, state: TaskState) -> Heard:
-    """Return what an agent has said lately: enough to know what it does now."""
+    """Return what an agent has said lately: enough to know what it is doing now."""
     path = folder.of_try(state, "out.jsonl")
     size = folder.world.size_of(path)
     start = max(state.attempt.start_at, size - TAIL_BYTES)

@@ -1,4 +1,4 @@
-"""What is in a place, kept in a ref."""
+"""Snapshots: the files of a place, kept in a ref."""
 from __future__ import annotations
 
 import contextlib
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def find_copies(folder: Folder, task: TaskSpec) -> list[str]:
-    """Return the ignored files of the main checkout that a worktree gets a copy of."""
+    """Return the ignored files of the main checkout that are copied into a worktree."""
     git = git_of(folder)
     include = git.world.path(git.tree, ".worktreeinclude")
     words = ["ls-files", "-z", "-oi"]
@@ -44,13 +44,22 @@ def find_copies(folder: Folder, task: TaskSpec) -> list[str]:
             path in wanted or any(glob_pattern(glob).fullmatch(path) for glob in task.copy))]
 
 
+def copy_files(folder: Folder, paths: Iterable[str], tree: str) -> None:
+    """Copy files of the main checkout into a place, except where it has them already."""
+    world = folder.world
+    for path in paths:
+        target = Place(tree, path)
+        if world.kind_of(target, follow=False) == "absent":
+            world.copy_file(world.path(folder.repository.main, path), target)
+
+
 def holds_key(path: str) -> bool:
-    """Tell whether a file is that of the gateway's key, which is no agent's business."""
+    """Tell whether a file holds the gateway's key, which no agent may have."""
     return path.split("/")[-1] == ENVIRONMENT_FILE
 
 
-NET_FILES, NET_BYTES = 2000, 64 * 1024 * 1024  # ignored files that a snapshot keeps as well
-# What a tool can make again: by name, where a file of that tool lies beside or inside.
+NET_FILES, NET_BYTES = 2000, 64 * 1024 * 1024  # ignored files that a snapshot keeps, too
+# Directories that a tool can make again: their names, and the files of that tool, if it needs any.
 CACHES = {"__pycache__": "", ".mypy_cache": "", ".pytest_cache": "", ".ruff_cache": "",
           ".tox": "", ".gradle": "", ".turbo": "", ".parcel-cache": "", ".subagent-fleet": "",
           "node_modules": "package.json", "target": "Cargo.toml pom.xml build.sbt",
@@ -60,7 +69,7 @@ CACHES = {"__pycache__": "", ".mypy_cache": "", ".pytest_cache": "", ".ruff_cach
 
 
 def drop_caches(world: World, tree: str, paths: Iterable[str]) -> list[str]:
-    """Return the paths that lie in no cache of a tool."""
+    """Return the paths that are not in a cache of a tool."""
     known: dict[str, bool] = {}
 
     def is_cache(path: str) -> bool:
@@ -83,26 +92,25 @@ def drop_caches(world: World, tree: str, paths: Iterable[str]) -> list[str]:
 
 
 class Stored(Record):
-    """The trees of a place as it was."""
+    """The trees of a place at one moment."""
 
     head: str
     old_tree: str  # of head
-    # For the branch: nothing that is ignored, here or in the main checkout; no copy.
+    # For the branch: no file that is ignored, here or in the main checkout, and no copy.
     tree: str
     net: str  # with the ignored files that are new or changed since setup
-    ignored: Mapping[str, str]  # what tells the content of each ignored file, caches aside
+    ignored: Mapping[str, str]  # a stamp of the content of each ignored file outside of caches
     fresh: tuple[str, ...]  # of these, the new and changed ones
     listed: tuple[str, ...]  # every ignored file
-    nested: tuple[str, ...]  # repositories that are ignored: in none of these trees
+    nested: tuple[str, ...]  # ignored repositories, which are in none of these trees
 
 
 def store_tree(git: Git, main: Git, place: Workplace, known: Mapping[str, str] | None, *,
                runs_filters: bool = True) -> Stored:
-    """Write all files of a place into git, with an index of ours; its own is left alone.
+    """Write all files of a place into git with an index of our own.
 
-    What the agent's index says of a file, or of when it changed, means nothing here: ours
-    begins with the names of HEAD and knows no file. `known` are the ignored files that
-    setup has left.
+    The agent's index is neither used nor changed. Ours starts with the names of HEAD and no
+    file times, so that every file is read. `known` are the ignored files that setup has left.
     """
     world = git.world
     nested, odd = world.find_odd(git.tree)
@@ -111,7 +119,7 @@ def store_tree(git: Git, main: Git, place: Workplace, known: Mapping[str, str] |
                          "link, so it cannot be kept", fix="remove it")
     inner = world.path(git.tree, ".git")
     if world.kind_of(world.path(inner, "info/sparse-checkout")) != "absent":
-        # What is not there may be deleted, or not: that only the agent knows.
+        # A missing file may be deleted or only not checked out: nothing here tells which.
         raise FleetError("sparse-checkout", f"the checkout {clean_line(git.tree)} was made "
                          "sparse, so it cannot be kept whole",
                          fix="`git sparse-checkout disable; rm .git/info/sparse-checkout` in "
@@ -120,17 +128,16 @@ def store_tree(git: Git, main: Git, place: Workplace, known: Mapping[str, str] |
     bring_home(main, git.tree, [head])
     old_tree = main.out("rev-parse", "--verify", f"{head}^{{tree}}")
 
-    # Nor when git looks again at a file as new as our index, as it writes it.
     settings = list(WHOLE) if runs_filters else [*WHOLE, *no_filters(main)]
     with lend_index(git, settings=settings) as own:
         own.out("read-tree", head)
         hidden, submodules = _refuse_nested(own, nested, place)
-        # Git would ask a submodule what is new there, with settings that are an agent's.
+        # In a submodule, git would run with settings of the agent.
         leaves = [f":(exclude,literal){path}" for path in submodules]
         own.out("add", "-A", *(["--", ".", *leaves] if leaves else []))
         tree = own.out("write-tree")
-        # A new file that the main checkout ignores stays out of the branch, and so do a copy
-        # and the gateway's key, wherever an agent has fetched it from.
+        # A new file that the main checkout ignores stays out of the branch. So do copies and the
+        # gateway's key, wherever the agent got it.
         new = main.names("diff-tree", "-r", "--name-only", "--no-renames", "--diff-filter=A",
                          "-z", old_tree, tree) if tree != old_tree else []
         asked = [path for path in new if _is_within(main, path)]
@@ -151,7 +158,7 @@ def store_tree(git: Git, main: Git, place: Workplace, known: Mapping[str, str] |
 
 @late_decorator(lambda: contextlib.contextmanager)
 def lend_index(git: Git, tree: str = "", **more: Any) -> Iterator[Git]:
-    """Give git an index of ours: that of an agent's place could be a link to any file."""
+    """Give git an index of our own: the one in an agent's place could be a link to any file."""
     index = git.world.path(git.git, RUN_DIRECTORY, f"index-{git.world.token(4)}")
     try:
         yield Git(git.world, git.git, tree or git.tree, git.hold, index=index,
@@ -161,13 +168,13 @@ def lend_index(git: Git, tree: str = "", **more: Any) -> Iterator[Git]:
 
 
 def _is_within(git: Git, path: str) -> bool:
-    """Tell whether no link lies on the way to a path: git says nothing of what is behind."""
+    """Tell whether no link is on the way to a path; git says nothing about files behind one."""
     place = git.world.parent(git.world.path(git.tree, path))
     return git.world.real_path(place) == place
 
 
 def _store_fresh(own: Git, tree: str, copies: Collection[str], fresh: Iterable[str]) -> str:
-    """Return the net's tree: with ignored files, but for copies and the gateway's key."""
+    """Return a tree that also has the fresh ignored files, without copies and the key."""
     kept = own.world.first_files(own.tree, [
         path for path in fresh if path not in copies and not holds_key(path)],
         NET_FILES, NET_BYTES)
@@ -186,8 +193,8 @@ def _refuse_nested(own: Git, nested: Iterable[str], place: Workplace
                    ) -> tuple[tuple[str, ...], list[str]]:
     """Refuse repositories inside a place: git would keep only the names of their commits.
 
-    A submodule may be there as long as it is exactly what the task began with, or empty.
-    Returns what is ignored, which only a tidying has to refuse, and the submodules.
+    A submodule is allowed if it is empty, or exactly as the task began. Return the ignored
+    repositories, which only `task tidy` refuses, and the submodules.
     """
     world = own.world
     inside = {path[len(own.tree) + 1:] for path in nested}
@@ -219,7 +226,7 @@ def _links_of(entries: Iterable[str]) -> dict[str, str]:
 
 
 def _why_changed(own: Git, inner: str, commit: str, begun: str) -> str:
-    """Return how a submodule differs from what a task began with; "": in nothing."""
+    """Return how a submodule differs from the beginning of the task; "" if it doesn't."""
     world = own.world
     tree = world.path(own.tree, inner)
     git = world.path(tree, ".git")
@@ -236,7 +243,7 @@ def _why_changed(own: Git, inner: str, commit: str, begun: str) -> str:
 
 
 def no_filters(git: Git) -> list[str]:
-    """Return git's words that switch off every filter: what only shows runs none of them."""
+    """Return git's options that switch off every filter, for commands that only show."""
     listed = git.run("config", "--name-only",
                      "--get-regexp", r"^filter\..*\.(clean|process)$")
     names = {name.rsplit(".", 1)[0] for name in listed.text.split("\n") if name}
@@ -249,20 +256,18 @@ def no_filters(git: Git) -> list[str]:
 
 def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
                   known: Mapping[str, str] | None) -> tuple[WorkDone, Stored]:
-    """Keep a place: a commit for the branch, and all in a ref no git command removes."""
+    """Keep a place: a commit for the branch, and everything in a ref that git never removes."""
     place = state.place
     stored = store_tree(git, main, place, known)
     parents = [stored.head]
     if place.tip and not main.is_ancestor(place.tip, stored.head):
-        parents.append(place.tip)  # the agent has left its branch: nothing there is lost
+        parents.append(place.tip)  # the agent has left its branch, whose commits must stay
     commit = stored.head
     if len(parents) > 1 and main.is_ancestor(stored.head, place.tip) \
             and main.out("rev-parse", f"{place.tip}^{{tree}}") == stored.tree:
-        commit = place.tip  # made of this tree, and its supervisor was killed then
+        commit = place.tip  # it has this tree: its supervisor was killed after making it
     elif len(parents) > 1 or stored.tree != stored.old_tree:
-        first = (state.task.prompt or "").strip().split("\n")[0]
-        commit = main.make_commit(stored.tree, parents,
-                                  f"{state.name}: {' '.join(first.split())[:100]}")
+        commit = main.make_commit(stored.tree, parents, state.title)
     whole = commit
     if stored.net != stored.tree:
         whole = main.make_commit(stored.net, [commit], f"{state.name}: with ignored files")
@@ -272,18 +277,18 @@ def take_snapshot(git: Git, main: Git, state: TaskState, label: str,
 
 
 def blob_of(world: World, path: str, like: str) -> str:
-    """Return the name that a file's content has in git, whose names are like another."""
+    """Return git's name for a file's content, with the kind of hash that `like` has."""
     content = world.read_bytes(path, limit=world.size_of(path))
     kind = "sha256" if len(like) == 64 else "sha1"
     return hashlib.new(kind, b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def find_leak(main: Git, place: Workplace, commit: str, copied: Collection[str]) -> str:
-    """Return where a copy is in what a branch would reach: by its path, or by its content.
+    """Return the path of a copied file in the commits of a branch; "" if there is none.
 
-    However the history looks: merged in, left behind, under another name.
+    A copy is found by its path or by its content, anywhere in the history.
     """
-    if not (place.copies or copied):  # an earlier version forgot them of an old place
+    if not (place.copies or copied):  # an earlier version did not note them
         return ""
     for entry in main.out("rev-list", "--objects", "--end-of-options",
                           f"{place.base}..{commit}").split("\n"):
@@ -295,7 +300,7 @@ def find_leak(main: Git, place: Workplace, commit: str, copied: Collection[str])
 
 def look_at_work(main: Git, state: TaskState, work: WorkDone,
                  copied: Collection[str] = ()) -> WorkDone:
-    """Return what differs from where the task began, and what of it is outside its scope.
+    """Return the work with its changes since the task began, and those outside its scope.
 
     `copied` are the blobs of the files that were copied into its worktree.
     """
@@ -305,7 +310,7 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone,
         files = []
         for entry in main.names("diff-tree", "-r", "--numstat", "-z", "--no-renames",
                                 "--end-of-options", begin, work.commit):
-            plus, minus, path = entry.split("\t", 2)  # "-" of what is no text
+            plus, minus, path = entry.split("\t", 2)  # "-" for a binary file
             files.append((path, int(plus.replace("-", "0")), int(minus.replace("-", "0"))))
         return files
 
@@ -327,9 +332,9 @@ def look_at_work(main: Git, state: TaskState, work: WorkDone,
 
 
 def settle_branch(git: Git | None, main: Git, place: Workplace, commit: str) -> bool:
-    """Put a task's branch at a commit; False: somebody else has moved it meanwhile.
+    """Move a task's branch to a commit; return False if somebody else has moved it meanwhile.
 
-    No hook runs. The branch in the agent's place follows, so that its status is clean.
+    No hook runs. The branch in the agent's place moves, too, so that its status is clean.
     """
     ref = f"refs/heads/{place.branch}"
     tip = main.commit_of(ref)
@@ -349,12 +354,12 @@ def settle_branch(git: Git | None, main: Git, place: Workplace, commit: str) -> 
 
 
 def follow_branch(git: Git, ref: str, commit: str) -> None:
-    """Put the branch of a place at the commit that was made of its files."""
+    """Move the branch in a place to the commit that was made of the files there."""
     world = git.world
     head = world.read_part(world.path(git.tree, ".git/HEAD"), 0, 4096)
     if head.decode("utf-8", "surrogateescape").strip() != f"ref: {ref}":
         return
-    # What an agent made of it may be in the way.
+    # Whatever an agent has put in the way, the place stays usable without this.
     with contextlib.suppress(FleetError), lend_index(git) as own:
         own.out("read-tree", commit)
         index = world.read_bytes(own.index, limit=world.size_of(own.index))
@@ -364,18 +369,18 @@ def follow_branch(git: Git, ref: str, commit: str) -> None:
 
 
 def read_surroundings(folder: Folder, state: TaskState) -> dict[str, Any]:
-    """Return what there was before an agent came: ignored files, and what was copied."""
+    """Return what was there before the agent started: ignored files and copied files."""
     path = folder.of_task(state.name, baseline_of(state.place))
     return parse_object(folder.world.read_part(path, 0, STATE_LIMIT_BYTES * 8)) or {}
 
 
 def baseline_of(place: Workplace) -> str:
-    """Return the file that lists what there was before an agent came."""
+    """Return the name of the file that lists what was there before the agent started."""
     return f"baseline{place.fresh or ''}.json"
 
 
 def read_baseline(folder: Folder, state: TaskState) -> dict[str, str] | None:
-    """Return the ignored files a worktree had before its agent came; None: none ever came."""
+    """Return the ignored files from before the agent started; None if none ever started."""
     known = read_surroundings(folder, state)
     if not known and not state.place.prepared:  # setup has failed
         return None

@@ -1,4 +1,4 @@
-"""All tasks of a repository: their states, the lock, threads, orders."""
+"""The supervisor of a repository's tasks: their states, threads and orders."""
 from __future__ import annotations
 
 import contextlib
@@ -65,27 +65,24 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# Takes tasks; runs an agent in a worktree for each. Whoever holds the lock of a repository's
-# run folder is its supervisor, the one writer of its tasks. How it thinks:
+# The process that holds the lock of a repository's run folder is its supervisor. Only it writes
+# the states of tasks. It runs an agent in a worktree for each task. How it works:
 #
-# - Each task is a file, `tasks/NAME/state.json`, replaced whole *before* each step is taken.
-#   So whenever this process ends, even by kill -9, the next one enters the same function,
-#   `TaskWork.run`, at the step that the file names. Agents hang on files and a named pipe,
-#   never on us.
-# - What comes next is decided in one place, `tasks/step`: `take` hands it an event, writes the
+# - Each task is a file, `tasks/NAME/state.json`, which is replaced *before* each step. So after
+#   this process ends, even by kill -9, the next one enters the same function, `TaskWork.run`, at
+#   the step in the file. Agents depend on files and a named pipe, never on this process.
+# - One function decides what comes next, `tasks/step`: `take` gives it an event, writes the
 #   state that it returns, and tells people.
-# - Each task at work has a thread of its own, which may wait: for git, for setup,
-#   for an agent.
-# - What other commands want of a task is a file in `inbox/`; the main thread takes it as an
-#   event, and the task's thread finds what it is to do in the state.
-# - An agent works in one worktree; its check runs in another, which is put to the
-#   snapshot that was taken of the first. So what is checked is what is kept, whatever
-#   else lies around.
+# - Each running task has its own thread, which may wait: for git, for setup, for an agent.
+# - Other commands write their orders as files into `inbox/`. The main thread takes each as an
+#   event, and the task's thread finds in the state what to do.
+# - An agent works in one worktree, and its check runs in another, which is put to a snapshot of
+#   the first. So what is checked is what is kept, whatever else lies around.
 
 
 def find_limits(world: World, backing: Backing, tasks: Mapping[str, TaskState],
                 page: Mapping[str, Any]) -> Limits:
-    """Return how much may happen at the same time; the gateway's page says who rests."""
+    """Return how many tasks may run at once; the gateway's status tells which aliases rest."""
     slots = plan_slots(backing.fleet)
     most = backing.most
     if not most:
@@ -101,17 +98,17 @@ def find_limits(world: World, backing: Backing, tasks: Mapping[str, TaskState],
 
 
 def base_of(task: TaskSpec, folder: Folder, where: str = "") -> str:
-    """Return the commit that a task starts from; `where` says so in its file."""
+    """Return the commit that a task starts from; `where` is where the file names it."""
     base = "HEAD" if task.base in (None, "after") else task.base
     return find_commit(folder.world, folder.repository, base or "HEAD", where)
 
 
 def find_merged(folder: Folder, tasks: Mapping[str, TaskState]) -> list[str]:
-    """Return tasks in review whose branches a person merged into the branch they are on."""
+    """Return the tasks in review whose branches a person has merged into the current branch."""
     git = git_of(folder)
     reviews = [state for state in list(tasks.values())
                if state.state == "review" and state.place.kept not in ("", state.place.base)]
-    # Who has only gone to a commit, or to a task's branch, looks at it.
+    # A person who has checked out a commit, or the task's own branch, is only looking at it.
     home = git.run("symbolic-ref", "--quiet", "HEAD").text if reviews else ""
     return [state.name for state in reviews
             if home not in ("", f"refs/heads/{state.place.branch}") and git.commit_of(home)
@@ -129,29 +126,29 @@ class Supervisor:
         self.run = folder.make()
         self.tasks, _ = folder.read_states()
         self.failures: list[Exception] = []  # of threads: a bug, or a disk that is full
-        self.passes: dict[tuple[str, ...], bool] = {}  # a check, before any work
-        self.asking: dict[tuple[str, ...], threading.Lock] = {}  # who just asks that
-        self.starts: dict[str, str] = {}  # by base: what a worktree begins with
+        self.passes: dict[tuple[str, ...], bool] = {}  # whether a check passes before any work
+        self.asking: dict[tuple[str, ...], threading.Lock] = {}  # held while a thread finds out
+        self.starts: dict[str, str] = {}  # by base: the commit of a fresh worktree
         self.confinement = backing.confinement or Confinement(folder)
         self.changed = changed or threading.Condition()
         self._world, self._lock = folder.world, lock
-        self._only = only  # the tasks that are meant, and those handed over since; None: all
+        self._only = only  # the tasks to run, and those handed over since; None: all
         self._takes_new = takes_new
         self._threads: dict[str, threading.Thread] = {}
         self._leaves = False
         self._looked: dict[str, float] = {}
         self._page: Mapping[str, Any] = {}
-        self._is_served = True  # as far as anybody knows
-        self._told: set[str] = set()  # tasks of which was said what they wait for
+        self._is_served = True  # as far as we know
+        self._told: set[str] = set()  # tasks whose reason to wait was told
         self._spawning = threading.Lock()
         self._world.replace_files([(folder.place("lock.pid"), str(
             self._world.process_id).encode(), 0o600)])
         for name, state in self.tasks.items():
-            if state.is_active or state.wish.stopping:  # whoever was meant: nobody else does it
+            if state.is_active or state.wish.stopping:  # even if not in `only`: nobody else can
                 self._begin(name)
 
     def leave(self) -> None:
-        """Give up the lock; agents go on, and so does a git that takes long."""
+        """Release the lock; agents continue, and so does a git that takes long."""
         with self.changed:
             self._leaves = True
             self.changed.notify_all()
@@ -163,7 +160,7 @@ class Supervisor:
     # -- what is known, and who may change it --
 
     def take(self, name: str, event: Event) -> Step:
-        """Let an event count: write down what is so now, then say it; return what to do."""
+        """Apply an event: write the new state, then tell people; return what to do next."""
         with self.changed:
             before = self.tasks[name]
             made = step(before, event, self._world.now())
@@ -173,24 +170,24 @@ class Supervisor:
             except FleetError:
                 if not isinstance(event, Refused):
                     raise
-                self.tasks[name] = made.state  # its file may be what is refused
+                self.tasks[name] = made.state  # perhaps because its file can't be written
         for word, text in made.tells:
             self.tell(name, word, text)
         return made
 
     def write(self, name: str, **changes: Any) -> TaskState:
-        """Write down what is known of a task, then let it be so."""
+        """Change the state of a task, first in its file."""
         with self.changed:
             return self._keep(change(self.tasks[name], **changes))
 
     def remember(self, name: str, **changes: Any) -> TaskState:
-        """Change what is known of a task; its next step writes it down."""
+        """Change the state of a task in memory; its next step writes it down."""
         with self.changed:
             state = self.tasks[name] = change(self.tasks[name], **changes)
             return state
 
     def _keep(self, state: TaskState) -> TaskState:
-        if self._leaves:  # who comes next may already have the lock
+        if self._leaves:  # the next supervisor may already have the lock
             raise Asleep
         self.folder.write_state(state)
         self.tasks[state.name] = state
@@ -198,14 +195,14 @@ class Supervisor:
         return state
 
     def wait(self, seconds: float) -> None:
-        """Wait a while, or until something has changed; a thread ends here when we leave."""
+        """Wait a while, or until something changes; threads end here when the supervisor leaves."""
         with self.changed:
             self.changed.wait(seconds)
         if self._leaves:
             raise Asleep
 
     def spawn(self, launch: Launch) -> Child:
-        """Start a program; who waits is woken when it ends."""
+        """Start a program; waiting threads are woken when it ends."""
         def wake() -> None:
             child.wait()
             with self.changed:
@@ -216,7 +213,7 @@ class Supervisor:
         return child
 
     def leave_task(self, name: str) -> None:
-        """Note that a task's thread has ended; what a person wants may need another one."""
+        """Note that a task's thread has ended; a person's order may need another one."""
         with self.changed:
             self._threads.pop(name, None)
             self.changed.notify_all()
@@ -226,7 +223,7 @@ class Supervisor:
     # -- one look at everything --
 
     def advance(self) -> bool:
-        """Do what can be done now, and start threads for what takes time; tell if it did."""
+        """Do what can be done now, and start threads for the rest; tell if anything was done."""
         if self.failures:
             raise self.failures[0]
         did = self._take_orders()
@@ -238,7 +235,7 @@ class Supervisor:
         return self._start_ready() or did
 
     def _keep_serving(self) -> None:
-        """Start a gateway where the one that agents use has gone, such as that of an `up`."""
+        """Start a gateway if the one that agents use is gone, such as one that `up` started."""
         needs = any(state.is_active and isinstance(state.task.coder, str)
                     for state in list(self.tasks.values()))
         if not (self.backing.fleet and needs and self._is_due("served", 0.5)):
@@ -258,28 +255,28 @@ class Supervisor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is being done."""
-        with self.changed:  # a thread that ends may just let its task wait again
+        """Whether any task has a thread."""
+        with self.changed:  # a thread that ends may be writing that its task waits again
             return bool(self._threads)
 
     @property
     def waits_for_time(self) -> bool:
-        """Whether a task waits for its time, for a machine that rests, or for its person."""
+        """Whether a task waits for a time, for a machine that rests, or for a person."""
         return self._takes_new and any(map(self._is_expected, list(self.tasks.values())))
 
     def _is_expected(self, state: TaskState) -> bool:
-        """Tell whether a task will begin without another order."""
+        """Tell whether a task will start without another order."""
         if state.state in ("stopped", "waiting") and self._is_attached(state):
-            return True  # also just after it was given back: its terminal is still closing
+            return True  # even if it was just handed back: its terminal is still closing
         return state.state == "waiting" and self._may_begin(state.name) \
             and not blockers_of(state, self.tasks)
 
     def _is_attached(self, state: TaskState) -> bool:
-        """Tell whether a person has the session of a task open, who gives it back."""
+        """Tell whether a person has the session of a task open, and will hand it back."""
         return state.attempt.spoken and self.folder.is_attached(state.name)
 
     def _may_begin(self, name: str) -> bool:
-        """Tell whether a task is one that is meant, and nobody is at work on it."""
+        """Tell whether a task is one of those to run, and neither a thread nor a person has it."""
         return ((self._only is None or name in self._only) and name not in self._threads
                 and not self._is_attached(self.tasks[name]))
 
@@ -293,7 +290,7 @@ class Supervisor:
         thread.start()
 
     def _start_ready(self) -> bool:
-        """Begin with the tasks that can start, and say once what the others wait for."""
+        """Start the tasks that can start, and say once what each of the others waits for."""
         states = {name: state for name, state in self.tasks.items()
                   if state.state != "waiting" or self._may_begin(name)}
         waiting = [state for state in states.values() if state.state == "waiting"]
@@ -316,7 +313,7 @@ class Supervisor:
     # -- what other commands ask for --
 
     def _take_orders(self) -> bool:
-        """Write into the states what was asked for since; tell whether there was anything."""
+        """Apply the orders that have come in; tell whether there were any."""
         did = False
         for identity, order in self.folder.read_orders():
             did = True
@@ -334,15 +331,15 @@ class Supervisor:
                     self._obey(name, identity, order)
             except Asleep:
                 raise
-            except Exception as error:  # it holds up no other order
+            except Exception as error:  # it must not block the other orders
                 if slug_of(error) in ("disk-full", "unwritable"):
-                    raise  # it is carried out once it can be written down
+                    raise  # the order is carried out when it can be written down
                 self.tell(name, "not read", describe_error(error))
             self._world.remove(self.folder.place("inbox", identity))
         return did
 
     def _obey(self, name: str, identity: str, order: Mapping[str, Any]) -> None:
-        """Obey an order of one task."""
+        """Carry out an order for one task."""
         event = read_order(order, identity)
         if event is None:
             return
@@ -355,7 +352,7 @@ class Supervisor:
             self._begin(name)
 
     def _put_branch(self, state: TaskState) -> dict[str, str]:
-        """Put the branch of a task to its work; return why that cannot be, or nothing."""
+        """Move the branch of a task to its work; return why that is not possible, if so."""
         git = None
         with contextlib.suppress(FleetError):
             git = git_in(self.folder, state)
@@ -394,7 +391,7 @@ class Supervisor:
             self.take(task.name, Revised(task, origin, base))
 
     def _reload(self) -> None:
-        """Take over what has changed in the task file; one that is invalid is told once."""
+        """Apply the changes of the task file; an invalid file is reported once."""
         try:
             plan = self.backing.reload()
         except FleetError as error:
@@ -406,7 +403,7 @@ class Supervisor:
                                cloud_limit=plan.file.cloud_limit)
         for name, task in plan.tasks.items():
             if self._only is not None and name not in self.tasks:
-                continue  # nobody asked for it
+                continue  # it is not one of those to run
             try:
                 self.accept(freeze(task), base_of(task, self.folder), "file")
             except FleetError as error:
@@ -416,7 +413,7 @@ class Supervisor:
                 self.take(name, Removed())
 
     def tell(self, name: str, word: str, text: str = "") -> None:
-        """Say what has happened to a task, and tell the person's own command."""
+        """Log and print an event of a task, and run the person's own `notify` command."""
         text = text[:TOLD_CHARACTERS]
         self.folder.tell(name, word, text)
         self.backing.tell(name, word, text)
@@ -424,7 +421,7 @@ class Supervisor:
             self._notify(name, word, text)
 
     def _notify(self, name: str, word: str, text: str) -> None:
-        """Start the person's command with a line of JSON on its standard input."""
+        """Start the person's `notify` command, with a line of JSON on its standard input."""
         notify, place = self.backing.notify or "", self.folder.place
         argv = shell_words(self._world, notify) if isinstance(notify, str) else list(notify)
         main = self.folder.repository.main
@@ -452,13 +449,13 @@ class Supervisor:
         return plan_alias(*place_task(self.tasks[name], self.backing.fleet))
 
     def count_away_left(self) -> int:
-        """Return how many tasks may still move up to what leaves the house, today."""
+        """Return how many tasks may still move up to a model outside the house today."""
         since = self._world.now() - UNIT_SECONDS["d"]
         used = sum(state.attempt.left_at > since for state in list(self.tasks.values()))
         return self.backing.cloud_limit - used
 
     def _look_at_gateway(self) -> Mapping[str, Any]:
-        """Return what the gateway says of itself, not older than a few seconds."""
+        """Return the gateway's status, at most a few seconds old."""
         if self.backing.fleet and self._is_due("gateway", 5.0):
             self._page = self.backing.look()
         return self._page
@@ -470,6 +467,6 @@ class Supervisor:
             if fleet else []
 
     def view_of(self, session: str) -> str:
-        """Return what the gateway knows of a session: waiting, working, idle or unknown."""
+        """Return the gateway's view of a session: waiting, working, idle or unknown."""
         sessions = self._look_at_gateway().get("sessions")
         return str(sessions.get(session, "idle")) if isinstance(sessions, dict) else "unknown"

@@ -1,4 +1,4 @@
-"""One task, from its worktree to its branch."""
+"""One task at work, from its worktree to its branch."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -65,18 +65,18 @@ if TYPE_CHECKING:
 
 
 class TaskWork(TaskPlace, TaskAgent):
-    """One task on its way, in a thread of its own: from where its state says, to its end."""
+    """One task in its own thread: it starts at the step in its state, and runs to its end."""
 
-    _work: WorkDone | None = None  # what its check was asked of
+    _work: WorkDone | None = None  # the work that was checked
 
     def run(self) -> None:
-        """Run the task until it waits, sleeps or is over; whatever goes wrong parks it."""
+        """Run the task until it waits, sleeps or is over; anything that goes wrong parks it."""
         try:
             self._follow()
         except Asleep:
             pass
         except (BrokenPipeError, FleetError) as error:
-            # Nobody reads what the run says, or its disk is full: no task's trouble.
+            # The output of the run is closed, or its disk is full: no single task is at fault.
             self._supervisor.failures.append(error)
         finally:
             self._is_closing = True
@@ -89,7 +89,7 @@ class TaskWork(TaskPlace, TaskAgent):
             self._supervisor.leave_task(self.name)
 
     def _follow(self) -> None:
-        """Take what comes next, and do it, until nothing does."""
+        """Apply an event and do what comes next, until there is nothing more to do."""
         event: Event = Entered()
         while True:
             try:
@@ -103,12 +103,12 @@ class TaskWork(TaskPlace, TaskAgent):
                 raise
             except Exception as error:
                 if slug_of(error) == "disk-full":
-                    self._write()  # which says so again where it is the run's own disk
+                    self._write()  # which fails, too, if it is the run's own disk
                 kind = Refused if isinstance(event, Trouble) else Trouble
                 event = kind(describe_error(error), slug_of(error))
 
     def _carry_out(self, made: Step) -> Event:
-        """Do what comes next; return what came of it."""
+        """Do what comes next; return the event that results."""
         if made.do == CLOSE:
             return self._close(made.ruling)
         if made.do == END_AGAIN:
@@ -126,12 +126,12 @@ class TaskWork(TaskPlace, TaskAgent):
         return self._talk()
 
     def _take_over(self) -> None:
-        """Go on where an earlier supervisor was killed."""
+        """Continue where an earlier supervisor was killed."""
         self._adopt()
         self._prepare_check()
 
     def _feed(self) -> Event:
-        """Tell the agent what is wrong: the one that waits for it, or a new one."""
+        """Tell the agent what is wrong; if it has ended, start a new one."""
         if self._agent and self._agent.lives():
             self._say(self.state.attempt.prompt)
             return Resumed()
@@ -142,7 +142,7 @@ class TaskWork(TaskPlace, TaskAgent):
     # -- the verdict --
 
     def _judge(self) -> Event:
-        """Keep what there is in a snapshot, and check exactly that."""
+        """Take a snapshot of the work, and check exactly that."""
         if not self._agent:
             self._take_over()
         state, agent = self.state, self._agent
@@ -162,7 +162,7 @@ class TaskWork(TaskPlace, TaskAgent):
                              f"run (exit {exit_code}): {self._last_line()}",
                              fix=f"subagent-fleet task log {self.name} stderr")
 
-        # What the agent has left running could still write.
+        # Processes that the agent has left running could still write.
         ended = self._end(0.5, TASK_MARK, spares_client=state.task.talks and agent.lives())
         if ended.left:
             raise FleetError("still-alive", "its agent has answered, but what it started is "
@@ -178,7 +178,7 @@ class TaskWork(TaskPlace, TaskAgent):
         return Checked(work, checked.code, checked.output)
 
     def _keep(self, state: TaskState, known: Mapping[str, str] | None) -> WorkDone:
-        """Keep the worktree in a ref, and look at what was done in it."""
+        """Keep the worktree in a ref, and compare it with the beginning of the task."""
         work, _ = take_snapshot(self._git(), self._main, state, str(state.attempt.tried), known)
         if work.commit != state.place.kept:
             self._remember(kept=work.commit, landed="")
@@ -192,7 +192,7 @@ class TaskWork(TaskPlace, TaskAgent):
         if result.get("terminal_reason") == PROMPT_TOO_LONG:
             return ApiFailed(f"too large for the model, split it: {text}", is_final=True,
                              cause="too-large")
-        # It says no status of this, and waiting does not help.
+        # This error comes without a status, and waiting does not help.
         if "Please run /login" in text:
             text += ("; type /login in `claude`, then subagent-fleet task retry "
                      f"{self.name}; or subagent-fleet init, for models of your own")
@@ -224,10 +224,10 @@ class TaskWork(TaskPlace, TaskAgent):
         return result
 
     def _settle(self, work: WorkDone) -> None:
-        """Make good work the tip of its branch, if nobody has moved that meanwhile."""
+        """Move the branch to work that is good, if nobody has moved it meanwhile."""
         place = self.state.place
         branch = place.branch
-        self._write(tip=work.commit)  # first: after a kill, what is there is the task's
+        self._write(tip=work.commit)  # first: after a kill, the branch is still the task's
         if not settle_branch(self._git(), self._main, place, work.commit):
             self._write(tip=place.tip)
             tree = quote_shell(place.worktree)
@@ -239,7 +239,7 @@ class TaskWork(TaskPlace, TaskAgent):
     # -- ends --
 
     def _close(self, ruling: Ruling) -> Closed:
-        """Make good work its branch, end an agent, keep what is there, write its receipt."""
+        """Move the branch to good work, end the agent, keep the rest, write the receipt."""
         work = self._work if ruling.ended == "result" else None
         if work and ruling.to in ("done", "review"):
             self._settle(work)
@@ -275,7 +275,7 @@ class TaskWork(TaskPlace, TaskAgent):
 
     def _write_receipt(self, state: TaskState, ruling: Ruling,
                        work: WorkDone) -> dict[str, Any]:
-        """Write down what a try came to, beside what it left; remove what holds the key."""
+        """Write the receipt of a try; remove its settings, which hold the key."""
         agent, now = self._agent, self._world.now()
         alias = self._supervisor.alias_of(self.name)
         served = self._backing.receipts() if alias else ()
@@ -302,7 +302,7 @@ class TaskWork(TaskPlace, TaskAgent):
         return self._confinement.find_refused(self._agent_box, text)
 
     def _keep_what_is_there(self, state: TaskState) -> WorkDone:
-        """Keep a worktree at the end of a try, however that has ended; before setup, nothing."""
+        """Keep the worktree at the end of a try, however it has ended; not before setup."""
         if not state.place.prepared or self._world.kind_of(state.place.worktree) != "directory":
             return WorkDone()
         try:
@@ -315,7 +315,7 @@ class TaskWork(TaskPlace, TaskAgent):
         return WorkDone()
 
     def _sum_up(self, receipt: Mapping[str, Any]) -> str:
-        """Return in one line what a task that is done has come to."""
+        """Return the result of a finished task in one line."""
         state = self.state
         sums = state.place.diff
         words = [show_span(receipt["seconds"]), count_of(sums["commits"], "commit"),

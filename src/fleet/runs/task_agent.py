@@ -1,4 +1,4 @@
-"""A task on its way: its agent, started and heard."""
+"""A task at work: its agent is started, heard, answered and ended."""
 from __future__ import annotations
 
 import json
@@ -69,13 +69,13 @@ if TYPE_CHECKING:
 
 
 class TaskAgent(TaskDesk):
-    """A task's agent: started, heard, answered, ended."""
+    """The part of a task at work that deals with its agent."""
 
     _agent: AgentProcess | None = None
     _looked_at = 0.0
 
     def _start(self) -> Event:
-        """Start an agent and hand it what it is told."""
+        """Start an agent and send it its prompt."""
         hold = self._hold_alive()
         try:
             state = self.state
@@ -100,14 +100,14 @@ class TaskAgent(TaskDesk):
             self._pause(0.01)
         processes = self._trees[TASK_MARK]
         processes.add(child.number)
-        processes.find(self._world.clock())  # for who comes after us
+        processes.find(self._world.clock())  # which notes them for the next supervisor
         return Started(child.number, self._describe(state))
 
     def _hold_alive(self) -> Hold:
-        """Return the lock that each agent of a task holds as long as it lives: there is one.
+        """Return the lock that an agent holds as long as it lives, so that a task has only one.
 
-        A supervisor that was killed while it started an agent leaves a process without the
-        mark behind, which holds the lock for the moment until it becomes that agent.
+        A supervisor that is killed while it starts an agent leaves a process without the mark,
+        which holds the lock until it has become that agent.
         """
         until = self._world.clock() + LOCK_SECONDS
         while True:
@@ -129,7 +129,7 @@ class TaskAgent(TaskDesk):
         if task.talks:
             environ, settings = plan_task_session(task, self._world.environ,
                                                   fleet, self._backing.key)
-            # The key is in it, which an argument would show to everybody.
+            # In a file, because it holds the key: everybody can see arguments.
             self._world.replace_files(
                 [(path("settings.json"), json.dumps(settings).encode("ascii"), 0o600)])
             words = [program, "-p", "--input-format", "stream-json", "--output-format",
@@ -156,7 +156,7 @@ class TaskAgent(TaskDesk):
         return BoxPlan(self.state.task, self.state.place.worktree, "agent")
 
     def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:
-        """Return the words and the environment of a coder that only ends."""
+        """Return the arguments and the environment of a coder that can't talk."""
         environ = plain_environment(self._world.environ)
         if not isinstance(task.coder, str):
             return task.coder[1:], environ
@@ -167,7 +167,7 @@ class TaskAgent(TaskDesk):
         return [*start.words, *CODERS[task.coder]], {**environ, **start.environment}
 
     def _describe(self, state: TaskState) -> str:
-        """Return who does a task, where, and how it is checked."""
+        """Return one line that says who does the task, where, and how it is checked."""
         who = state.task.program
         if state.task.talks:
             who = state.task.agent or self._supervisor.alias_of(self.name) or "Claude Code"
@@ -175,12 +175,12 @@ class TaskAgent(TaskDesk):
                 who = "your own login"
         nodes = [f"{model.node} ({model.ollama_model})"
                  for model in self._supervisor.models_of(self.name)]
-        where = f", planned for {' or '.join(nodes)}" if nodes else ""  # another may answer
+        where = f", planned for {' or '.join(nodes)}" if nodes else ""  # a fallback may answer
         check = f", check: {state.task.check}" if state.task.check else ", no check"
         return f"{who}{where}, branch {state.place.branch}{check}"
 
     def _adopt(self) -> None:
-        """Go on with an agent that an earlier supervisor started, or with what it left."""
+        """Continue with an agent that an earlier supervisor started, or with its output."""
         state = self.state
         if state.state == "checking":
             self._end(0.0, CHECK_MARK)
@@ -190,12 +190,12 @@ class TaskAgent(TaskDesk):
         if agent.lives() and state.state != "checking":
             self._tell("reattached", f"the agent has been {state.state} for "
                        f"{show_span(self._world.now() - state.at)}")
-            # Whether it was told that is not known; twice does no harm.
+            # It may have got this prompt already; getting it twice does no harm.
             if state.attempt.prompt and agent.heard.turn_at <= state.attempt.heard_from:
                 self._say(state.attempt.prompt)
 
     def _say(self, text: str) -> None:
-        """Hand a prompt to an agent that waits for one."""
+        """Send a prompt to an agent that waits for one."""
         agent = self._agent
         assert agent
         agent.heard.prompted(agent.end, self._world.clock())
@@ -205,7 +205,7 @@ class TaskAgent(TaskDesk):
     # -- listening --
 
     def _talk(self) -> Event:
-        """Listen until the agent has answered, or has ended otherwise: then how."""
+        """Listen until the agent has answered or ended; return that as an event."""
         agent = self._agent
         assert agent
         pause = 0.01
@@ -214,7 +214,7 @@ class TaskAgent(TaskDesk):
             self._trees[TASK_MARK].find(self._world.clock() - PROCESS_LOOK_SECONDS)
             pause = 0.01 if agent.listen() else min(pause * 1.5, 0.25)
             if agent.has_answered or not agent.lives():
-                agent.listen()  # what it has said last
+                agent.listen()  # to its last words
                 return self._lose(agent) if agent.is_lost else Spoke()
             if self._hear_requests(agent):
                 pause = 0.01
@@ -225,25 +225,25 @@ class TaskAgent(TaskDesk):
             self._pause(pause)
 
     def _lose(self, agent: AgentProcess) -> Lost:
-        """Return what is left of a process that ended without a result."""
+        """Return the event for a process that ended without a result."""
         self._end(0.0, TASK_MARK)
         agent.listen()
         errors = self._world.read_part(self._file("err"), 0, TAIL_BYTES)
         is_known = b"No conversation found" not in errors \
             and not is_unknown_session(agent.heard.result or {})
-        # What it had not even begun with is told again.
+        # A prompt that it had not started on is sent again.
         has_begun = self.state.task.talks and agent.heard.turn_at > self.state.attempt.heard_from
         return Lost(has_begun, is_known, self._last_line())
 
     def _last_line(self) -> str:
-        """Return the last line of its errors, else of what it printed: a log, if no stream."""
+        """Return the last line of its errors, or of its output if that is a plain log."""
         logs = [self._file("err")]
         if not self.state.task.talks:
             logs.append(self._file("out.jsonl"))
         return last_line_of(self._world, *logs)
 
     def _hear_requests(self, agent: AgentProcess) -> bool:
-        """Answer what it asks, by the rules or by a person; hand on what a person said."""
+        """Answer its requests, by the rules or by a person; deliver what a person said."""
         for identity, request in list(agent.heard.requests.items()):
             if self._hear_request(agent, identity, request):
                 return True
@@ -263,7 +263,7 @@ class TaskAgent(TaskDesk):
 
     def _hear_request(self, agent: AgentProcess, identity: str,
                       request: Mapping[str, Any]) -> bool:
-        """Answer one request, or ask a person; tell whether anything was done."""
+        """Answer one request or ask a person; tell whether anything was done."""
         state = self.state
         answer = decide_request(state.task, state.place.worktree, request, self._world.real_path)
         is_persons = answer is None
@@ -286,9 +286,9 @@ class TaskAgent(TaskDesk):
         return True
 
     def _end_agent(self, patience: float) -> Ended:
-        """End an agent, gently first, then all that was started for its task.
+        """End an agent, gently at first, then everything that was started for its task.
 
-        Claude Code ends its own commands on TERM, even those that ignore it.
+        On TERM, Claude Code ends its own commands, even those that ignore the signal.
         """
         agent, state = self._agent, self.state
         count = 0
@@ -303,21 +303,21 @@ class TaskAgent(TaskDesk):
         return replace(ended, count=max(count, ended.count))
 
     def _sleep(self) -> Event:
-        """End the process of an agent that gets no answer: its place is free meanwhile."""
+        """End the process of an agent that gets no answer, which frees its slot."""
         self._end_agent(TERM_SECONDS)
         return Slept()
 
     def _look_at_clock(self, agent: AgentProcess) -> Event | None:
-        """Return why an agent that takes too long, or has got stuck, shall be ended."""
+        """Return an event if the agent has to end because it takes too long or is stuck."""
         state, heard = self.state, agent.heard
         now = self._world.clock()
         gap, self._looked_at = now - self._looked_at, now
-        if gap >= GAP_SECONDS:  # the machine has slept, and so has the agent
+        if gap >= GAP_SECONDS:  # the machine was asleep, and so was the agent
             heard.last = heard.since = now
         elif state.state == "running":
             state = self._remember(worked=state.attempt.worked + gap)
         if state.state == "asking":
-            is_awaited = self._supervisor.waits_for_time  # others could use its place
+            is_awaited = self._supervisor.waits_for_time  # another task could use its slot
             patience = ASK_AWAITED_SECONDS if is_awaited else ASK_SECONDS
             return self._sleep() if self._world.now() - state.at > patience else None
         if state.attempt.worked > state.task.deadline:

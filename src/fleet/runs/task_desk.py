@@ -1,4 +1,4 @@
-"""A task on its way: its state, its files, its processes."""
+"""A task at work: its state, its files, its git and its processes."""
 from __future__ import annotations
 
 import threading
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TaskDesk:
-    """A task's state and files, its git, and the ending of its processes."""
+    """What every part of a task at work needs: its state, its files, git, its processes."""
 
     def __init__(self, supervisor: Supervisor, name: str) -> None:
         self._supervisor = supervisor
@@ -35,28 +35,28 @@ class TaskDesk:
         self._confinement = supervisor.confinement
         self._runner = CommandRunner(supervisor.confinement, supervisor.spawn, self._pause)
         self._main = git_of(self._folder)
-        self._hold: Hold | None = None  # on the gits of this task
+        self._hold: Hold | None = None  # the lock that each git of this task holds
         self._trees = {variable: ProcessTree(self._folder, name, variable)
                        for variable in (TASK_MARK, CHECK_MARK)}
-        self._preparing: threading.Thread | None = None  # of the check's place
+        self._preparing: threading.Thread | None = None  # makes the check's place
         self._is_closing = False
-        self._stopping_since = 0.0  # when a git was first seen at work then
+        self._stopping_since = 0.0  # when a git was first seen running while closing
         self.name = name
 
     @property
     def state(self) -> TaskState:
-        """What is known of the task."""
+        """The state of the task now."""
         return self._supervisor.tasks[self.name]
 
     def _take(self, event: Event) -> Step:
-        """Let an event count; return what is so now, and what to do about it."""
+        """Apply an event; return the new state and what to do next."""
         return self._supervisor.take(self.name, event)
 
     def _write(self, **changes: Any) -> TaskState:
         return self._supervisor.write(self.name, **changes)
 
     def _remember(self, **changes: Any) -> TaskState:
-        """Note what could be found out again: it is written with the next step."""
+        """Change the state in memory only, for facts that could be found out again."""
         return self._supervisor.remember(self.name, **changes)
 
     def _tell(self, word: str, text: str = "") -> None:
@@ -66,7 +66,7 @@ class TaskDesk:
         return self._folder.of_try(self.state, name)
 
     def _wait_for_git(self) -> None:
-        """Wait until no earlier supervisor's git works for this task: that one is not killed."""
+        """Wait until no git of an earlier supervisor runs for this task; it is not killed."""
         self._world.make_directory(self._folder.of_task(self.name))
         while not self._hold:
             self._hold = self._world.hold(self._folder.of_task(self.name, "git"))
@@ -76,9 +76,9 @@ class TaskDesk:
         self._main = git_of(self._folder, self._hold)
 
     def _ends_git(self) -> bool:
-        """Tell whether a git of this task is to end: a filter of the person's may hang.
+        """Tell whether a git of this task must end, because one of the person's filters may hang.
 
-        At the end of a task that is stopped, it has some seconds to keep the work.
+        When a task is stopped, git has some seconds to keep the work.
         """
         if threading.current_thread() is self._preparing:
             return self._is_closing or self.state.wish.stopping
@@ -90,13 +90,13 @@ class TaskDesk:
         return self._world.clock() - self._stopping_since > STOP_GIT_SECONDS
 
     def _pause(self, seconds: float) -> None:
-        """Wait a while, or until something has happened; stop where a person wants that."""
+        """Wait a while, or until something happens; raise Wanted if a person stops the task."""
         if self.state.wish.stopping or self._is_closing:
             raise Wanted
         self._supervisor.wait(seconds)
 
     def _git(self) -> Git:
-        """Return git in the agent's worktree, which is looked at before each use."""
+        """Return git in the agent's worktree, after making sure that it is still ours."""
         return git_in(self._folder, self.state, self._hold)
 
     # -- its processes --
@@ -108,9 +108,9 @@ class TaskDesk:
 
     def _end(self, patience: float, variable: str = "", *,
              spares_client: bool = False) -> Ended:
-        """End what was started for this task: by its agent, by its check, or by both.
+        """End the processes of the task's agent, of its commands, or of both.
 
-        A client that is idle may be spared, with its helpers: its children in its session.
+        An idle client may be spared, with its helpers: its children in its session.
         """
         trees = [tree for name, tree in self._trees.items() if variable in ("", name)]
         spared: set[int] = set()

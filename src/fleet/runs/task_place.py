@@ -1,4 +1,4 @@
-"""A task on its way: its places."""
+"""A task at work: its places are made, filled and checked."""
 from __future__ import annotations
 
 import threading
@@ -31,6 +31,7 @@ from fleet.runs.ports import claim_ports
 from fleet.runs.snapshot import (
     baseline_of,
     blob_of,
+    copy_files,
     find_copies,
     follow_branch,
     lend_index,
@@ -45,7 +46,6 @@ from fleet.tasks.next import dependencies_of
 from fleet.tasks.state import change
 from fleet.text.phrases import some_of
 from fleet.text.terminal import clean_line
-from fleet.world.places import Place
 from fleet.world.process_list import CHECK_MARK, TASK_MARK
 
 if TYPE_CHECKING:
@@ -59,15 +59,15 @@ if TYPE_CHECKING:
 
 
 class TaskPlace(TaskDesk):
-    """A task's places: made, filled, checked in."""
+    """The part of a task at work that deals with its agent's place and its check's place."""
 
-    _taken: Mapping[str, bytes] = {}  # what a place takes along of the person's
-    _trouble: Exception | None = None  # in the thread that prepares the check's
+    _taken: Mapping[str, bytes] = {}  # the files of a place's `.git`, once they were read
+    _trouble: Exception | None = None  # of the thread that prepares the check's place
 
     # -- making ready --
 
     def _make_ready(self) -> Event:
-        """Make the worktree of a task, and do in it what comes before the agent."""
+        """Make the worktree of a task, and everything else that the agent needs."""
         self._end(0.0)
         state = self._take(self._plan_try()).state
         self._world.make_directory(self._file(""))
@@ -75,14 +75,14 @@ class TaskPlace(TaskDesk):
         if isinstance(state.task.coder, str) and self._backing.fleet:
             self._backing.serve()
         if state.place.prepared:
-            self._take_additions(self._git())  # or it is gone, and parked
+            self._take_additions(self._git())  # which parks the task if the worktree is gone
         else:
             self._make_worktree(state)
         self._prepare_check()
         return Ready()
 
     def _plan_try(self) -> Planned:
-        """Return where a try begins, or goes on."""
+        """Return where a try begins or continues."""
         state = self.state
         now = state.place
         above = find_places(self._folder, self._backing.worktrees)
@@ -104,34 +104,34 @@ class TaskPlace(TaskDesk):
                            "`after:` is built on")
         number = 0
         if not state.attempt.open:
-            # Snapshots of an earlier task of this name stay.
+            # Its number is new, because the snapshots of an earlier task of this name stay.
             number = 1 + (state.attempt.tried or last_snapshot(self._main, self.name))
         return Planned(number, chosen)
 
     def _make_worktree(self, state: TaskState) -> None:
-        """Make the agent's place, fill it, note what is there before the agent comes."""
+        """Make the agent's place, fill it, and note what is in it before the agent starts."""
         place = state.place
         above = self._world.parent(place.worktree)
         if f"{above}/".startswith(f"{self._folder.repository.main}/"):
-            # The whole home is a repository: its status shall not list places.
+            # The repository contains the places, such as a whole home: its status skips them.
             self._world.make_directory(above, is_private=True)
             self._world.replace_files([(self._world.path(above, ".gitignore"), b"*\n", 0o600)])
         self._drop_half_made(state)
         begin = self._take_branch(state)
         make_place(self._main, place.worktree, mark_of(self._folder, place), self._files,
                    f"{place.branch} {begin}")
-        # Written at once: from now on somebody may have worked in it.
+        # Written at once: from now on, somebody may work in it.
         place = self._write(git=self._world.path(place.worktree, ".git"), prepared=False).place
         copies = self._fill(place.worktree, self._file("setup.log"), TASK_MARK)
         copied = []
         for path in copies:
             source = self._world.path(self._folder.repository.main, path)
             is_file = self._world.kind_of(source, follow=False) == "file"
-            if is_file and self._world.size_of(source):  # that is empty tells nothing
+            if is_file and self._world.size_of(source):  # an empty file gives nothing away
                 copied.append(blob_of(self._world, source, place.base))
 
-        # Where a task was worked on already, what was made then still counts. Where nothing
-        # was set up, all tasks of a base begin with the same.
+        # A task that was worked on before keeps its first start. Without copies and setup, all
+        # tasks with the same base start the same, so the trees are stored once.
         is_bare = not copies and not state.task.setup
         starts = self._supervisor.starts if is_bare else {}
         start = place.start or starts.get(place.base, "")
@@ -146,7 +146,7 @@ class TaskPlace(TaskDesk):
                     start = self._main.make_commit(stored.tree, [start],
                                                    f"{self.name}: as set up")
             starts[place.base] = start
-        # It has a name, so that no `git gc` takes away what the verdict is compared with.
+        # A ref, so that `git gc` keeps what the work is compared with.
         self._main.out("update-ref", f"{SNAPSHOT_REFS}/{self.name}/start", start)
         self._folder.write({"ignored": ignored, "copied": copied}, "tasks", self.name,
                            baseline_of(place))
@@ -154,31 +154,31 @@ class TaskPlace(TaskDesk):
 
     @property
     def _files(self) -> Mapping[str, bytes]:
-        """What each place of this task takes along, read once."""
+        """The files for the `.git` of each place of this task, read once."""
         if not self._taken:
             self._taken = plan_repository(self._main)
         return self._taken
 
     def _take_branch(self, state: TaskState) -> str:
-        """Make a task's branch, or find that it is the task's; return where a place begins.
+        """Make the task's branch, or make sure that it is ours; return where a place begins.
 
-        It is the task's if it is where the task has left it, or has all of its work. Any
-        other is a person's, even one that has no commit of its own.
+        It is ours if the task left it there, or if it contains all of the task's work. Any
+        other branch is a person's, even without a commit of its own.
         """
         place = state.place
         ref = f"refs/heads/{place.branch}"
         begin = place.base
         if place.kept and self._main.commit_of(place.kept):
-            begin = place.kept  # never before its own work
+            begin = place.kept  # its own work, once there is any
         tip = self._main.commit_of(ref)
         if place.tip and tip and self._main.is_ancestor(begin, tip):
-            return tip  # with what a person has added
+            return tip  # with commits that a person has added
         if tip and tip != place.tip:
             raise FleetError(
                 "branch-taken", f"the branch `{place.branch}` already exists",
                 fix=f"write another `branch:`, or `git branch -m {place.branch} old`")
         if not tip:
-            self._write(tip=begin)  # first: after a kill, what is there is the task's
+            self._write(tip=begin)  # first: after a kill, the branch is still the task's
             made = self._main.run("update-ref", ref, begin, "0" * len(begin))
             if made.code:
                 self._write(tip="")
@@ -187,9 +187,9 @@ class TaskPlace(TaskDesk):
         return begin
 
     def _take_additions(self, git: Git) -> None:
-        """Bring into the agent's place what a person has added to its branch since.
+        """Bring commits that a person has added to the branch into the agent's place.
 
-        Only where nothing else is there: what stands against each other, a person merges.
+        Only if the place has no other changes: otherwise, a person has to merge.
         """
         place = self.state.place
         tip = self._main.commit_of(f"refs/heads/{place.branch}")
@@ -205,23 +205,19 @@ class TaskPlace(TaskDesk):
         self._write(tip=tip)
 
     def _drop_half_made(self, state: TaskState) -> None:
-        """Remove a place that was never ready; what a person did in it is kept first."""
+        """Remove a place that was never ready, after keeping what a person did in it."""
         place = state.place
         if place.git and self._world.kind_of(place.worktree, follow=False) != "absent":
             copies = tuple(find_copies(self._folder, state.task))
             take_snapshot(self._git(), self._main, change(state, copies=copies),
                           f"{state.attempt.tried}.remade", {})
-            self._write(git="")  # kept: whatever a kill leaves of it is not asked again
+            self._write(git="")  # it is kept now: after a kill, the rest is simply removed
         clear_place(self._world, place.worktree, place.id)
 
     def _fill(self, tree: str, log: str, variable: str) -> list[str]:
-        """Copy what git lacks into a worktree, and run the person's commands there."""
+        """Copy the person's ignored files into a worktree, and run the setup there."""
         copies = find_copies(self._folder, self.state.task)
-        for path in copies:
-            target = Place(tree, path)
-            if self._world.kind_of(target, follow=False) == "absent":
-                source = self._world.path(self._folder.repository.main, path)
-                self._world.copy_file(source, target)
+        copy_files(self._folder, copies, tree)
         for command in self.state.task.setup:
             result = self._run_command(command, tree, log, SETUP_SECONDS, variable)
             if result.code:
@@ -233,16 +229,16 @@ class TaskPlace(TaskDesk):
         return copies
 
     def _prepare_check(self) -> None:
-        """Make the check's place while the agent works, in a thread of its own."""
+        """Start a thread that makes the check's place while the agent works."""
         task = self.state.task
         if task.check and task.check_in == "own":
             self._preparing = threading.Thread(target=self._prepare_place, daemon=True)
             self._preparing.start()
 
     def _prepare_place(self) -> None:
-        """Make the check's place, and see what the check says in it before any work.
+        """Make the check's place, and run the check in it before any work.
 
-        What goes wrong is raised where the check is needed.
+        An error is raised later, when the check is needed.
         """
         try:
             if not self._commit_of_check():
@@ -252,7 +248,7 @@ class TaskPlace(TaskDesk):
             self._trouble = error
 
     def _make_check_place(self) -> None:
-        """Make the check's place anew, and set it up."""
+        """Make a new place for the check, and set it up."""
         place = self.state.place
         path = f"{place.worktree}.check"
         clear_place(self._world, path, place.id)
@@ -262,7 +258,7 @@ class TaskPlace(TaskDesk):
         write_mark(self._world, path, mark_of(self._folder, place, place.start))
 
     def _commit_of_check(self) -> str:
-        """Return the commit whose files the check's place holds; "": there is none."""
+        """Return the commit in the check's place; "" if there is no such place."""
         place = self.state.place
         path = f"{place.worktree}.check"
         if not is_place(self._world, path, place.id):
@@ -270,9 +266,9 @@ class TaskPlace(TaskDesk):
         return read_mark(self._world, self._world.path(path, ".git"))[2]
 
     def _ask_base(self) -> bool:
-        """Tell whether the check passes before any work: then it proves nothing.
+        """Tell whether the check passes before any work, because then it proves nothing.
 
-        That is asked once a `run` for each check and base; other tasks wait for the answer.
+        It runs once for each check and base in a `run`; other tasks wait for the result.
         """
         task, passes = self.state.task, self._supervisor.passes
         asked = (task.check or "", self.state.place.base, *task.setup)
@@ -281,7 +277,7 @@ class TaskPlace(TaskDesk):
             self._pause(0.25)
         try:
             if asked not in passes:
-                # An earlier supervisor may have left work.
+                # An earlier supervisor may have left work in it.
                 tree = self._put_check(self.state.place.start)
                 passes[asked] = self._run_check(tree, "check-base.log").code == 0
                 if passes[asked] and task.changes == "required" \
@@ -300,7 +296,7 @@ class TaskPlace(TaskDesk):
             return self._run_command(task.check or "", tree, self._file(log), task.deadline,
                                      CHECK_MARK)
         finally:
-            if tree != self.state.place.worktree:  # it may have removed even that
+            if tree != self.state.place.worktree:  # a check may remove even the mark
                 write_mark(self._world, tree, mark_of(self._folder, self.state.place, commit))
 
     def _run_command(self, text: str, tree: str, log: str, seconds: int,
@@ -311,28 +307,28 @@ class TaskPlace(TaskDesk):
         return self._runner.run(command, self._trees[variable])
 
     def _put_check(self, commit: str) -> str:
-        """Put the check's place to a commit; return where it is."""
+        """Put the check's place to a commit; return its path."""
         try:
             self._reset_check(commit)
-        except FleetError:  # an earlier check has spoiled its own place
+        except FleetError:  # an earlier check has damaged its own place
             self._make_check_place()
             self._reset_check(commit)
         return f"{self.state.place.worktree}.check"
 
     def _reset_check(self, commit: str) -> None:
-        """Make the check's place the same as a commit."""
+        """Reset the check's place to a commit."""
         place = self.state.place
         path = f"{place.worktree}.check"
         before = self._commit_of_check()
         if not before:
             raise FleetError("worktree-gone", f"the check's worktree is gone: {path}")
-        # Nothing of a repository that a check had counts: no index, lock, setting or ref.
+        # A new `.git`: an earlier check may have left an index, locks, settings or refs.
         write_repository(self._world, path, mark_of(self._folder, place), self._files,
                          f" {commit}")
         git = git_at(self._main, path)
         git.out("read-tree", before)  # without it, no file would be removed
         git.out("read-tree", "--reset", "-u", commit)
-        # What an earlier check has left goes, repositories too; ignored caches may stay.
+        # Remove what an earlier check has left, repositories too; ignored caches may stay.
         keep = [word for copy in place.copies for word in ("-e", f"/{copy}")]
         git.out("clean", "-q", "-ffd", *keep)
         write_mark(self._world, path, mark_of(self._folder, place, commit))

@@ -1,4 +1,4 @@
-"""Whether a task's place can go."""
+"""Removing a task's places and branch, where nothing is lost."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 
 
 class Tidying(Record):
-    """What becomes of a task's place and branch."""
+    """What happens to a task's place and branch."""
 
     name: str
     removes: bool
     why: str = ""
     worktree: str = ""
-    saved: str = ""  # the ref that has what is in no commit
-    files: int = 0  # in no commit
+    saved: str = ""  # the ref that keeps the uncommitted files
+    files: int = 0  # uncommitted
     ignored: int = 0
     ignored_bytes: int = 0
-    branch: str = ""  # goes as well
-    is_empty: bool = False  # that has no commit of the task
+    branch: str = ""  # which is removed, too
+    is_empty: bool = False  # it has no commit of the task
 
 
-# What git has in the directory of a repository in which it has stopped half way.
+# The files in a git directory that show that a merge or rebase is under way.
 UNDER_WAY = frozenset("MERGE_HEAD CHERRY_PICK_HEAD REVERT_HEAD BISECT_LOG rebase-merge "
                       "rebase-apply sequencer".split())
 
 
 class Keeps(Exception):
-    """Why a place stays."""
+    """The place is kept; the message says why."""
 
 
 def tidy_task(folder: Folder, state: TaskState, *, is_dry: bool = False,
               takes_ignored: bool = False) -> Tidying:
-    """Remove a place if that loses nothing; no agent can be started in it meanwhile."""
+    """Remove a place if nothing is lost; no agent can start in it meanwhile."""
     hold = folder.world.hold(folder.of_task(state.name, "alive"))
     try:
         if hold is None:
@@ -67,7 +67,7 @@ def tidy_task(folder: Folder, state: TaskState, *, is_dry: bool = False,
 
 
 def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool) -> Tidying:
-    """Do it, or raise why not: whatever is unsure keeps the place."""
+    """Remove a place, or raise Keeps. Any doubt keeps the place."""
     world, place = folder.world, state.place
     if not place.git:
         raise Keeps("has no worktree")
@@ -82,7 +82,7 @@ def _tidy(folder: Folder, state: TaskState, *, is_dry: bool, takes_ignored: bool
 
 def _tidy_place(folder: Folder, state: TaskState, *, is_dry: bool,
                 takes_ignored: bool) -> Tidying:
-    """Remove a place once all of it is in a ref."""
+    """Remove a place after everything in it is in a ref."""
     world, place = folder.world, state.place
     main = git_of(folder)
     git = git_in(folder, state)
@@ -112,7 +112,7 @@ def _tidy_place(folder: Folder, state: TaskState, *, is_dry: bool,
     if is_dry:
         return plan
 
-    if not is_kept:  # in one ref: what lies there, and every commit that only it knows
+    if not is_kept:  # one ref for its files, and for every commit that is nowhere else
         bring_home(main, git.tree, own)
         older = main.commit_of(ref)
         pin = main.make_commit(stored.net, filter(None, [stored.head, *own, older]),
@@ -127,7 +127,7 @@ def _tidy_place(folder: Folder, state: TaskState, *, is_dry: bool,
 
 
 def _keep_secret(folder: Folder, state: TaskState, both: Git, own: Iterable[str]) -> None:
-    """Keep a place with a commit of a copied file: no ref may reach that."""
+    """Keep a place with a commit that contains a copied file: no ref may contain it."""
     copied = read_surroundings(folder, state).get("copied") or ()
     for commit in own:
         leaked = find_leak(both, state.place, commit, copied)
@@ -137,14 +137,14 @@ def _keep_secret(folder: Folder, state: TaskState, both: Git, own: Iterable[str]
 
 
 def _remove_places(world: World, place: Workplace) -> None:
-    """Remove the places of a task; of a check's nothing is anybody's work."""
+    """Remove the places of a task; nobody's work is in the check's place."""
     for path in (f"{place.worktree}.check", place.worktree):
         if is_place(world, path, place.id):
             remove_place(world, path)
 
 
 def _keep_untidy(world: World, place: Workplace) -> None:
-    """Keep a place in which something is at work or under way, or beside which is another's."""
+    """Keep a place with a process or a merge in it, or with a foreign directory beside it."""
     inside = world.find_inside(place.worktree)
     if inside:
         raise Keeps(f"process {inside[0]} works in it")
@@ -158,18 +158,17 @@ def _keep_untidy(world: World, place: Workplace) -> None:
 
 
 def droppable_tip(main: Git, state: TaskState) -> str:
-    """Return where a branch is if it is merged; else "".
+    """Return the tip of a task's branch if the branch is merged; otherwise "".
 
-    It is where what a person has checked out, the branch that the task began from, or what
-    one of them follows has all of it. Any other branch that has it may be a copy, or the
-    agent's own.
+    It is merged if the current branch contains it, or the branch that the task began from, or
+    an upstream of one of them. Any other branch with it may be a copy, or the agent's own.
     """
     place = state.place
     ref = f"refs/heads/{place.branch}"
     tip, _, stands = main.out("for-each-ref", "--format=%(objectname) %(worktreepath)",
                               ref).partition(" ")
     if not tip or stands or place.kept and not main.is_ancestor(place.kept, tip):
-        return ""  # checked out; or what was kept for it is in no branch: it is not merged
+        return ""  # it is checked out, or does not have the task's work
     begun = [name for name in ("HEAD", state.task.base) if name and name != "after"]
     named = {main.run("rev-parse", "--symbolic-full-name", f"{name}{which}").text
              for name in begun for which in ("", "@{upstream}")}

@@ -1,4 +1,4 @@
-"""What a task's commands may write, in the words of the program that keeps them to it."""
+"""What a task's commands may write, as arguments of the program that confines them."""
 from __future__ import annotations
 
 import re
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
-# A command of a task reads everything and reaches the network; it writes where a Box says. The
-# same rules become mounts for bubblewrap (Linux) or lines of a profile for sandbox-exec
-# (macOS): in both the last rule for a path counts. For example, of a task `docs`:
-#   ~/.cache may be written, ~/.claude may be, ~/.claude/settings.json may not, the task's own
-#   directory may be; all that no rule names may not.
+# A command of a task can read everything and use the network, but it writes only where its Box
+# allows it. The same rules become mounts for bubblewrap (Linux) or lines of a profile for
+# sandbox-exec (macOS). In both, the last rule for a path counts. Example, for a task `docs`:
+#   ~/.cache: yes · ~/.claude: yes · ~/.claude/settings.json: no · the task's own directory: yes
+#   every path that no rule names: no
 
 
 class Grant(Record):
@@ -26,7 +26,7 @@ class Grant(Record):
 
 
 class Box(Record):
-    """What a command has: the directory it works in, what it may write, a temporary one."""
+    """What a command gets: its working directory, the paths it may write, a temporary directory."""
 
     tree: str
     grants: Sequence[Grant]  # the last one for a path counts
@@ -35,12 +35,12 @@ class Box(Record):
 
 
 class Kept(Record):
-    """A directory in which programs keep what they need, and what in it are settings.
+    """A directory where a program keeps its files, and the settings among them.
 
-    Settings may name programs that a person's next session runs, so they stay as they are.
+    Settings may name programs that the person's next session runs, so they stay read-only.
     """
 
-    variable: str  # that leads elsewhere, or ""
+    variable: str  # the variable that names another directory, or ""
     usual: str  # below home, or ""
     settings: tuple[str, ...] = ()
     inner: str = ""  # the program's own part of it
@@ -81,7 +81,7 @@ CODER_STATE = {
 
 def places_of(rows: Iterable[Kept], home: str, environ: Mapping[str, str]
                ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (directory, names of settings in it) as rows and an environment say."""
+    """Yield (directory, names of settings in it) for rows in an environment."""
     for row in rows:
         base = environ.get(row.variable, "")
         if not base.startswith("/"):
@@ -102,7 +102,7 @@ def may_write(grants: Sequence[Grant], path: str) -> bool:
 
 
 def find_shown(values: Iterable[str]) -> tuple[str, ...]:
-    """Return what is named below the system's /tmp, which a command does not see else."""
+    """Return the named paths below the system's /tmp, which a command would otherwise not see."""
     parts = {part.rstrip("/") for value in values for part in value.split(":")
              if re.match(r"/tmp/[^/]", part) and "/../" not in f"{part}/"}
     return tuple(sorted(path for path in parts if not any(
@@ -111,11 +111,11 @@ def find_shown(values: Iterable[str]) -> tuple[str, ...]:
 
 # -- bubblewrap --
 
-# It ends when its parent does: that is this shell, which lives as long as the command. On TERM
-# it waits for the command, which has got it, too. Whoever supervises may come and go.
+# bubblewrap ends with its parent: this shell, which lives as long as the command. On TERM the
+# shell waits for the command, which gets the signal, too. Supervisors may come and go.
 BWRAP_PARENT = 'trap "exit 143" TERM; "$@"; exit $?'
 BWRAP = "bwrap"
-# What root keeps: with all of it, a command could mount its way out.
+# The capabilities that root keeps. With all of them, a command could mount its way out.
 ROOT_CAPABILITIES = ("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL",
                      "CAP_SETGID", "CAP_SETUID", "CAP_NET_BIND_SERVICE")
 
@@ -151,7 +151,7 @@ _SEATBELT_HEAD = """\
 
 
 def find_mac_temporary(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what programs of macOS use for temporary files, whatever TMPDIR says."""
+    """Return where programs of macOS write temporary files, whatever TMPDIR says."""
     own = re.match(r"(?:/private)?(/var/folders/[^/]+/[^/]+)/", environ.get("TMPDIR", ""))
     return ("/private/tmp", "/private/var/tmp", *([f"/private{own[1]}"] if own else ()))
 
@@ -159,7 +159,7 @@ def find_mac_temporary(environ: Mapping[str, str]) -> tuple[str, ...]:
 def plan_seatbelt(program: str, box: Box) -> list[str]:
     """Return the words that run a command with sandbox-exec in a box.
 
-    Paths are parameters: none has to be quoted for the profile.
+    Paths are parameters, so none has to be quoted for the profile.
     """
     profile = _SEATBELT_HEAD
     words = []
@@ -183,12 +183,12 @@ _REFUSALS = {
                                    "why": "read-only file ?system|EROFS"}),
     SEATBELT: LatePattern(_REFUSAL % {"path": _PATH_WORDS,
                                       "why": "operation not permitted|EPERM"})}
-REFUSED_LIMIT = 10  # paths; of one cause there are soon thousands
+REFUSED_LIMIT = 10  # paths; a single cause can produce thousands
 
 
 def find_refused(confiner: str, text: str, box: Box, home: str,
                  real_path: Callable[[str], str]) -> list[str]:
-    """Return the paths that a command could not write because of its box, as it says.
+    """Return the paths that a command could not write because of its box, by its output.
 
     The text may be JSON.
     """
@@ -209,9 +209,9 @@ def find_refused(confiner: str, text: str, box: Box, home: str,
 
 
 def suggest_writable(path: str, home: str) -> str:
-    """Return the line of a task that lets its commands write a path that was refused.
+    """Return the line for a task file that allows its commands to write a refused path.
 
-    A program's own directory is named whole: its files have another name each time.
+    It names a program's whole directory, because the files in it change their names.
     """
     above = path.rpartition("/")[0]
     inner = path[len(home) + 1:].split("/") if is_below(path, home) else [""]

@@ -22,28 +22,28 @@ class Event(Record):
 
 
 class Begun(Event):
-    """A place was free for a task that waited, on a rung of its ladder."""
+    """A slot was free for a waiting task, on a rung of its ladder."""
 
     rung: str = ""
 
 
 class Entered(Event):
-    """A thread looks after the task now: the first one, or one after a kill."""
+    """A thread has taken the task: its first one, or a new one after a kill."""
 
 
 class Planned(Event):
-    """It is known where the task works; where no try is open, its next one begins."""
+    """The task's place is planned; if no try is open, its next one begins."""
 
     number: int  # of that try
     place: dict[str, Any]  # branch, id, worktree, base
 
 
 class Ready(Event):
-    """Its place is made and set up."""
+    """Its place was made and set up."""
 
 
 class Starting(Event):
-    """Its agent is about to be started, behind so many bytes of output."""
+    """Its agent is about to start; the output file already has `size` bytes."""
 
     session: str
     size: int
@@ -57,11 +57,11 @@ class Started(Event):
 
 
 class Resumed(Event):
-    """Its agent was told what is wrong, and goes on."""
+    """Its agent was told what is wrong, and continues."""
 
 
 class Spoke(Event):
-    """Its agent has answered, or has ended as one that only ends does."""
+    """Its agent has answered; a coder that can't talk has ended."""
 
 
 class Asked(Event):
@@ -72,19 +72,19 @@ class Asked(Event):
 
 
 class Answered(Event):
-    """What its agent has asked was answered, or is asked no more."""
+    """Its agent's question was answered, or is no longer asked."""
 
     words: str = ""  # of the person's answer
 
 
 class Told(Event):
-    """Its agent was told what a person has said since."""
+    """Its agent was told what a person has said meanwhile."""
 
     says: tuple[str, ...]
 
 
 class Slept(Event):
-    """The process of an agent that asks was ended, since nobody answered in time."""
+    """The process of an asking agent was ended, because nobody answered in time."""
 
 
 class Lost(Event):
@@ -92,7 +92,7 @@ class Lost(Event):
 
     has_begun: bool  # with what it was told
     is_known: bool  # its session can be resumed
-    last: str  # line on its standard error
+    last: str  # the last line on its standard error
 
 
 class Stalled(Event):
@@ -102,11 +102,11 @@ class Stalled(Event):
 
 
 class Expired(Event):
-    """Its try has worked for as long as it may."""
+    """Its try has reached the deadline."""
 
 
 class Checked(Event):
-    """Its work was kept and checked; `code` is None where it has no check."""
+    """Its work was kept and checked; `code` is None if it has no check."""
 
     work: WorkDone
     code: int | None
@@ -114,7 +114,7 @@ class Checked(Event):
 
 
 class ApiFailed(Event):
-    """The model was not reached, or has refused."""
+    """The model could not be reached, or refused the request."""
 
     text: str
     is_final: bool
@@ -122,22 +122,22 @@ class ApiFailed(Event):
 
 
 class Interrupted(Event):
-    """Its thread has seen that a person stops it."""
+    """Its thread has noticed that a person stops the task."""
 
 
 class Trouble(Event):
-    """Anything that went wrong in its thread: a refusal of ours, a bug, git, the disk."""
+    """Something went wrong in its thread: one of our own refusals, a bug, git, the disk."""
 
     reason: str
     cause: str
 
 
 class Refused(Trouble):
-    """Even its closing went wrong."""
+    """Closing the task went wrong, too."""
 
 
 class Closed(Event):
-    """All of it was ended and kept as well as can be, after a ruling."""
+    """After a ruling, its processes were ended and its work was kept, as far as possible."""
 
     ruling: Ruling
     words: str = ""  # for people
@@ -146,14 +146,14 @@ class Closed(Event):
 
 
 class EndedAgain(Event):
-    """It was tried again to end what still ran."""
+    """Another attempt was made to end what was still running."""
 
     reason: str
     left: str
 
 
 class BranchMerged(Event):
-    """Its branch is in the branch that its person is on."""
+    """Its branch was merged into the branch that the person is on."""
 
 
 class Removed(Event):
@@ -161,7 +161,7 @@ class Removed(Event):
 
 
 class Revised(Event):
-    """Its task was written anew, in the file or as typed words."""
+    """Its task was changed in the task file, or typed again."""
 
     task: TaskSpec
     origin: str
@@ -169,7 +169,7 @@ class Revised(Event):
 
 
 class Order(Event):
-    """What a person wants of it; `id` is the order's own, so that none is obeyed twice."""
+    """A person's order. Each has its own `id`, so that none is carried out twice."""
 
     id: str
 
@@ -195,11 +195,11 @@ class RetryOrder(Order):
 
     fresh: bool = False
     say: str = ""
-    spec: dict[str, Any] = {}  # as the task file has it now
+    spec: dict[str, Any] = {}  # as the task file or the command line has it now
 
 
 class AcceptOrder(Order):
-    """`task accept`: its branch was put to its work, or `reason` says why it was not."""
+    """`task accept`: its branch was moved to its work, or `reason` says why not."""
 
     reason: str = ""
     cause: str = ""
@@ -210,7 +210,7 @@ class ForgetOrder(Order):
 
 
 class DetachOrder(Order):
-    """`task attach` is over: the person leaves the session to the task again."""
+    """`task attach` is over: the person has handed the session back to the task."""
 
 
 class GoneOrder(Order):
@@ -222,19 +222,19 @@ class GoneOrder(Order):
 class LandedOrder(Order):
     """`task land`: its work has landed on a branch."""
 
-    kept: str  # the work that is meant
+    kept: str  # the work that landed
     into: str
 
 
 class EvictOrder(Order):
-    """`task land`: its work stays out of what has landed."""
+    """`task land`: its work did not land, and its agent gets no further round."""
 
     kept: str
     why: str
 
 
 class ReturnOrder(Order):
-    """`task land`: its work did not land, and its agent goes on, on top of what did."""
+    """`task land`: its work did not land, and its agent continues on top of what did."""
 
     kept: str
     tip: str  # what had landed before it was merged
@@ -245,7 +245,8 @@ class ReturnOrder(Order):
     climbs: bool = False  # it has no round left on its rung
 
 
-# What other commands write into the inbox, by its `do`. `add` and `limit` are of no one task.
+# The orders that other commands write into the inbox, by their `do`. `add` and `limit` are not
+# about a task that exists.
 ORDERS: Mapping[str, type[Order]] = {
     "say": SayOrder, "answer": AnswerOrder, "stop": StopOrder, "retry": RetryOrder,
     "accept": AcceptOrder, "forget": ForgetOrder, "detach": DetachOrder, "gone": GoneOrder,
@@ -253,6 +254,6 @@ ORDERS: Mapping[str, type[Order]] = {
 
 
 def read_order(order: Mapping[str, Any], identity: str) -> Order | None:
-    """Return what the file of an order says; None where it says nothing of a task."""
+    """Return the order that a file contains; None if it is not about a task that exists."""
     kind = ORDERS.get(str(order.get("do")))
     return read(kind, {**order, "id": identity}) if kind else None

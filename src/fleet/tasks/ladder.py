@@ -1,4 +1,4 @@
-"""Which models may do a task, and where it goes when one of them has failed."""
+"""Which models may do a task, and which comes next after one has failed."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 # A rung is the alias of a model, or LOGIN: the coder's own login. A ladder lists the rungs of
 # a task, the first to fail first. Example: `models: [small, heavy, login]`. `small` is busy, so
 # the task starts on `heavy`; its check fails there, so it moves up to `login`, in the same
-# worktree with the same changes. It never *starts* on what leaves the house because the others
-# are busy: that needs a failure.
+# worktree with the same changes. It never *starts* on a model outside the house because the
+# others are busy: only a failure leads there.
 
 
 class Ladder(Record):
     """The rungs of a task, from the first that may fail to the last."""
 
     rungs: tuple[str, ...] = ("",)
-    is_written: bool = True  # else a free slot on the strongest is taken first
+    is_written: bool = True  # in the task file; if not, the strongest free model is taken first
 
     def above(self, failed: Iterable[str]) -> tuple[str, ...]:
         """Return the rungs above all of those that have failed."""
@@ -41,8 +41,8 @@ class Ladder(Record):
 def plan_ladder(task: TaskSpec, fleet: Fleet | None) -> Ladder:
     """Return the rungs of a task.
 
-    Where nothing is written and a check decides, every model at home that can act takes
-    part. Without a check nobody could tell a weak answer from a good one: the main tier alone.
+    If the task names no model and has a check, every model at home that calls tools takes part.
+    Without a check, only the main tier does: nothing would tell a weak answer from a good one.
     """
     if not isinstance(task.coder, str):
         return Ladder()
@@ -57,14 +57,14 @@ def plan_ladder(task: TaskSpec, fleet: Fleet | None) -> Ladder:
     able = [model for model in fleet.models.values()
             if model.context >= MAIN_CONTEXT_TOKENS and not lacks_tools(model.ollama_model)
             and not is_away(model.alias, fleet)]
-    # What a person made the main tier counts as the strongest, whatever its size.
+    # The model that a person chose for the main tier counts as the strongest, whatever its size.
     able.sort(key=lambda model: (model.alias == main, billions(model.ollama_model),
                                  model.context))
     return Ladder(tuple(dict.fromkeys(model.alias for model in able)) or (main,), False)
 
 
 def is_away(rung: str, fleet: Fleet | None) -> bool:
-    """Tell whether what is done on a rung leaves the house."""
+    """Tell whether a rung sends work out of the house."""
     if fleet is None or rung == LOGIN:
         return True
     return any(model.cloud or leaves_house(model.ollama_model)
@@ -86,7 +86,7 @@ def plan_rungs(state: TaskState, fleet: Fleet | None) -> tuple[str, ...]:
 
 
 def place_task(state: TaskState, fleet: Fleet | None) -> tuple[TaskSpec, Fleet | None]:
-    """Return a task as it is done on its rung, and the fleet that serves it there."""
+    """Return a task with the model of its rung, and the fleet that serves it there."""
     rung = state.attempt.rung
     if rung == LOGIN:
         return replace(state.task, model=None), None
@@ -95,14 +95,14 @@ def place_task(state: TaskState, fleet: Fleet | None) -> tuple[TaskSpec, Fleet |
     return state.task, fleet
 
 
-# What another model may do better. Of the other causes, such as a program that is missing, none
-# would.
+# Failures that another model may avoid. No model helps against the others, such as a missing
+# program.
 CLIMBING_CAUSES = ("check", "diff", "coder", "deadline", "stalled", "too-large")
 
 
 def plan_climb(state: TaskState, ruling: Ruling, fleet: Fleet | None, *,
                away_left: int) -> Ruling:
-    """Return the ruling on a try that has failed: the task moves up where it can.
+    """Return the ruling on a failed try: the task moves up its ladder if it can.
 
     `away_left` is how many tasks may still leave the house today.
     """
@@ -128,7 +128,7 @@ CLIMBED_PROMPT = (
 
 
 def tell_climbed(state: TaskState, ruling: Ruling) -> str:
-    """Return what the next model is told of the work of the one before."""
+    """Return what the next model is told about the work of the model before."""
     words = ruling.feedback or f"It ended: {ruling.reason}."
     return CLIMBED_PROMPT.format(base=state.place.base[:12], words=words)
 
@@ -136,7 +136,7 @@ def tell_climbed(state: TaskState, ruling: Ruling) -> str:
 def describe_homes(done: Iterable[tuple[bool, str]], total: int) -> str:
     """Return where tasks were done: at home, after moving up, by a person's login.
 
-    `done` has for each task that is done whether it moved up, and where it ended.
+    `done` has an entry for each finished task: whether it moved up, and the rung it ended on.
     """
     places: dict[str, int] = {}
     stayed = by_login = 0

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 # check fails. It passes on a+b and fails on a+b+c: c is sent back to its agent, d is merged
 # behind b, and the checks run again. So what lands has always passed as it lands.
 
-MARKER = "^(<<<<<<<|>>>>>>>) "  # that git leaves in a file both have changed
+MARKER = "^(<<<<<<<|>>>>>>>) "  # which git writes into a file that both sides have changed
 
 
 class LandingPlan(Record):
-    """What can land, in order, and why other work that is done cannot."""
+    """The tasks that can land, in order, and why other finished work cannot."""
 
     queue: tuple[TaskState, ...] = ()
     held: Mapping[str, str] = {}  # by task
@@ -36,8 +36,8 @@ def plan_landing(states: Mapping[str, TaskState], landed: Collection[str],
                  names: Collection[str] = ()) -> LandingPlan:
     """Return which tasks land, and in which order: `after`, priority, when they were done.
 
-    `landed` are those whose work is in the branch already. With `names`, only these and
-    what they come after.
+    `landed` are tasks whose work is already in the branch. If there are `names`, only these
+    land, and the tasks they come after.
     """
     able = {name: state for name, state in states.items()
             if state.state == "done" and state.place.kept and not state.wish.forgotten
@@ -91,9 +91,9 @@ def share_command(tasks: Sequence[TaskSpec]) -> TaskSpec:
 
 
 def find_culprit(count: int, passes: Callable[[int], bool]) -> int:
-    """Return which of so many breaks the whole: all before it pass together.
+    """Return the index of the task that breaks the whole; all before it pass together.
 
-    The whole was seen to fail; `passes` asks about the first so many.
+    The check has failed with all of them; `passes` runs it with the first N only.
     """
     good, bad = 0, count
     while bad - good > 1:
@@ -106,12 +106,12 @@ def find_culprit(count: int, passes: Callable[[int], bool]) -> int:
 
 
 def can_go_back(state: TaskState, fleet: Fleet | None) -> bool:
-    """Tell whether work that did not land gets another round: on its rung, or one above."""
+    """Tell whether work that did not land gets another round, on its rung or a higher one."""
     return state.attempt.returned < state.task.rounds or climbs_to_land(state, fleet)
 
 
 def climbs_to_land(state: TaskState, fleet: Fleet | None) -> bool:
-    """Tell whether work that has no round left moves up; it never leaves the house for that."""
+    """Tell whether work without rounds left moves up its ladder; never out of the house."""
     attempt = state.attempt
     above = plan_ladder(state.task, fleet).above((*attempt.climbed, attempt.rung))
     return attempt.returned >= state.task.rounds and bool(fleet) and any(
@@ -119,7 +119,7 @@ def climbs_to_land(state: TaskState, fleet: Fleet | None) -> bool:
 
 
 def tell_conflict(into: str, others: Collection[str], files: Collection[str]) -> str:
-    """Return what an agent is told whose work conflicts with what has landed."""
+    """Return the prompt for an agent whose work conflicts with what has landed."""
     have = "have" if len(others) > 1 else "has"
     return (f"Your work was done, but {some_of(sorted(others), 3) or into} {have} landed on {into} "
             "meanwhile and changed the same lines. This is a new worktree that has both. "
@@ -128,15 +128,9 @@ def tell_conflict(into: str, others: Collection[str], files: Collection[str]) ->
 
 
 def tell_failure(into: str, others: Collection[str], check: str, code: int, tail: str) -> str:
-    """Return what an agent is told whose work fails together with what has landed."""
+    """Return the prompt for an agent whose work fails together with what has landed."""
     beside = f" ({some_of(sorted(others), 5)})" if others else ""
     return (f"Your work passed its check alone, but not together with what has landed on {into} "
             f"meanwhile{beside}. This is a new worktree that has both. `{check}` fails there "
             f"(exit {code}):\n\n{tail or 'It printed nothing.'}\n\nFix that. The check runs again "
             "when you end.")
-
-
-def merge_message(state: TaskState) -> str:
-    """Return the message of the commit with which a task lands."""
-    first = (state.task.prompt or "").strip().split("\n")[0]
-    return f"{state.name}: {' '.join(first.split())[:100]}"

@@ -1,4 +1,4 @@
-"""Which task starts, what the others wait for, which agent is stalled."""
+"""Which task starts next, what the others wait for, and which agent is stuck."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 class Limits(Record):
-    """How much may happen at the same time, and where nothing can."""
+    """How many tasks may run at the same time, and on which aliases none can."""
 
-    slots: Mapping[str, int]  # by alias; an alias that is not there has no limit
+    slots: Mapping[str, int]  # by alias; an alias without an entry has no limit
     most: int
     resting: Mapping[str, str] = {}  # by alias: why
-    rungs: Mapping[str, tuple[str, ...]] = {}  # by task: where it works, or may start
+    rungs: Mapping[str, tuple[str, ...]] = {}  # by task: where it is running, or may start
 
     def rungs_of(self, name: str) -> tuple[str, ...]:
         """Return the aliases on which a task may start, the best first."""
         return self.rungs.get(name, ("",))
 
     def alias_of(self, name: str) -> str:
-        """Return the alias on which a task works, or would rather start."""
+        """Return the alias on which a task is running, or should start."""
         return self.rungs_of(name)[0]
 
     def after(self, starts: Mapping[str, str]) -> Limits:
-        """Return the limits once those tasks are on their rungs."""
+        """Return the limits after these tasks have started on their rungs."""
         return replace(self, rungs={
             **self.rungs, **{name: (rung,) for name, rung in starts.items()}})
 
@@ -45,7 +45,7 @@ class Limits(Record):
 
 
 def count_busy(states: Mapping[str, TaskState], limits: Limits) -> dict[str, int]:
-    """Return how many places are taken, by alias."""
+    """Return how many slots are in use, by alias."""
     busy: dict[str, int] = {}
     for state in states.values():
         if state.is_at_work:
@@ -58,8 +58,8 @@ def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float
                 ) -> dict[str, str]:
     """Return {waiting task that starts now: its rung}: high priority first, then the oldest.
 
-    Each takes the best of its rungs that has a free slot. Before what is new comes a try
-    that goes on, such as one that was just answered; behind it what has failed.
+    Each takes the best of its rungs that has a free slot. A try that continues, such as one
+    whose question was just answered, comes before new tasks. Failed tasks come last.
     """
     busy = count_busy(states, limits)
     room = limits.most - sum(busy.values())
@@ -79,13 +79,13 @@ def plan_starts(states: Mapping[str, TaskState], limits: Limits, now: float
 
 
 def blockers_of(state: TaskState, states: Mapping[str, TaskState]) -> list[str]:
-    """Return the tasks that must be done before this one, and are not."""
+    """Return the unfinished tasks that must be done before this one."""
     names = dependencies_of(state.task, states)
     return [name for name in names if name not in states or states[name].state != "done"]
 
 
 def dependencies_of(task: TaskSpec, states: Mapping[str, TaskState]) -> tuple[str, ...]:
-    """Return the tasks that `after` names; the name of a group stands for all its twins."""
+    """Return the tasks that `after` names; the name of a group means all its twins."""
     return expand_names(task.after, {name: state.task for name, state in states.items()})
 
 
@@ -119,17 +119,17 @@ def explain_wait(state: TaskState, states: Mapping[str, TaskState], limits: Limi
 
 INIT_SECONDS = 60.0
 HEARTBEAT_SECONDS = 90.0  # Claude Code says every 30 s that a command runs
-LEAST_HEARTBEATS = 0.5  # of that: a shorter `stall` would end commands that do run
+LEAST_HEARTBEATS = 0.5  # of that time: a shorter `stall` would end commands that still run
 COMMAND_SECONDS = 660.0  # its own limit for a command is 600
 ASK_SECONDS, ASK_AWAITED_SECONDS = 300.0, 15.0
 
 
 def find_stall(task: TaskSpec, heard: Heard, view: str, timeout: float,
                now: float) -> str:
-    """Return how a running agent has got stuck, or an empty string.
+    """Return how a running agent is stuck; "" if it isn't.
 
-    `timeout` is of the model's machine; 0: none of this fleet. `view` is what the gateway
-    says of its session: waiting, working, idle, or unknown.
+    `timeout` is the timeout of the model's machine, 0 without a machine of this fleet. `view`
+    is the gateway's view of its session: waiting, working, idle or unknown.
     """
     silent, stands = now - heard.last, now - heard.since
     if heard.phase in ("asking", "settled"):
@@ -147,8 +147,8 @@ def find_stall(task: TaskSpec, heard: Heard, view: str, timeout: float,
     limit = 2 * timeout
     if view == "idle" or not timeout:
         limit = float(task.stall)
-    # While it writes, each piece of its answer is a sign of life, however long it takes. Before,
-    # pings are none where the gateway says what it does.
+    # While the model writes, each piece of its answer is a sign of life, however long it takes.
+    # Before that, pings don't count if the gateway tells what it is doing.
     is_heard = view == "unknown" or heard.phase != "requesting"
     quiet = silent if is_heard else stands
     if quiet > limit:
@@ -157,7 +157,7 @@ def find_stall(task: TaskSpec, heard: Heard, view: str, timeout: float,
 
 
 def _find_tool_stall(task: TaskSpec, heard: Heard, view: str, now: float) -> str:
-    """Return how an agent has got stuck in a tool call."""
+    """Return how an agent is stuck in a tool call; "" if it isn't."""
     if view == "working" or not heard.calls:  # a subagent's request
         return ""
     call = list(heard.calls.values())[-1]

@@ -1,4 +1,4 @@
-"""What is shown of tasks: for `tasks`, the dashboard and `trace` alike."""
+"""Tasks as rows: for `tasks`, the dashboard and `trace`."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ class TaskRow(Record):
     files: int
     plus: int
     minus: int
-    runs_on: str  # the machine, or the alias; of a task that has moved up, each
+    runs_on: str  # the machine or the alias; several if the task has moved up
     rung: str
     climbed: tuple[str, ...]
     memory_mb: int
@@ -45,14 +45,14 @@ class TaskRow(Record):
     reason: str
     cause: str
     confined: str  # bwrap, sandbox-exec, no; "" before its first try
-    port: int  # the first of its own; 0 before its first try
+    port: int  # the first of its ten ports; 0 before its first try
 
 
 class TaskSight(Record):
     """What is seen of the tasks of a repository at one moment."""
 
     tasks: Mapping[str, TaskState]
-    heard: Mapping[str, Heard]  # what agents at work have said
+    heard: Mapping[str, Heard]  # what running agents have said
     now: float
     limits: Limits = Limits({}, 1)
     windows: Mapping[str, int] = {}  # tokens, by alias
@@ -60,11 +60,11 @@ class TaskSight(Record):
     loads: Mapping[str, Sequence[tuple[int, float]]] = {}
     unreadable: int = 0
     attached: frozenset[str] = frozenset()  # tasks whose sessions are open in terminals
-    holder: int = 1  # the process that supervises; 0: none does
+    holder: int = 1  # the process that supervises them; 0: none
 
 
 def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
-    """Return a row for each task in the file's order; twins by their verdict and size."""
+    """Return a row for each task, in the order of the file; twins by verdict, then by size."""
     shown = [state for state in sight.tasks.values() if not state.wish.forgotten]
     firsts = {state.task.group: state.order for state in reversed(shown)}
     ranks = {"done": 0, "review": 1}
@@ -73,13 +73,13 @@ def plan_task_rows(sight: TaskSight) -> list[TaskRow]:
 
 
 def find_twins(states: Mapping[str, TaskState], state: TaskState) -> list[TaskState]:
-    """Return the other tasks of the same group that are still in question."""
+    """Return the other tasks of the same group that could still be chosen."""
     return [other for other in states.values() if other.task.group == state.task.group
             and other.task.times != 1 and other.name != state.name and not other.wish.forgotten]
 
 
 def find_best(rows: Sequence[TaskRow]) -> TaskRow | None:
-    """Return the twin to take, if all have ended: one that is done, the smallest of those."""
+    """Return the twin to choose if all have ended: the smallest that is done."""
     if any(row.state not in TERMINAL_STATES for row in rows):
         return None
     good = [row for row in rows if row.state == "done"]
@@ -88,7 +88,7 @@ def find_best(rows: Sequence[TaskRow]) -> TaskRow | None:
 
 
 def suggest_best(rows: Sequence[TaskRow]) -> str:
-    """Return which twin of each group to take, a line each; or nothing."""
+    """Return a line for each group that names the twin to choose; or nothing."""
     groups: dict[str, list[TaskRow]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
@@ -103,7 +103,7 @@ def suggest_best(rows: Sequence[TaskRow]) -> str:
 
 
 def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
-    """Return what is shown of one task."""
+    """Return the row of one task."""
     place, attempt = state.place, state.attempt
     heard = sight.heard.get(state.name, Heard())
     alias = sight.limits.alias_of(state.name)
@@ -122,7 +122,7 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     loads = sight.loads.get(state.name, ())
     memory, cpu = map(sum, zip((0, 0.0), *loads))
     files, plus, minus = (int(place.diff.get(word, 0)) for word in ("files", "plus", "minus"))
-    # A person's retry gives it all of them again.
+    # A person's retry gives it all its tries again.
     tried = attempt.tried - attempt.first
     tries = tried + state.task.tries - attempt.failures
     if attempt.open or attempt.tried and state.is_over:
@@ -138,7 +138,7 @@ def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
 
 
 def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
-    """Return what a task does, waits for, asks or has ended with."""
+    """Return what a task is doing, waiting for or asking, or how it ended."""
     if state.name in sight.attached:
         return "open in a terminal"
     if state.state == "waiting":
@@ -157,7 +157,7 @@ def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
 
 
 def suggest_look(states: Mapping[str, TaskState]) -> str:
-    """Return what shows the first task in review, and why the first failed; or nothing."""
+    """Return the commands that show the first task in review and why the first one failed."""
     lines: dict[str, str] = {}
     for state in states.values():
         word = {"review": "Look at it", "failed": "See why", "parked": "See why"}.get(
@@ -168,7 +168,7 @@ def suggest_look(states: Mapping[str, TaskState]) -> str:
 
 
 def suggest_retry(states: Mapping[str, TaskState]) -> str:
-    """Return what to type for tasks that block themselves or others, a line each, if any."""
+    """Return a command for each kind of task that blocks itself or others; or nothing."""
     stuck = {name for state in states.values() if state.state == "waiting"
              for name in blockers_of(state, states)}
     lines: dict[str, str] = {}
@@ -182,7 +182,7 @@ def suggest_retry(states: Mapping[str, TaskState]) -> str:
     return "\n".join(sorted(lines.values()))
 
 
-# By its cause: the log that says why a task was parked. Of the others nothing was started.
+# The log that says why a task was parked, by its cause. For other causes nothing was started.
 LOGGED = {"check": " check", "setup-failed": " setup", "lost": " stderr", "coder": " stderr",
           "api": "", "too-large": ""}
 
@@ -199,6 +199,6 @@ def suggest_task_step(state: TaskState) -> str:
     if state.state == "failed" or state.state == "parked" and state.cause in LOGGED:
         kind = LOGGED.get(state.cause, "")
         if kind == " stderr" and not state.task.talks:
-            kind = ""  # what it printed, which says when there is nothing but errors
+            kind = ""  # its output; `task log` says if there are only errors
         return f"subagent-fleet task log {name}{kind}"
     return f"subagent-fleet tasks {name}" if state.state in ("parked", UNREADABLE) else ""

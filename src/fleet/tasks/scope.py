@@ -1,4 +1,4 @@
-"""Which paths a task may change, and what it may do unasked."""
+"""Which paths a task may change, and what its agent may do without asking."""
 from __future__ import annotations
 
 import functools
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @late_decorator(lambda: functools.lru_cache(512))
 def glob_pattern(glob: str) -> re.Pattern[str]:
-    """Return a pattern of paths as in git's ignore files, anchored where it has a slash."""
+    """Return the pattern of a glob as in git's ignore files; with a slash it is anchored."""
     known = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
     def translate(piece: re.Match[str]) -> str:
@@ -34,7 +34,7 @@ def glob_pattern(glob: str) -> re.Pattern[str]:
     pattern = re.sub(r"(?s)\*\*/|/\*\*$|\*\*|\*|\?|\[!?\]?[^\]/]*\]|.", translate, glob)
     try:
         return re.compile(f"{start}{pattern}(?:/.*)?", re.S)
-    except re.error:  # a class such as [z-a]: the text itself
+    except re.error:  # a class such as [z-a]: match the text itself
         return re.compile(re.escape(glob))
 
 
@@ -53,12 +53,12 @@ def describe_scope(task: TaskSpec) -> str:
     return words
 
 
-# Nobody's task: git's own files, and what Claude Code obeys.
+# No task may change these: git's own files, and those that Claude Code obeys.
 PROTECTED_NAMES = (".git", ".claude", ".gitmodules", ".gitattributes")
 
 
 def plan_permissions(task: TaskSpec) -> dict[str, Any]:
-    """Return the permission rules that a task's Claude Code is started with."""
+    """Return the permission rules with which a task's Claude Code starts."""
     edits = [f"Edit({glob})" for glob in task.touch or ("**",)]
     denied = [f"Edit({glob})" for glob in task.deny]
     denied += [f"Edit(**/{name}{rest})" for name in PROTECTED_NAMES for rest in ("", "/**")]
@@ -68,10 +68,9 @@ def plan_permissions(task: TaskSpec) -> dict[str, Any]:
 
 def decide_request(task: TaskSpec, worktree: str, request: Mapping[str, Any],
                    real_path: Callable[[str], str] = str) -> dict[str, Any] | None:
-    """Return the answer to what Claude Code asks leave for; None: a person answers.
+    """Return the answer to a permission request of Claude Code; None if a person must answer.
 
-    `real_path` says where a path really leads: a link must not take an edit out
-    of the worktree.
+    `real_path` resolves links: a link must not lead an edit out of the worktree.
     """
     tool = request.get("tool_name")
     asked = request.get("input")
@@ -93,7 +92,7 @@ def decide_request(task: TaskSpec, worktree: str, request: Mapping[str, Any],
 
 def _may_edit(task: TaskSpec, worktree: str, path: str,
               real_path: Callable[[str], str]) -> bool:
-    """Tell whether a path is in the worktree, in scope, and none git or Claude Code obeys."""
+    """Tell whether a path is in the worktree, in scope, and not one of PROTECTED_NAMES."""
     if not path or path.startswith("~") or ".." in path.split("/"):
         return False
     root = real_path(worktree).rstrip("/") + "/"

@@ -1,4 +1,4 @@
-"""What a task file may say, and which model does a task."""
+"""What a task file may say, and which model runs a task."""
 from __future__ import annotations
 
 import graphlib
@@ -23,40 +23,40 @@ if TYPE_CHECKING:
     from fleet.text.yaml import Document
 
 
-# This room takes a task file, what is known of each task and what its agent prints; it gives what
-# starts next, what an agent is answered, and the verdict. `runs/supervisor` looks, asks here,
-# writes the step down, and only then takes it.
+# This room decides. Given a task file, the state of each task and the output of its agent, it
+# returns which task starts next, what an agent is answered, and the verdict. `runs/supervisor`
+# asks here, writes the step down, and only then carries it out.
 
 
-# A change of these in the file counts for tasks at work; the rest waits for a retry.
+# A change of these keys applies to running tasks at once; a change of others needs a retry.
 HOT_KEYS = ("deadline", "stall", "check")
-MODEL_KEYS = {"agent", "model", "models"}  # of which a task has one
+MODEL_KEYS = {"agent", "model", "models"}  # a task has at most one of them
 
 
 class TaskPlan(Record):
-    """A task file that was read: each task with its defaults, and what holds for all."""
+    """A task file that was read: each task with its defaults, and the keys for all tasks."""
 
     tasks: dict[str, TaskSpec]
     file: TaskFile
-    origins: dict[str, dict[str, str]]  # by task: {key: where it was said}
+    origins: dict[str, dict[str, str]]  # by task: {key: where it is in the file}
 
 
 def find_name(name: str, names: Iterable[str]) -> str:
-    """Return the name among others that is the same to a disk that ignores case; "": none."""
+    """Return the name that a disk which ignores case takes for this one; "" if there is none."""
     return next((other for other in names if other.lower() == name.lower()), "")
 
 
 def is_another(state: TaskState, task: TaskSpec, origin: str) -> bool:
-    """Tell whether a task of the file has a name that was typed for another before."""
+    """Tell whether a task of the file has the name of a different task that was typed before."""
     return (origin == "file" and state.origin == "typed" and not state.wish.forgotten
             and task.prompt != state.task.prompt)
 
 
 def check_tasks(document: Document, fleet: Fleet | None = None, others: Collection[str] = ()
                 ) -> tuple[TaskPlan | None, list[Finding]]:
-    """Return (TaskPlan, []) for a file that was read, or (None, everything that is wrong).
+    """Return (TaskPlan, []) for a valid file, or (None, every problem).
 
-    `others` are tasks that are there already: what comes after one of them is known, too.
+    `others` are existing tasks, which `after` may name, too.
     """
     check = Checker(document)
     last = []
@@ -76,7 +76,7 @@ def check_tasks(document: Document, fleet: Fleet | None = None, others: Collecti
 
 def _plan_tasks(check: Checker, fleet: Fleet | None,
                 others: Collection[str]) -> TaskPlan | None:
-    """Return every task with the defaults under it, its twins as tasks of their own."""
+    """Return every task with its defaults; each twin is a task of its own."""
     tree = check.document.value
     file = check.section(TaskFile, (), tree)
     if check.findings:
@@ -86,7 +86,7 @@ def _plan_tasks(check: Checker, fleet: Fleet | None,
     branches: list[str] = []
     for name, task in file.tasks.items():
         own = tree["tasks"][name] or {}
-        # Who names an agent wants no default model, and the other way round.
+        # A task that names an agent gets no default model, and the other way around.
         replaced = MODEL_KEYS if own.keys() & MODEL_KEYS else set()
         taken = shared.keys() - own.keys() - replaced
         places = {**{word: ("defaults", word) for word in taken},
@@ -119,7 +119,7 @@ def _plan_tasks(check: Checker, fleet: Fleet | None,
 
 
 def twins_of(task: TaskSpec) -> list[TaskSpec]:
-    """Return a task as often as it is wanted, each under a name of its own."""
+    """Return a task as many times as `times` says, each under its own name."""
     if task.times == 1:
         return [task]
     if isinstance(task.times, int):
@@ -131,7 +131,7 @@ def twins_of(task: TaskSpec) -> list[TaskSpec]:
 
 def _check_task(check: Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | None,
                 others: Collection[str]) -> None:
-    """Report what is wrong with a task beyond its single values; of twins it is said once."""
+    """Report how the values of a task contradict each other; once for all its twins."""
     path = ("tasks", task.group)
     for is_wrong, slug, word, what, fix in (
             (not (task.prompt or task.prompt_file), "missing-key", "prompt", "is missing",
@@ -163,7 +163,7 @@ def _check_task(check: Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | N
 
         def refer(word: str, names: Iterable[str], records: Mapping[str, Any],
                   kind: str) -> None:
-            # Where it was said: by the task, or once for all.
+            # Where the file has it: below the task, or below `defaults`.
             place = (*(path if word in own else ("defaults",)), word)
             for number, name in enumerate(names):
                 where = place if word == kind else (*place, number)
@@ -178,7 +178,7 @@ def _check_task(check: Checker, plan: TaskPlan, task: TaskSpec, fleet: Fleet | N
 
 
 def _check_order(check: Checker, plan: TaskPlan) -> None:
-    """Report a cycle of `after`, with the lines of those that form it."""
+    """Report a cycle of `after`, with the lines of the tasks in it."""
     edges = {name: expand_names(task.after, plan.tasks) for name, task in plan.tasks.items()}
     try:
         graphlib.TopologicalSorter(edges).prepare()
@@ -194,29 +194,29 @@ def _check_order(check: Checker, plan: TaskPlan) -> None:
 
 
 def expand_names(names: Iterable[str], tasks: Mapping[str, TaskSpec]) -> tuple[str, ...]:
-    """Return task names in which the name of a group stands for all its twins."""
+    """Return task names, with the name of each group replaced by those of its twins."""
     return tuple(one for name in names for one in (
         [name] if name in tasks
         else [twin.name for twin in tasks.values() if twin.group == name] or [name]))
 
 
 def render_tasks_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the task file, from the records that check it."""
+    """Return the JSON Schema of a task file, made from the records that check it."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema",
             "title": "subagent-fleet tasks", **section_schema(TaskFile)}
 
 
-# -- which model does a task --
+# -- which model runs a task --
 
 
 def models_by_name(fleet: Fleet) -> dict[str, Model]:
-    """Return the models that a task can mean, by name and by alias."""
+    """Return the models that a task can name, by name and by alias."""
     aliases = {model.alias: model for model in fleet.models.values()}
     return {**fleet.models, **aliases}
 
 
 def plan_alias(task: TaskSpec, fleet: Fleet | None) -> str:
-    """Return the alias that a task's requests ask for; "" where they don't ask the fleet."""
+    """Return the alias that a task's requests ask for; "" if they don't go to the fleet."""
     if fleet is None or not isinstance(task.coder, str):
         return ""
     if task.talks and task.agent in fleet.agents:

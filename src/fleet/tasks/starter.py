@@ -23,7 +23,7 @@ class ProjectGuess(Record):
     check: str = ""
 
 
-# What one file alone tells: {file: (kind, check)}.
+# Kinds of projects that one file tells: {file: (kind, check)}.
 PLAIN_KINDS = {
     "go.mod": ("Go", "go vet ./... && go test ./..."),
     "Cargo.toml": ("Rust", "cargo test --quiet"), "pom.xml": ("Maven", "mvn -q test"),
@@ -31,14 +31,14 @@ PLAIN_KINDS = {
 PYTHON_FILES = ("uv.lock", "poetry.lock", "pyproject.toml", "requirements.txt", "setup.py",
                 "tox.ini")
 PYTHON_TEST = LatePattern(r"test.*\.py")
-# The files that are read; of a directory, and of a test, only that it is there.
+# The files that are read; of a directory or a test, only its existence counts.
 PROJECT_FILES = (*PYTHON_FILES, "package.json", "pnpm-lock.yaml", "yarn.lock",
                  "package-lock.json", "Gemfile", *PLAIN_KINDS, "Makefile")
 PROJECT_DIRECTORIES = ("tests", "test", "spec")
 
 
 def guess_project(files: Mapping[str, str]) -> ProjectGuess:
-    """Return the first kind that a project's files tell; what is not read has no text."""
+    """Return the first guess that a project's files allow. A file that is not read has no text."""
     for guess in (_guess_rails, _guess_python, _guess_node, _guess_plain, _guess_make):
         found = guess(files)
         if found:

@@ -1,4 +1,4 @@
-"""What comes next in a task: `step`, the table of its arrows, and nothing beside it."""
+"""What comes next in a task: the function `step` and its table of arrows."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -79,57 +79,57 @@ if TYPE_CHECKING:
 
 
 
-# In comes what is known of a task and one event: what its thread has seen, or what a person has
-# ordered. Out comes what is known now and what to do about it. Whoever calls `step` writes the
-# state down first, then carries that out; what comes of it is the next event. So a kill between
-# any two lines of a thread loses nothing: the next thread enters at the state that is written.
+# `step` takes the state of a task and one event: what its thread has seen, or what a person has
+# ordered. It returns the new state and what to do next. The caller first writes the state down,
+# then does that; the result is the next event. So a kill between any two lines of a thread loses
+# nothing: the next thread continues from the state that was written.
 #
-# One example: `make test` fails while a person types `task stop`. The order arrives first:
-# StopOrder only notes `stopping`, since the task has a thread. The thread brings Checked: the
-# state is running again, the feedback is to be sent. Before that the thread sees `stopping`:
-# Interrupted asks for a close, and Closed makes it stopped.
+# Example: `make test` fails while a person types `task stop`. The order arrives first: StopOrder
+# only sets `stopping`, because the task has a thread. The thread sends Checked: the state is
+# running again, and the feedback is due. Before it sends that, the thread sees `stopping`:
+# Interrupted asks for a close, and Closed makes the task stopped.
 
 LOST_LIMIT = 5
 API_WAIT_SECONDS = (30, 60, 120)
 API_ERRORS_LIMIT = 20
 TRY_WAIT_SECONDS = (0, 10, 30, 60)
-ORDERS_KEPT = 10  # the last ones that were obeyed
+ORDERS_KEPT = 10  # the last ones that were carried out
 
-# What the thread of a task does next; the event that comes of it is behind each.
+# What the thread of a task does next, and the event that it sends then.
 MAKE_PLACE = "make"  # its place, then Ready
 START_AGENT = "start"  # its agent, then Started
 LISTEN = "listen"  # to its agent: Spoke, Lost, Stalled, Expired, Slept
 CHECK_WORK = "check"  # what it has done: Checked, ApiFailed
 FEED_BACK = "feed"  # tell its agent what is wrong, then Resumed or Started
-SLEEP = "sleep"  # end the process of an agent that asks, then Slept
+SLEEP = "sleep"  # end the process of an asking agent, then Slept
 CLOSE = "close"  # end everything, keep the work, write the receipt, then Closed
-END_AGAIN = "end again"  # what could not be ended before, then EndedAgain
+END_AGAIN = "end again"  # try again to end what was still running, then EndedAgain
 
 
 class Step(Record):
-    """What an event comes to."""
+    """The result of an event."""
 
     state: TaskState
     do: str = ""  # what its thread does next; "": nothing
-    tells: tuple[tuple[str, str], ...] = ()  # what people are told: a word and a text
-    ruling: Ruling = Ruling("")  # with which it is closed
+    tells: tuple[tuple[str, str], ...] = ()  # messages to people: a word and a text
+    ruling: Ruling = Ruling("")  # with which CLOSE closes it
 
 
 def step(state: TaskState, event: Event, now: float) -> Step:
-    """Return what comes of an event at a time of the wall clock."""
+    """Return the result of an event at a time of the wall clock."""
     if state.state not in STATES or isinstance(event, Order) and event.id in state.orders:
         return Step(state)
     sources, arrow = ARROWS[type(event)]
     made = arrow(state, event, now) if state.state in sources else Step(state)
     if isinstance(event, Order):
-        # Both in one change: the order is in the state, or it comes again.
+        # In one change with its result: an order that is not in the state comes again.
         orders = (*state.orders[1 - ORDERS_KEPT:], event.id)
         made = replace(made, state=replace(made.state, orders=orders))
     return _honor_wishes(made, now)
 
 
 def _honor_wishes(made: Step, now: float) -> Step:
-    """Do at once what a person has wanted meanwhile, where no agent of the task is at work."""
+    """Do at once what a person has wanted meanwhile, if the task has no running agent."""
     state = made.state
     if state.wish.stopping and (state.state == "waiting" or state.asleep):
         reason = "stopped while no agent was running"
@@ -145,7 +145,7 @@ def _honor_wishes(made: Step, now: float) -> Step:
 
 
 def _move(state: TaskState, to: str, now: float, **changes: Any) -> TaskState:
-    """Return a state after an arrow: what was said of the one before is no longer so."""
+    """Return the state after an arrow, without what was only true of the state before."""
     usual = {"reason": "", "cause": "", "until": 0.0, "phase": "", "question": {}, "answer": {}}
     return change(state, **{**usual, **changes, "state": to, "at": now})
 
@@ -161,7 +161,7 @@ def _enter(state: TaskState, event: Entered, now: float) -> Step:
     if state.is_over:
         return Step(state, END_AGAIN if state.wish.stopping else "")
     if state.phase in (PREPARING, STARTING):
-        # Nothing was asked of an agent yet that counts: it is ended, and started again.
+        # The agent has not done anything that counts: it is ended and started again.
         return Step(state, MAKE_PLACE)
     return Step(state, CHECK_WORK if state.state == "checking" else LISTEN)
 
@@ -232,7 +232,7 @@ def _sleep(state: TaskState, event: Event, now: float) -> Step:
 
 
 def _lose(state: TaskState, event: Lost, now: float) -> Step:
-    """That is no failure of the task; a question stays open."""
+    """Start the agent again. This is no failure of the task, and a question stays open."""
     if state.state == "asking":
         return _sleep(state, event, now)
     attempt = state.attempt
@@ -308,7 +308,7 @@ def _close_with(state: TaskState, ruling: Ruling) -> Step:
 
 
 def _close(state: TaskState, event: Closed, now: float) -> Step:
-    """What a ruling has announced becomes so, now that nothing of the task runs."""
+    """Put a ruling into effect, now that no process of the task runs."""
     ruling, words = event.ruling, event.words
     attempt, wish = state.attempt, state.wish
     if ruling.to == "stopped" and event.left:
@@ -317,7 +317,7 @@ def _close(state: TaskState, event: Closed, now: float) -> Step:
     state = change(state, ended=now, prompt="" if event.had_agent else attempt.prompt)
     changes: dict[str, Any] = {"reason": ruling.reason, "cause": ruling.cause}
     if wish.says and not wish.stopping and ruling.to in ("done", "review", "failed"):
-        # Said since its agent has answered: it is not over yet.
+        # The person said something after the agent's answer, so the task is not over yet.
         return Step(_move(state, "waiting", now, open=False, lost=0, failures=0), "",
                     (("waits", "to tell its agent what was said"),))
     if ruling.to != "waiting":
@@ -342,7 +342,7 @@ def _close(state: TaskState, event: Closed, now: float) -> Step:
 
 
 def _next_try(state: TaskState, ruling: Ruling, now: float) -> dict[str, Any]:
-    """Return what changes for a task whose try has failed, with tries left."""
+    """Return the changes for a task whose try has failed and that has tries left."""
     wait = TRY_WAIT_SECONDS[min(state.attempt.failures, len(TRY_WAIT_SECONDS) - 1)]
     what = ruling.feedback or f"The last try failed: {ruling.reason}."
     return {"open": False, "failures": state.attempt.failures + 1, "until": now + wait,
@@ -412,7 +412,7 @@ def _detach(state: TaskState, event: DetachOrder, now: float) -> Step:
 def _leave_place(state: TaskState, event: GoneOrder, now: float) -> Step:
     if event.git == state.place.git:
         return Step(change(state, prepared=False, git=""))
-    # One of before a fresh start.
+    # A workplace before a fresh start.
     return Step(replace(state, old=tuple(
         place for place in state.old if place.git != event.git)))
 
@@ -430,9 +430,9 @@ def _evict(state: TaskState, event: EvictOrder, now: float) -> Step:
 
 
 def _return(state: TaskState, event: ReturnOrder, now: float) -> Step:
-    """Its new worktree begins with its work and what has landed.
+    """Continue in a new worktree, which begins with the work and with what has landed.
 
-    What it changes is told from what has landed by its new base.
+    The new base tells the task's own changes from those that have landed.
     """
     if event.kept != state.place.kept:
         return Step(state)
@@ -459,9 +459,9 @@ def _remove(state: TaskState, event: Removed, now: float) -> Step:
 
 
 def _revise(state: TaskState, event: Revised, now: float) -> Step:
-    """All of it counts before the first try.
+    """Take the new form of a task: all of it before the first try, later only HOT_KEYS.
 
-    One that was forgotten begins anew: in a file where it has changed, typed in any case.
+    A forgotten task starts over if it has changed in the file, or if it is typed again.
     """
     task = event.task
     if task == (state.newer or state.task) and not (state.wish.forgotten
@@ -482,7 +482,7 @@ def _revise(state: TaskState, event: Revised, now: float) -> Step:
 
 
 def plan_fresh(state: TaskState) -> TaskState:
-    """Return a task that begins anew, with another worktree, branch and session."""
+    """Return a task that starts over with a new worktree, branch and session."""
     place, attempt = state.place, state.attempt
     return replace(state, place=Workplace(base=place.base, fresh=place.fresh + 1),
                    old=(*state.old, place) if place.git else state.old,
@@ -496,8 +496,8 @@ Arrow = tuple[tuple[str, ...], "Callable[[TaskState, Any, float], Step]"]
 _AT_WORK = ("running", "asking", "checking")
 _NOT_OVER = ("waiting", *_AT_WORK)
 
-# By event: the states in which it means something, and what it comes to. Out of a state in
-# which a task is over only a person leads: by an order, a merge, or new words in the file.
+# For each event, the states in which it has a meaning, and the function that returns its result.
+# Only a person leads out of a terminal state: by an order, a merge, or a change of the file.
 ARROWS: Mapping[type[Event], Arrow] = {
     Begun: (("waiting",), _begin),
     Entered: (("parked", *_AT_WORK), _enter),

@@ -1,4 +1,4 @@
-"""From work done to a ruling, a receipt and its flags."""
+"""The verdict on a task's work: a ruling, a receipt and its flags."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -21,9 +21,9 @@ FEEDBACK_LINES = 100
 
 
 class WorkDone(Record):
-    """What is true of a worktree after an agent has ended or settled."""
+    """The work in a worktree after an agent has answered or ended."""
 
-    ref: str = ""  # that has all of it
+    ref: str = ""  # which keeps all of it
     commit: str = ""  # for the branch
     head: str = ""
     commits: int = 0
@@ -32,7 +32,7 @@ class WorkDone(Record):
     outside: tuple[str, ...] = ()
     said: str = ""  # the agent's last words
     exit_code: int = 0  # of a coder that only ends
-    error: str = ""  # that Claude Code ended with, in place of an answer
+    error: str = ""  # with which Claude Code ended instead of an answer
 
     @property
     def sums(self) -> dict[str, int]:
@@ -42,22 +42,22 @@ class WorkDone(Record):
 
 
 class Ruling(Record):
-    """What becomes of a task after a check, and what its agent is told."""
+    """What happens to a task next, and what its agent is told."""
 
     to: str
     reason: str = ""
     feedback: str = ""
-    # For programs: check, diff, scope, deadline, stalled, lost, api, too-large, or an id.
+    # For programs: check, diff, scope, deadline, stalled, lost, api, too-large, or another slug.
     cause: str = ""
-    climbs: str = ""  # the rung it has failed on, where it moves up
-    leaves: bool = False  # and leaves the house with that
+    climbs: str = ""  # the rung on which it failed, if it moves up
+    leaves: bool = False  # it leaves the house by moving up
     ended: str = "result"  # how its process ended, for the receipt
 
 
 def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ruling:
     """Return the verdict: a final state, `running` or `asking` for the agent, or `waiting`.
 
-    `code` is the exit code of the check, None where the task has none.
+    `code` is the exit code of the check, None if the task has no check.
     """
     task = state.task
     problem = _find_problem(task, work, code, output)
@@ -68,7 +68,7 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
     if work.outside:
         return rule_out(task, work)
     if problem.cause:
-        # What it said stands in no receipt, so not in the reason either.
+        # A receipt holds no words of an agent, so the reason has none either.
         hint = ""
         if problem.cause == "diff" and not work.changed:
             hint = " (if it should only answer, write `changes: none`)"
@@ -78,7 +78,7 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
 
 
 def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str) -> Ruling:
-    """Return what is wrong with work, and what its agent is told; no cause: nothing is."""
+    """Return what is wrong with the work, and the feedback; without a cause, nothing is."""
     if task.check and code != 0:
         tail = "\n".join(output.splitlines()[-FEEDBACK_LINES:]) or "It printed nothing."
         return Ruling("", f"check failed (exit {code})", (
@@ -88,7 +88,7 @@ def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str)
         return Ruling("", f"ended with an error: {work.error}", (
             f"You were ended by an error before you had finished: {work.error}. Look at what "
             "is done already, then continue."), "coder")
-    # Where nothing was changed, a check that passes says nothing of a coder that has failed.
+    # If nothing was changed, a passing check proves nothing about a coder that has failed.
     if work.exit_code and not (task.check and work.changed):
         return Ruling("", f"{task.program} ended with exit code {work.exit_code}",
                       f"The last try ended with exit code {work.exit_code}.", "coder")
@@ -106,19 +106,19 @@ def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str)
 
 
 def rule_out(task: TaskSpec, work: WorkDone) -> Ruling:
-    """Return the ruling on work that goes beyond what its task may touch."""
+    """Return the ruling on work outside the paths that the task may touch."""
     reason = f"scope: changed {some_of(work.outside, 5)}; {describe_scope(task)}"
     return Ruling("parked", reason, cause="scope")
 
 
 def after_failure(state: TaskState, problem: str, cause: str) -> Ruling:
-    """Return what becomes of a task whose try has failed."""
+    """Return the ruling on a failed try: another try, if there is one left."""
     to = "waiting" if state.attempt.failures + 1 < state.task.tries else "failed"
     return Ruling(to, problem, cause=cause)
 
 
 def find_flags(task: TaskSpec, heard: Heard, work: WorkDone) -> list[str]:
-    """Return what is odd about an agent's deeds; the verdict does not depend on that."""
+    """Return what is odd about an agent's actions; the verdict does not depend on it."""
     flags = []
     if heard.turns and not heard.worked and task.changes == "required":
         flags.append("made no call that could change a file")
@@ -134,7 +134,7 @@ def find_flags(task: TaskSpec, heard: Heard, work: WorkDone) -> list[str]:
 
 def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
                  ended: str) -> dict[str, Any]:
-    """Return what a try came to: no prompt, no answer."""
+    """Return the receipt of a try. It holds no prompt and no answer."""
     place, attempt = state.place, state.attempt
     return {
         "schema": "subagent-fleet/receipt/1", "task": state.name, "try": attempt.tried,
@@ -152,7 +152,7 @@ def plan_receipt(state: TaskState, heard: Heard, work: WorkDone, alias: str,
 
 
 def sum_served(receipts: Iterable[Receipt], session: str) -> list[dict[str, Any]]:
-    """Return what each machine did for a session, of the gateway's receipts."""
+    """Return what each machine did for a session, from the gateway's receipts."""
     sums: dict[tuple[str, str | None], dict[str, Any]] = {}
     for receipt in receipts:
         if receipt.session == session and receipt.node:

@@ -56,9 +56,8 @@ def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: boo
     landed = landing.land(states, names)
     where = LANDED_BRANCH
     if moves:
-        has_moved, why, step = landing.move(landed)
-        landed = replace(landed, has_moved=has_moved, why_not=why, step=step)
-        if has_moved:
+        landed = landing.move(landed)
+        if landed.has_moved:
             where = landed.into
     # A person may have moved their branch to `run/landed` by hand.
     taken = [name for name, state in states.items() if state.place.landed == LANDED_BRANCH != where
