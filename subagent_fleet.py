@@ -11361,10 +11361,15 @@ class Terminal(Surroundings):
             raise FleetError("output", f"cannot write the output: {error.strerror}") from None
 
     def err(self, text: str) -> None:
-        """Write errors, hints and progress to stderr."""
-        if sys.stderr is not None:
-            sys.stderr.write(guard_terminal(text))
-            sys.stderr.flush()
+        """Write errors, hints and progress to stderr; where it cannot be written, go on without."""
+        try:
+            if sys.stderr is not None:
+                sys.stderr.write(guard_terminal(text))
+                sys.stderr.flush()
+        except BrokenPipeError:
+            raise
+        except OSError:  # a full disk: what is worked on matters more
+            pass
 
     def is_terminal(self, stream: str = "stdout") -> bool:
         """Tell whether a person reads this stream."""
@@ -11398,6 +11403,20 @@ class Terminal(Surroundings):
         places.discard(os.path.dirname(os.__file__))  # somebody works in Python's own
         sys.path[:] = [path for path in sys.path
                        if path and os.path.realpath(path) not in places]
+
+    @staticmethod
+    def open_standard_files() -> None:
+        """Open the null device in place of stdin, stdout and stderr, where they are closed.
+
+        Otherwise the next file, such as a lock, would get one of their numbers, and `detach` and
+        each child that gets files of its own in their place would close it. Reading stdin still
+        fails.
+        """
+        number = os.open(os.devnull, os.O_WRONLY)
+        while number <= 2:
+            os.set_inheritable(number, True)
+            number = os.open(os.devnull, os.O_WRONLY)
+        os.close(number)
 
     def discard_output(self) -> None:
         """Drop all further output, because its reader has gone."""
@@ -11482,6 +11501,8 @@ class Disk(Terminal):
 
     def real_path(self, path: str) -> str:
         """Return the absolute path without links."""
+        if not os.path.isabs(path):
+            path = os.path.join(self.directory, path)
         return os.path.realpath(path)
 
     def kind_of(self, path: str, *, follow: bool = True) -> str:
@@ -19531,7 +19552,7 @@ def describe_guess(guess: ProjectGuess) -> str:
 # =============================================================================
 
 
-# == runs/folder.py, from line 27 =============================================
+# == runs/folder.py, from line 28 =============================================
 #
 # A repository, and the folder with the files of its tasks.
 
@@ -19583,6 +19604,8 @@ def _see_repository(world: World, directory: str, *, begins: bool = False) -> Re
             slug, what = ("foreign-repository",
                           "belongs to somebody else, so git does not read it")
             fix = "clone it, and run this in the clone"
+        elif "not a git repository (or any" not in seen.talk:
+            raise _git_refusal(seen, directory)
         raise FleetError(slug, f"{directory} {what}", fix=fix)
 
     lines = seen.text.split("\n")
@@ -19595,6 +19618,13 @@ def _see_repository(world: World, directory: str, *, begins: bool = False) -> Re
         listed = world.run_git(["worktree", "list", "--porcelain"], directory)
         main = listed.text.split("\n")[0].removeprefix("worktree ") or top
     return Repository(top, common, main)
+
+
+def _git_refusal(ran: Ran, directory: str) -> FleetError:
+    """Return git's own words for why it reads no repository: broken settings, a moved one."""
+    said = clean_line(" ".join(ran.talk.split())) or f"exit {ran.code}"
+    return FleetError("git-failed", f"git cannot read the repository of {directory}: {said}",
+                      fix="git status")
 
 
 def _find_owner(world: World, place: Repository) -> Repository | None:
@@ -19638,6 +19668,8 @@ def find_commit(world: World, repository: Repository, revision: str, where: str 
     if seen.code == 0:
         return seen.text
     if revision == "HEAD":
+        if seen.code != 1:  # 1: there is no such commit
+            raise _git_refusal(seen, repository.top)
         ignore = ".gitignore"
         if world.real_path(world.directory) != repository.top:  # the key may lie above
             ignore = quote_shell(world.path(repository.top, ignore))
@@ -23250,7 +23282,8 @@ class Landing:
                 step = f"commit or stash {clean_line(some_of(both, 3))}, then {again}" \
                     if both else by_hand  # git would refuse to overwrite them
                 return stay("your checkout has uncommitted changes", step)
-            ran = self._main_at(top).run("merge", "--quiet", "--ff-only", tip)
+            # A branch may have a setting to squash what is merged.
+            ran = self._main_at(top).run("merge", "--quiet", "--no-squash", "--ff-only", tip)
             if ran.code:
                 said = clean_line(ran.talk.strip().split("\n")[0])
                 return stay(f"git did not move {into}: {said}", by_hand)
@@ -28281,7 +28314,7 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
     return EXIT_OK if good else EXIT_PROBLEM
 
 
-# == work/run_job.py, from line 60 ============================================
+# == work/run_job.py, from line 61 ============================================
 #
 # One repository that `run` works on.
 
@@ -28428,6 +28461,8 @@ class RunJob:
             raise FleetError("no-tasks", "there are no tasks: no tasks.yaml here or above, "
                              "and none was added", fix=ADD_A_TASK)
         refuse_bypass(tasks, folder.world)
+        if options.land:
+            find_target(folder, "")
         self.only = {*expand_names(only, tasks), *self.typed}  # that are meant; none: all
         # When those ended that had ended before.
         self.over = {name: state.at for name, state in known.states.items() if state.is_over}
@@ -31448,8 +31483,6 @@ def cmd_run(options: Namespace, world: World) -> int:
         raise FleetError("no-tasks", "there are no tasks in any repository yet",
                          fix=ADD_A_TASK)
 
-    for job in found if options.land else ():
-        find_target(job.folder, "")  # which refuses before anything begins
     jobs = take_locks(found, options, world)
     if found and not jobs:
         status = hand_over(found[0], options, world)
@@ -34519,6 +34552,7 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     """Run one command; return its exit status."""
     if argv is None:  # it runs as a program
         World.leave_directories()
+        World.open_standard_files()
     world = world or World()
     try:
         words = list(sys.argv[1:] if argv is None else argv)
@@ -34528,6 +34562,9 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
         if argv is None:
             start_from_bytecode(words, world)
         return run_words(words, world)
+    except FleetError as error:  # before any command runs
+        tell_error(error, world)
+        return error.status
     except KeyboardInterrupt:
         world.err("\ninterrupted\n")
         return EXIT_INTERRUPTED

@@ -610,6 +610,32 @@ def test_where_no_process_has_a_session_a_second_run_hands_over_at_once(typist):
     assert int(ended) - int(began) < sf.LOCK_SECONDS / 2, done
 
 
+@pytest.mark.slow
+def test_a_run_without_standard_files_keeps_its_lock_and_ends_its_gateway(typist):
+    """As `<&- >&- 2>&-` of a script that starts it: the next file that is opened gets their numbers."""
+    def start(words):
+        subprocess.run(["sh", "-c", f"'{sys.executable}' -I -S '{PROGRAM}' {words} <&- >&- 2>&-"],
+                       cwd=typist.rig.repo, env=typist.rig.environ, timeout=60)
+
+    start("run 'a:@run sleep 100' --detach")
+    typist.run("run", "b:@write x y", "--check", "true")
+    assert "is already active here" in typist.err
+    typist.run("task", "stop", "a")
+    while typist.json("tasks")["supervisor"]:
+        time.sleep(0.1)
+
+    start("run 'c:@write x y' --check true")
+    assert [task["state"] for task in typist.json("tasks")["tasks"]] == ["stopped", "done", "done"]
+    assert not typist.rig.world.is_held(typist.rig.folder.place("serve.alive"))
+
+
+def test_a_run_that_has_no_branch_to_land_on_starts_no_gateway(typist):
+    typist.rig.git("checkout", "-q", "--detach")
+    typist.run("run", "a:@write x y", "--check", "true", "--land", status=3)
+    assert "on no branch" in typist.err
+    assert not typist.rig.world.is_held(typist.rig.folder.place("serve.alive"))
+
+
 def test_words_with_a_blank_before_a_colon_name_a_task_too(typist):
     assert re.search("fix-login +added +fix login: the form fails",
                      typist.run("task", "add", "fix login: the form fails"))

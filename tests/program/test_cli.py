@@ -396,11 +396,12 @@ def test_runs_as_a_module(fleet_file, tmp_path):
 
 def test_a_vanished_working_directory_is_named(tmp_path):
     place = tmp_path / "gone"
-    place.mkdir()
-    program = f"cd {place} && rmdir {place} && exec {sys.executable} {PROGRAM} validate"
-    done = subprocess.run(["sh", "-c", program], capture_output=True, env=clean_environment())
-    assert done.returncode == 1 and b"Traceback" not in done.stderr
-    assert b"the working directory no longer exists" in done.stderr
+    for words in ("validate", "generate"):
+        place.mkdir(exist_ok=True)
+        program = f"cd {place} && rmdir {place} && exec {sys.executable} {PROGRAM} {words}"
+        done = subprocess.run(["sh", "-c", program], capture_output=True, env=clean_environment())
+        assert done.returncode == 1 and b"Traceback" not in done.stderr
+        assert b"the working directory no longer exists" in done.stderr
 
 
 def test_closed_output_is_no_traceback(fleet_file, tmp_path):
@@ -412,10 +413,19 @@ def test_closed_output_is_no_traceback(fleet_file, tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
 def test_a_full_disk_under_the_output_is_an_error(tmp_path):
-    done = subprocess.run(f"{sys.executable} {PROGRAM} schema > /dev/full", shell=True,
-                          stderr=subprocess.PIPE, cwd=str(tmp_path), env=clean_environment())
-    assert done.returncode == 1 and b"No space left" in done.stderr
-    assert b"Traceback" not in done.stderr
+    for words in ("schema", "--version"):
+        done = subprocess.run(f"{sys.executable} {PROGRAM} {words} > /dev/full", shell=True,
+                              stderr=subprocess.PIPE, cwd=str(tmp_path), env=clean_environment())
+        assert done.returncode == 1 and b"No space left" in done.stderr
+        assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full is Linux's")
+def test_a_full_disk_under_hints_and_progress_stops_nothing(tmp_path, fleet_file):
+    done = subprocess.run(f"{sys.executable} {PROGRAM} logs --json 2> /dev/full && "
+                          f"{sys.executable} {PROGRAM} logs 2> /dev/full", shell=True,
+                          cwd=str(tmp_path), env=clean_environment())
+    assert done.returncode == 0
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")

@@ -151,6 +151,15 @@ def test_conflict_markers_never_land(shop):
     assert shop.git("show", "main:a.txt") == "a" and done.code == 1
 
 
+def test_it_lands_whatever_a_branch_has_set_for_merges(shop):
+    shop.git("config", "merge.ff", "false")
+    shop.git("config", "branch.main.mergeOptions", "--no-ff --squash")
+    run_tasks(shop, add_done(shop, "b", "echo b > b.txt"))
+    done = shop.type("task", "land")
+    assert done.code == 0 and "1 landed on main" in done.out, done
+    assert shop.files("main") == {"a.txt", "b.txt"} and not shop.git("status", "--porcelain", "-uno")
+
+
 def test_a_checkout_with_changes_is_left_alone(shop):
     run_tasks(shop, add_done(shop, "b", "echo b > b.txt"))
     shop.write("a.txt", "mine\n")

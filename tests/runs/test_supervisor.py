@@ -884,6 +884,22 @@ def test_no_repository_no_commit_and_bare_are_refused(rig, tmp_path):
     assert caught.value.slug == "bad-base"
 
 
+@pytest.mark.parametrize("broken, word", [
+    ("[core]\nrepositoryFormatVersion = 1\n[extensions]\nfromTomorrow = true\n", "fromtomorrow"),
+    ("[core\n", "bad config line")])
+def test_what_git_cannot_read_is_told_in_its_words_and_never_made_anew(rig, tmp_path, broken, word):
+    rig.git("init", "-q", cwd=tmp_path)
+    (tmp_path / ".git" / "config").write_text(broken)
+    refuses(rig, "git-failed", word, cwd=tmp_path)
+
+
+def test_a_git_that_fails_at_the_commit_is_not_a_repository_without_one(rig):
+    ask = rig.world.run_git
+    rig.world.run_git = lambda words, directory: sf.Ran(129, b"", "error: unknown option") \
+        if "--verify" in words else ask(words, directory)
+    refuses(rig, "git-failed", "unknown option")
+
+
 def test_branches_and_directories_in_the_way_park_and_stay(rig):
     rig.keeps_outside = False
     rig.git("branch", "taken")

@@ -11,7 +11,7 @@ from fleet.start.constants import EXIT_OK, EXIT_PROBLEM, EXIT_REFUSED, EXIT_USAG
 from fleet.start.errors import FleetError
 from fleet.text.phrases import count_of
 from fleet.text.terminal import clean_line
-from fleet.work.land import Lander, find_target
+from fleet.work.land import Lander
 from fleet.work.orders import STOP_WAIT_SECONDS, explain_no_answer
 from fleet.work.run_job import RunJob, tell_trouble
 from fleet.work.run_words import sum_up_run, tell_starts
@@ -53,8 +53,6 @@ def cmd_run(options: Namespace, world: World) -> int:
         raise FleetError("no-tasks", "there are no tasks in any repository yet",
                          fix=ADD_A_TASK)
 
-    for job in found if options.land else ():
-        find_target(job.folder, "")  # which refuses before anything begins
     jobs = take_locks(found, options, world)
     if found and not jobs:
         status = hand_over(found[0], options, world)

@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
     """Run one command; return its exit status."""
     if argv is None:  # it runs as a program
         World.leave_directories()
+        World.open_standard_files()
     world = world or World()
     try:
         words = list(sys.argv[1:] if argv is None else argv)
@@ -53,6 +54,9 @@ def main(argv: Sequence[str] | None = None, world: World | None = None) -> int:
         if argv is None:
             start_from_bytecode(words, world)
         return run_words(words, world)
+    except FleetError as error:  # before any command runs
+        tell_error(error, world)
+        return error.status
     except KeyboardInterrupt:
         world.err("\ninterrupted\n")
         return EXIT_INTERRUPTED

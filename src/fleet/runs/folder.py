@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
+    from fleet.world.child import Ran
     from fleet.world.world import World
 
 
@@ -72,6 +73,8 @@ def _see_repository(world: World, directory: str, *, begins: bool = False) -> Re
             slug, what = ("foreign-repository",
                           "belongs to somebody else, so git does not read it")
             fix = "clone it, and run this in the clone"
+        elif "not a git repository (or any" not in seen.talk:
+            raise _git_refusal(seen, directory)
         raise FleetError(slug, f"{directory} {what}", fix=fix)
 
     lines = seen.text.split("\n")
@@ -84,6 +87,13 @@ def _see_repository(world: World, directory: str, *, begins: bool = False) -> Re
         listed = world.run_git(["worktree", "list", "--porcelain"], directory)
         main = listed.text.split("\n")[0].removeprefix("worktree ") or top
     return Repository(top, common, main)
+
+
+def _git_refusal(ran: Ran, directory: str) -> FleetError:
+    """Return git's own words for why it reads no repository: broken settings, a moved one."""
+    said = clean_line(" ".join(ran.talk.split())) or f"exit {ran.code}"
+    return FleetError("git-failed", f"git cannot read the repository of {directory}: {said}",
+                      fix="git status")
 
 
 def _find_owner(world: World, place: Repository) -> Repository | None:
@@ -127,6 +137,8 @@ def find_commit(world: World, repository: Repository, revision: str, where: str 
     if seen.code == 0:
         return seen.text
     if revision == "HEAD":
+        if seen.code != 1:  # 1: there is no such commit
+            raise _git_refusal(seen, repository.top)
         ignore = ".gitignore"
         if world.real_path(world.directory) != repository.top:  # the key may lie above
             ignore = quote_shell(world.path(repository.top, ignore))

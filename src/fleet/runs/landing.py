@@ -476,7 +476,8 @@ class Landing:
                 step = f"commit or stash {clean_line(some_of(both, 3))}, then {again}" \
                     if both else by_hand  # git would refuse to overwrite them
                 return stay("your checkout has uncommitted changes", step)
-            ran = self._main_at(top).run("merge", "--quiet", "--ff-only", tip)
+            # A branch may have a setting to squash what is merged.
+            ran = self._main_at(top).run("merge", "--quiet", "--no-squash", "--ff-only", tip)
             if ran.code:
                 said = clean_line(ran.talk.strip().split("\n")[0])
                 return stay(f"git did not move {into}: {said}", by_hand)

@@ -28,6 +28,7 @@ from fleet.text.phrases import count_of, some_of
 from fleet.text.tables import format_finding
 from fleet.text.terminal import clean_line
 from fleet.work.backing import end_serving, need_key, plan_backing, workspace_of
+from fleet.work.land import find_target
 from fleet.work.run_words import tell_events, watch_tasks
 from fleet.work.typed import (
     ADD_A_TASK,
@@ -200,6 +201,8 @@ class RunJob:
             raise FleetError("no-tasks", "there are no tasks: no tasks.yaml here or above, "
                              "and none was added", fix=ADD_A_TASK)
         refuse_bypass(tasks, folder.world)
+        if options.land:
+            find_target(folder, "")
         self.only = {*expand_names(only, tasks), *self.typed}  # that are meant; none: all
         # When those ended that had ended before.
         self.over = {name: state.at for name, state in known.states.items() if state.is_over}

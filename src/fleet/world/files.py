@@ -94,6 +94,8 @@ class Disk(Terminal):
 
     def real_path(self, path: str) -> str:
         """Return the absolute path without links."""
+        if not os.path.isabs(path):
+            path = os.path.join(self.directory, path)
         return os.path.realpath(path)
 
     def kind_of(self, path: str, *, follow: bool = True) -> str:

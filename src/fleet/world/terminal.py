@@ -111,10 +111,15 @@ class Terminal(Surroundings):
             raise FleetError("output", f"cannot write the output: {error.strerror}") from None
 
     def err(self, text: str) -> None:
-        """Write errors, hints and progress to stderr."""
-        if sys.stderr is not None:
-            sys.stderr.write(guard_terminal(text))
-            sys.stderr.flush()
+        """Write errors, hints and progress to stderr; where it cannot be written, go on without."""
+        try:
+            if sys.stderr is not None:
+                sys.stderr.write(guard_terminal(text))
+                sys.stderr.flush()
+        except BrokenPipeError:
+            raise
+        except OSError:  # a full disk: what is worked on matters more
+            pass
 
     def is_terminal(self, stream: str = "stdout") -> bool:
         """Tell whether a person reads this stream."""
@@ -148,6 +153,20 @@ class Terminal(Surroundings):
         places.discard(os.path.dirname(os.__file__))  # somebody works in Python's own
         sys.path[:] = [path for path in sys.path
                        if path and os.path.realpath(path) not in places]
+
+    @staticmethod
+    def open_standard_files() -> None:
+        """Open the null device in place of stdin, stdout and stderr, where they are closed.
+
+        Otherwise the next file, such as a lock, would get one of their numbers, and `detach` and
+        each child that gets files of its own in their place would close it. Reading stdin still
+        fails.
+        """
+        number = os.open(os.devnull, os.O_WRONLY)
+        while number <= 2:
+            os.set_inheritable(number, True)
+            number = os.open(os.devnull, os.O_WRONLY)
+        os.close(number)
 
     def discard_output(self) -> None:
         """Drop all further output, because its reader has gone."""
