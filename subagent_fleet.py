@@ -1389,9 +1389,23 @@ def render_json(value: object) -> bytes:
         raise ValueError("nested too deeply") from None
 
 
+class KeptList(list):  # type: ignore[type-arg]
+    """A list that is in many requests, with its JSON."""
+
+    json = b""
+
+
+def render_request(request: dict[str, Any]) -> bytes:
+    """Return an object as `render_json` does; a KeptList in it is not rendered again."""
+    return b"{%b}" % b",".join(
+        b"%b:%b" % (render_json(name),
+                    value.json if isinstance(value, KeptList) else render_json(value))
+        for name, value in request.items())
+
+
 @late_decorator(lambda: functools.lru_cache(1))
 def _json_encoder() -> json.JSONEncoder:
-    return json.JSONEncoder(separators=(",", ":"), allow_nan=False,
+    return json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False,
                             default=vars)  # of Records
 
 
@@ -7954,10 +7968,10 @@ def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, 
 
 # The latest rendered tools: a client sends the same ones every time, and comparing takes a tenth
 # of the time. The list is replaced, never changed, so any thread may read it.
-_RENDERED_TOOLS: dict[bool, list[tuple[tuple[Tool, ...], list[dict[str, Any]]]]] = {}  # by `fixes`
+_RENDERED_TOOLS: dict[bool, list[tuple[tuple[Tool, ...], KeptList]]] = {}  # by `fixes`
 
 
-def render_tools(talk: Talk, *, fixes: bool) -> list[dict[str, Any]]:
+def render_tools(talk: Talk, *, fixes: bool) -> KeptList:
     """Return tools as chat servers have them; `fixes`: with schemas as llama.cpp takes them.
 
     A tool that must be called is shown alone: not every server accepts its name as a choice.
@@ -7970,7 +7984,7 @@ def render_tools(talk: Talk, *, fixes: bool) -> list[dict[str, Any]]:
         if known == tools:
             return rendered
 
-    rendered = []
+    rendered = KeptList()
     for tool in tools:
         schema: dict[str, Any] = tool.schema if isinstance(tool.schema, dict) else {}
         parameters = {"properties": {}, **schema, "type": "object"}
@@ -7982,7 +7996,8 @@ def render_tools(talk: Talk, *, fixes: bool) -> list[dict[str, Any]]:
             parameters = {"properties": {}, **_fix_schema(root, root)}
         rendered.append({"type": "function", "function": {
             "name": tool.name, "description": tool.description, "parameters": parameters}})
-    if len(render_json(rendered)) <= TOOLS_KEPT_BYTES:
+    rendered.json = render_json(rendered)
+    if len(rendered.json) <= TOOLS_KEPT_BYTES:
         _RENDERED_TOOLS[fixes] = [(tools, rendered), *kept[:TOOLS_KEPT - 1]]
     return rendered
 
@@ -8165,7 +8180,9 @@ class OllamaReader(Reader):
     has_begun = True
 
     def read(self, part: dict[str, Any]) -> None:
-        message = read_field(part, "message", dict)
+        message = part.get("message")
+        if type(message) is not dict:
+            message = {}
         if "thinking" in message:
             self.say("thinking", read_field(message, "thinking"))
         text = message.get("content")
@@ -13186,7 +13203,7 @@ def translate(node: Node, talk: Talk, model: Model, known: Learned) -> Translati
         payload: Any = ask.payload
         for name in known.unknown:
             payload.pop(name, None)
-        body = render_json(payload)
+        body = render_request(payload)
     except (RecursionError, ValueError):  # from 3.12 on, deeper values can be parsed than rendered
         raise Refusal(400, "body: nested too deeply") from None
     weight = weigh(body, talk)

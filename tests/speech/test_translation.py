@@ -927,3 +927,13 @@ def check_message(message, stops):
         assert block["type"] != "thinking" or block["thinking"].strip()
     ids = [block["id"] for block in message["content"] if block["type"] == "tool_use"]
     assert len(set(ids)) == len(ids) and "1" not in ids
+
+
+def test_the_tools_of_a_request_are_rendered_once_and_as_all_json_is():
+    first, second = (chat_of(recorded("main-first.json")) for _ in range(2))
+    tools = first["tools"]
+    assert second["tools"] is tools and sf.render_json(tools) == tools.json
+    assert sf.render_request(second) == sf.render_json(second)
+    tools.json = b"[]"
+    assert json.loads(sf.render_request(second))["tools"] == []
+    tools.json = sf.render_json(tools)

@@ -8,7 +8,7 @@ from fleet.speech.cloud import backend_of
 from fleet.speech.talk import BYTES_A_TOKEN, Refusal, Reply, weigh
 from fleet.start.errors import NodeFailure
 from fleet.start.record import Record
-from fleet.text.json import render_json
+from fleet.text.json import render_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ def translate(node: Node, talk: Talk, model: Model, known: Learned) -> Translati
         payload: Any = ask.payload
         for name in known.unknown:
             payload.pop(name, None)
-        body = render_json(payload)
+        body = render_request(payload)
     except (RecursionError, ValueError):  # from 3.12 on, deeper values can be parsed than rendered
         raise Refusal(400, "body: nested too deeply") from None
     weight = weigh(body, talk)

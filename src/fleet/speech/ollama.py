@@ -158,7 +158,9 @@ class OllamaReader(Reader):
     has_begun = True
 
     def read(self, part: dict[str, Any]) -> None:
-        message = read_field(part, "message", dict)
+        message = part.get("message")
+        if type(message) is not dict:
+            message = {}
         if "thinking" in message:
             self.say("thinking", read_field(message, "thinking"))
         text = message.get("content")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fleet.speech.talk import Parts, Refusal, Result, join_texts
 from fleet.start.record import replace
-from fleet.text.json import render_json
+from fleet.text.json import KeptList, render_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -121,10 +121,10 @@ def _user_messages(turn: Turn, calls: list[tuple[str, Call]]) -> list[dict[str, 
 
 # The latest rendered tools: a client sends the same ones every time, and comparing takes a tenth
 # of the time. The list is replaced, never changed, so any thread may read it.
-_RENDERED_TOOLS: dict[bool, list[tuple[tuple[Tool, ...], list[dict[str, Any]]]]] = {}  # by `fixes`
+_RENDERED_TOOLS: dict[bool, list[tuple[tuple[Tool, ...], KeptList]]] = {}  # by `fixes`
 
 
-def render_tools(talk: Talk, *, fixes: bool) -> list[dict[str, Any]]:
+def render_tools(talk: Talk, *, fixes: bool) -> KeptList:
     """Return tools as chat servers have them; `fixes`: with schemas as llama.cpp takes them.
 
     A tool that must be called is shown alone: not every server accepts its name as a choice.
@@ -137,7 +137,7 @@ def render_tools(talk: Talk, *, fixes: bool) -> list[dict[str, Any]]:
         if known == tools:
             return rendered
 
-    rendered = []
+    rendered = KeptList()
     for tool in tools:
         schema: dict[str, Any] = tool.schema if isinstance(tool.schema, dict) else {}
         parameters = {"properties": {}, **schema, "type": "object"}
@@ -149,7 +149,8 @@ def render_tools(talk: Talk, *, fixes: bool) -> list[dict[str, Any]]:
             parameters = {"properties": {}, **_fix_schema(root, root)}
         rendered.append({"type": "function", "function": {
             "name": tool.name, "description": tool.description, "parameters": parameters}})
-    if len(render_json(rendered)) <= TOOLS_KEPT_BYTES:
+    rendered.json = render_json(rendered)
+    if len(rendered.json) <= TOOLS_KEPT_BYTES:
         _RENDERED_TOOLS[fixes] = [(tools, rendered), *kept[:TOOLS_KEPT - 1]]
     return rendered
 
