@@ -26078,25 +26078,21 @@ def parse_seconds(text: str) -> float:
                                      f"86400, not `{text}`")
 
 
+def parse_number(text: str, least: int, most: int) -> int:
+    """Return a whole number between two bounds."""
+    if re.fullmatch("-?[0-9]{1,9}", text) and least <= int(text) <= most:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a number, {least} to {most}, not `{text}`")
+
+
 def parse_count(text: str) -> int:
-    """Return a number of lines."""
-    if re.fullmatch(r"[1-9]\d{0,3}", text):
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a number, 1 to 9999, not `{text}`")
-
-
-def parse_priority(text: str) -> int:
-    """Return a priority of a task, as a task file may say it."""
-    if re.fullmatch(r"-?\d{1,4}", text) and abs(int(text)) <= 1000:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a number, -1000 to 1000, not `{text}`")
+    """Return a number of lines or questions."""
+    return parse_number(text, 1, 9999)
 
 
 def parse_port(text: str) -> int:
     """Return a port, 0 for any."""
-    if re.fullmatch("[0-9]{1,5}", text) and int(text) < 65536:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"`{text}` is not a port")
+    return parse_number(text, 0, 65535)
 
 
 def parse_age(text: str) -> float:
@@ -27493,7 +27489,7 @@ def end_serving(folder: Folder) -> bool:
     return True
 
 
-# == work/typed.py, from line 54 ==============================================
+# == work/typed.py, from line 53 ==============================================
 #
 # Tasks from typed words and from files.
 
@@ -27514,27 +27510,40 @@ def look_at_project(world: World, directory: str) -> ProjectGuess:
 # shown to everybody. For anything else there is one door, `open_tasks`: tasks that came
 # with a copy or an archive name commands, places and revisions, and are never obeyed.
 
+TASK_KEYS = keys_of(TaskSpec)
+
+
+def key_flag(name: str, metavar: str = "WORD", note: str = "", *,
+             offers: tuple[str, ...] = ()) -> Flag:
+    """Return the flag for a key of a task; what it takes and is for is said by the key."""
+    key = TASK_KEYS[name]
+    schema = key.rule.schema if key.rule else {}
+    schema = schema.get("anyOf", [schema])[0]  # a flag takes the plain form
+    more: dict[str, Any] = {}
+    if "items" in schema:
+        more = REPEAT
+    elif "minimum" in schema:
+        more = {"type": lambda text: parse_number(text, schema["minimum"], schema["maximum"])}
+    elif metavar == "WORD":
+        more = {"choices": tuple(schema["enum"])}
+    return Flag(f"--{name.replace('_', '-')}", note or key.words, metavar, more, offers=offers)
+
+
 TASK_WORDS = (
     Flag("--name", "the new task's name; default: its first words", "NAME"),
-    Flag("--agent", "agent to use", "NAME"),
-    Flag("--model", "model or alias to use instead of an agent", "NAME"),
-    Flag("--coder", f"the program that does it: {', '.join((CLAUDE, *CODERS))}", "NAME",
-         offers=(CLAUDE, *CODERS)),
-    Flag("--after", "start after this task is done", "TASK", REPEAT,
-         offers=TASK_NAMES),
-    Flag("--base", "commit to start from; default: HEAD", "COMMIT"),
-    Flag("--check", "command that must succeed", "COMMAND"),
-    Flag("--touch", "files it may change", "GLOB", REPEAT),
-    Flag("--changes", "`none`: fail if anything changes", "WORD",
-         {"choices": ("required", "none")}),
-    Flag("--times", "run it N times, to choose from", "N", {"type": parse_count}),
-    Flag("--priority", "tasks with a higher number start first", "N",
-         {"type": parse_priority}),
-    Flag("--setup", "command that prepares the worktree", "COMMAND", REPEAT),
-    Flag("--sandbox", "`required`: only confined; `off`: not confined", "WORD",
-         {"choices": ("auto", "required", "off")}),
-    Flag("--sandbox-write", "what else its commands may write", "PATH",
-         REPEAT),
+    key_flag("agent", "NAME"),
+    key_flag("model", "NAME"),
+    key_flag("coder", "NAME", offers=(CLAUDE, *CODERS)),
+    key_flag("after", "TASK", offers=TASK_NAMES),
+    key_flag("base", "COMMIT"),
+    key_flag("check", "COMMAND"),
+    key_flag("touch", "GLOB"),
+    key_flag("changes"),
+    key_flag("times", "N", "run it N times, to choose from"),
+    key_flag("priority", "N"),
+    key_flag("setup", "COMMAND"),
+    key_flag("sandbox"),
+    key_flag("sandbox_write", "PATH"),
     Flag("--no-setup", "skip the default setup commands"))
 
 TASK_FILE = Flag("--file", "the task file, `-` for stdin; default: the nearest tasks.yaml",
@@ -27677,7 +27686,7 @@ def refuse_unquoted(words: Sequence[str], names: Collection[str], options: Names
 def typed_keys(options: Namespace) -> dict[str, Any]:
     """Return the keys of new tasks that were typed as flags."""
     words = [name_of(flag) for flag in TASK_WORDS]
-    typed = {word: getattr(options, word) for word in words if word in keys_of(TaskSpec)}
+    typed = {word: getattr(options, word) for word in words if word in TASK_KEYS}
     if str(options.coder).startswith("["):
         typed["coder"] = Document(options.coder, "--coder").value
         if not typed["coder"]:

@@ -245,6 +245,21 @@ def test_the_task_file_of_readme_is_valid(typist):
         assert (name, declared.words) in keys, name
 
 
+@pytest.mark.parametrize("words, said", [
+    (("--times", "27"), "expected a number, 1 to 26, not `27`"), (("--priority", "1001"), "-1000 to 1000"),
+    (("--changes", "maybe"), "required, none"), (("--sandbox", "on"), "auto, required, off")])
+def test_a_flag_of_a_task_takes_what_its_key_takes(run_cli, words, said):
+    done = run_cli("run", "a:x", *words)
+    assert done.returncode == 2 and said in done.stderr
+
+
+def test_the_help_of_a_flag_of_a_task_is_that_of_its_key():
+    keys = sf.keys_of(sf.TaskSpec)
+    notes = {flag.name[2:].replace("-", "_"): flag.note for flag in sf.TASK_WORDS}
+    assert {name for name, note in notes.items() if note != (keys[name].words if name in keys else "")} == {
+        "name", "no_setup", "times"}
+
+
 # -- adding, stopping, trying again --
 
 @pytest.mark.slow

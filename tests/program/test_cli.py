@@ -675,7 +675,7 @@ def test_examples_parse(command):
 @pytest.mark.parametrize("command, line", [
     ("status", "  --timeout S    seconds to wait; default: 5"),
     ("status", "  --watch [S]    again every S seconds, until Ctrl-C; default: 2"),
-    ("logs", "how many; default: 20"), ("run", "files it may change (several)"),
+    ("logs", "how many; default: 20"), ("run", "what it may change; default: everything (several)"),
     ("run", "Usage: subagent-fleet run [TASK...] [FLAGS]"),
     ("task log", "Usage: subagent-fleet task log [NAME] [setup|check|stderr|landing|raw] [FLAGS]"),
     ("task stop", "Usage: subagent-fleet task stop PATTERN..."),

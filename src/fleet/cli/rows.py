@@ -184,25 +184,21 @@ def parse_seconds(text: str) -> float:
                                      f"86400, not `{text}`")
 
 
+def parse_number(text: str, least: int, most: int) -> int:
+    """Return a whole number between two bounds."""
+    if re.fullmatch("-?[0-9]{1,9}", text) and least <= int(text) <= most:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"expected a number, {least} to {most}, not `{text}`")
+
+
 def parse_count(text: str) -> int:
-    """Return a number of lines."""
-    if re.fullmatch(r"[1-9]\d{0,3}", text):
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a number, 1 to 9999, not `{text}`")
-
-
-def parse_priority(text: str) -> int:
-    """Return a priority of a task, as a task file may say it."""
-    if re.fullmatch(r"-?\d{1,4}", text) and abs(int(text)) <= 1000:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"expected a number, -1000 to 1000, not `{text}`")
+    """Return a number of lines or questions."""
+    return parse_number(text, 1, 9999)
 
 
 def parse_port(text: str) -> int:
     """Return a port, 0 for any."""
-    if re.fullmatch("[0-9]{1,5}", text) and int(text) < 65536:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"`{text}` is not a port")
+    return parse_number(text, 0, 65535)
 
 
 def parse_age(text: str) -> float:

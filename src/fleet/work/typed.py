@@ -10,8 +10,7 @@ from fleet.cli.rows import (
     TASK_NAMES,
     Flag,
     name_of,
-    parse_count,
-    parse_priority,
+    parse_number,
     type_again,
 )
 from fleet.cli.say import check_names
@@ -68,27 +67,40 @@ def look_at_project(world: World, directory: str) -> ProjectGuess:
 # shown to everybody. For anything else there is one door, `open_tasks`: tasks that came
 # with a copy or an archive name commands, places and revisions, and are never obeyed.
 
+TASK_KEYS = keys_of(TaskSpec)
+
+
+def key_flag(name: str, metavar: str = "WORD", note: str = "", *,
+             offers: tuple[str, ...] = ()) -> Flag:
+    """Return the flag for a key of a task; what it takes and is for is said by the key."""
+    key = TASK_KEYS[name]
+    schema = key.rule.schema if key.rule else {}
+    schema = schema.get("anyOf", [schema])[0]  # a flag takes the plain form
+    more: dict[str, Any] = {}
+    if "items" in schema:
+        more = REPEAT
+    elif "minimum" in schema:
+        more = {"type": lambda text: parse_number(text, schema["minimum"], schema["maximum"])}
+    elif metavar == "WORD":
+        more = {"choices": tuple(schema["enum"])}
+    return Flag(f"--{name.replace('_', '-')}", note or key.words, metavar, more, offers=offers)
+
+
 TASK_WORDS = (
     Flag("--name", "the new task's name; default: its first words", "NAME"),
-    Flag("--agent", "agent to use", "NAME"),
-    Flag("--model", "model or alias to use instead of an agent", "NAME"),
-    Flag("--coder", f"the program that does it: {', '.join((CLAUDE, *CODERS))}", "NAME",
-         offers=(CLAUDE, *CODERS)),
-    Flag("--after", "start after this task is done", "TASK", REPEAT,
-         offers=TASK_NAMES),
-    Flag("--base", "commit to start from; default: HEAD", "COMMIT"),
-    Flag("--check", "command that must succeed", "COMMAND"),
-    Flag("--touch", "files it may change", "GLOB", REPEAT),
-    Flag("--changes", "`none`: fail if anything changes", "WORD",
-         {"choices": ("required", "none")}),
-    Flag("--times", "run it N times, to choose from", "N", {"type": parse_count}),
-    Flag("--priority", "tasks with a higher number start first", "N",
-         {"type": parse_priority}),
-    Flag("--setup", "command that prepares the worktree", "COMMAND", REPEAT),
-    Flag("--sandbox", "`required`: only confined; `off`: not confined", "WORD",
-         {"choices": ("auto", "required", "off")}),
-    Flag("--sandbox-write", "what else its commands may write", "PATH",
-         REPEAT),
+    key_flag("agent", "NAME"),
+    key_flag("model", "NAME"),
+    key_flag("coder", "NAME", offers=(CLAUDE, *CODERS)),
+    key_flag("after", "TASK", offers=TASK_NAMES),
+    key_flag("base", "COMMIT"),
+    key_flag("check", "COMMAND"),
+    key_flag("touch", "GLOB"),
+    key_flag("changes"),
+    key_flag("times", "N", "run it N times, to choose from"),
+    key_flag("priority", "N"),
+    key_flag("setup", "COMMAND"),
+    key_flag("sandbox"),
+    key_flag("sandbox_write", "PATH"),
     Flag("--no-setup", "skip the default setup commands"))
 
 TASK_FILE = Flag("--file", "the task file, `-` for stdin; default: the nearest tasks.yaml",
@@ -231,7 +243,7 @@ def refuse_unquoted(words: Sequence[str], names: Collection[str], options: Names
 def typed_keys(options: Namespace) -> dict[str, Any]:
     """Return the keys of new tasks that were typed as flags."""
     words = [name_of(flag) for flag in TASK_WORDS]
-    typed = {word: getattr(options, word) for word in words if word in keys_of(TaskSpec)}
+    typed = {word: getattr(options, word) for word in words if word in TASK_KEYS}
     if str(options.coder).startswith("["):
         typed["coder"] = Document(options.coder, "--coder").value
         if not typed["coder"]:
