@@ -800,7 +800,9 @@ class Document:
         self.places: dict[tuple, tuple] = {}
         self.span: tuple[int, int] | None = None  # of the value read last, if it has one
 
-        odd = _ODD.search(self.text)
+        # Compiling the pattern takes longer than all else here; few texts need it.
+        is_plain = self.text.replace("\n", "").replace("\t", "").isprintable()
+        odd = None if is_plain else _ODD.search(self.text)
         if odd:
             self.fail(f"U+{ord(odd[0]):04X} does not belong in YAML text",
                       "remove it, or escape it inside double quotes",
@@ -1934,6 +1936,7 @@ _LABEL = "[A-Za-z0-9_]+"  # a part of a host name
 HOST_NAME = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_LABEL}((-+|[.]){_LABEL})*[.]?)"
 _HEX = "[0-9A-Fa-f]{1,4}"  # a group of an IPv6 address
 IPV6_ADDRESS = f"(({_HEX}:){{7}}{_HEX}|(?!([^:]*:){{8}})({_HEX}(:{_HEX})*)?::({_HEX}(:{_HEX})*)?)"
+HOST = f"({HOST_NAME}|{IPV6_ADDRESS})"  # one pattern for all, which is compiled once
 
 LOOPBACK = LatePattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
 
@@ -1968,7 +1971,7 @@ def split_endpoint(endpoint: str, usual_port: int = 80) -> Endpoint:
 
     if not host:
         raise _bad_endpoint("the host is missing")
-    pattern = rf"\[{IPV6_ADDRESS}(%.+)?\]" if host.startswith("[") else HOST_NAME
+    pattern = rf"\[{IPV6_ADDRESS}(%.+)?\]" if host.startswith("[") else HOST
     if not re.fullmatch(pattern, host):
         raise _bad_endpoint(f"`{host}` is not a host name or address")
 
@@ -2347,7 +2350,7 @@ RULES = {
         # As it is: the missing port is known only with the whole node.
         normal=lambda text: split_endpoint(text) and text),
     "host": text_rule(
-        f"^({HOST_NAME}|{IPV6_ADDRESS})$", "an address or host name", "127.0.0.1",
+        f"^{HOST}$", "an address or host name", "127.0.0.1",
         slips=_address_slips, normal=str.lower),
     "port": number_rule(1, 65535, "a whole number, 1 to 65535", 4000),
     "parallel": number_rule(1, 64, "a whole number, 1 to 64", 2),

@@ -20,6 +20,7 @@ _LABEL = "[A-Za-z0-9_]+"  # a part of a host name
 HOST_NAME = f"({_OCTET}([.]{_OCTET}){{3}}|(?!.{{254}}|[0-9._]+$){_LABEL}((-+|[.]){_LABEL})*[.]?)"
 _HEX = "[0-9A-Fa-f]{1,4}"  # a group of an IPv6 address
 IPV6_ADDRESS = f"(({_HEX}:){{7}}{_HEX}|(?!([^:]*:){{8}})({_HEX}(:{_HEX})*)?::({_HEX}(:{_HEX})*)?)"
+HOST = f"({HOST_NAME}|{IPV6_ADDRESS})"  # one pattern for all, which is compiled once
 
 LOOPBACK = LatePattern(r"(?i)localhost[.]?|127([.][0-9]{1,3}){3}|::1")
 
@@ -54,7 +55,7 @@ def split_endpoint(endpoint: str, usual_port: int = 80) -> Endpoint:
 
     if not host:
         raise _bad_endpoint("the host is missing")
-    pattern = rf"\[{IPV6_ADDRESS}(%.+)?\]" if host.startswith("[") else HOST_NAME
+    pattern = rf"\[{IPV6_ADDRESS}(%.+)?\]" if host.startswith("[") else HOST
     if not re.fullmatch(pattern, host):
         raise _bad_endpoint(f"`{host}` is not a host name or address")
 

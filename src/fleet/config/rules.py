@@ -7,7 +7,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from fleet.config.address import HOST_NAME, IPV6_ADDRESS, full_endpoint, split_endpoint
+from fleet.config.address import HOST, full_endpoint, split_endpoint
 from fleet.config.node import NODE_KINDS
 from fleet.start.errors import FleetError
 from fleet.start.gate import LatePattern
@@ -204,7 +204,7 @@ RULES = {
         # As it is: the missing port is known only with the whole node.
         normal=lambda text: split_endpoint(text) and text),
     "host": text_rule(
-        f"^({HOST_NAME}|{IPV6_ADDRESS})$", "an address or host name", "127.0.0.1",
+        f"^{HOST}$", "an address or host name", "127.0.0.1",
         slips=_address_slips, normal=str.lower),
     "port": number_rule(1, 65535, "a whole number, 1 to 65535", 4000),
     "parallel": number_rule(1, 64, "a whole number, 1 to 64", 2),

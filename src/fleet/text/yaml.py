@@ -116,7 +116,9 @@ class Document:
         self.places: dict[tuple, tuple] = {}
         self.span: tuple[int, int] | None = None  # of the value read last, if it has one
 
-        odd = _ODD.search(self.text)
+        # Compiling the pattern takes longer than all else here; few texts need it.
+        is_plain = self.text.replace("\n", "").replace("\t", "").isprintable()
+        odd = None if is_plain else _ODD.search(self.text)
         if odd:
             self.fail(f"U+{ord(odd[0]):04X} does not belong in YAML text",
                       "remove it, or escape it inside double quotes",
