@@ -17823,6 +17823,7 @@ class TaskState(Record):
     wish: Wish = Wish()
 
     def _check(self) -> None:
+        """Refuse another task's name, and values that could not be words of a command."""
         if self.task.name != self.name:
             raise ValueError("another task")
 
@@ -18741,10 +18742,12 @@ def _move(state: TaskState, to: str, now: float, **changes: Any) -> TaskState:
 
 
 def _begin(state: TaskState, event: Begun, now: float) -> Step:
+    """Start a waiting task on a rung of its ladder."""
     return Step(_move(state, "running", now, phase=PREPARING, rung=event.rung))
 
 
 def _enter(state: TaskState, event: Entered, now: float) -> Step:
+    """Continue from the step that the state names."""
     if state.is_over:
         return Step(state, END_AGAIN if state.wish.stopping else "")
     if state.phase in (PREPARING, STARTING):
@@ -18754,6 +18757,7 @@ def _enter(state: TaskState, event: Entered, now: float) -> Step:
 
 
 def _plan(state: TaskState, event: Planned, now: float) -> Step:
+    """Note where the task works; if no try is open, begin one."""
     state = change(state, phase=PREPARING, **event.place)
     if not state.attempt.open:
         state = change(state, open=True, tried=event.number, round=0, stalls=0, checks=(),
@@ -18762,10 +18766,12 @@ def _plan(state: TaskState, event: Planned, now: float) -> Step:
 
 
 def _make_ready(state: TaskState, event: Ready, now: float) -> Step:
+    """Start the agent, now that its place is ready."""
     return Step(state, START_AGENT)
 
 
 def _prepare_start(state: TaskState, event: Starting, now: float) -> Step:
+    """Note the session and the prompt of the process that is about to start."""
     wish = state.wish
     words = "\n\n".join(filter(None, [state.attempt.prompt, *wish.says]))
     return Step(_move(state, "running", now, phase=STARTING, session=event.session,
@@ -18774,20 +18780,24 @@ def _prepare_start(state: TaskState, event: Starting, now: float) -> Step:
 
 
 def _start(state: TaskState, event: Started, now: float) -> Step:
+    """Note that the agent has started, and listen to it."""
     word = "resumed" if state.attempt.spoken else "started"
     return Step(_move(state, "running", now, spoken=True, client=event.client), LISTEN,
                 ((word, event.words),))
 
 
 def _resume(state: TaskState, event: Resumed, now: float) -> Step:
+    """Listen to the agent again."""
     return Step(state, LISTEN)
 
 
 def _take_result(state: TaskState, event: Spoke, now: float) -> Step:
+    """Check the work, now that the agent has answered."""
     return Step(_move(state, "checking", now, prompt=""), CHECK_WORK)
 
 
 def _ask(state: TaskState, event: Asked, now: float) -> Step:
+    """Ask a person, with the command that answers."""
     asked = []
     choices = False
     for question, labels in questions_in(event.request):
@@ -18801,17 +18811,20 @@ def _ask(state: TaskState, event: Asked, now: float) -> Step:
 
 
 def _answer(state: TaskState, event: Answered, now: float) -> Step:
+    """Let the agent continue after its question."""
     tells = (("answered", event.words),) if event.words else ()
     return Step(_move(state, "running", now), "", tells)
 
 
 def _tell(state: TaskState, event: Told, now: float) -> Step:
+    """Drop the messages that were delivered."""
     # More may have come since.
     return Step(change(state, says=state.wish.says[len(event.says):]), "",
                 (("told", "; ".join(event.says)),))
 
 
 def _sleep(state: TaskState, event: Event, now: float) -> Step:
+    """Note that the process of an asking agent has ended."""
     return Step(change(state, phase=ASLEEP, prompt=""))
 
 
@@ -18836,18 +18849,21 @@ def _lose(state: TaskState, event: Lost, now: float) -> Step:
 
 
 def _stall(state: TaskState, event: Stalled, now: float) -> Step:
+    """Resume an agent that is stuck; the second time, the try has failed."""
     to = "failed" if state.attempt.stalls else "waiting"
     return _close_with(state, Ruling(to, f"stalled: {event.how}", cause="stalled",
                                      ended="stalled"))
 
 
 def _expire(state: TaskState, event: Expired, now: float) -> Step:
+    """End a try that has reached its deadline."""
     reason = f"deadline of {show_span(state.task.deadline)} reached"
     return _close_with(state, replace(after_failure(state, reason, "deadline"),
                                       ended="deadline"))
 
 
 def _fail_api(state: TaskState, event: ApiFailed, now: float) -> Step:
+    """Wait until the model answers again, or park the task."""
     if event.is_final or state.attempt.api_errors + 1 >= API_ERRORS_LIMIT:
         return _close_with(state, Ruling("parked", event.text, cause=event.cause,
                                          ended="api_error"))
@@ -18856,6 +18872,7 @@ def _fail_api(state: TaskState, event: ApiFailed, now: float) -> Step:
 
 
 def _judge(state: TaskState, event: Checked, now: float) -> Step:
+    """Close the try by its verdict, ask its question, or send the work back to the agent."""
     ruling = judge(state, event.work, event.code, event.output)
     if ruling.to == "asking":
         asked = Asked("prose", ask_in_words(event.work.said))
@@ -18875,10 +18892,12 @@ def _judge(state: TaskState, event: Checked, now: float) -> Step:
 
 
 def _interrupt(state: TaskState, event: Interrupted, now: float) -> Step:
+    """Close the task because a person stops it."""
     return _close_with(state, Ruling("stopped", ended="stopped"))
 
 
 def _trouble(state: TaskState, event: Trouble, now: float) -> Step:
+    """Park the task with the reason; if it is over, only tell it."""
     if state.is_over:
         return Step(state, "", (("note", event.reason),))
     return _close_with(state, Ruling("parked", event.reason, cause=event.cause,
@@ -18886,11 +18905,13 @@ def _trouble(state: TaskState, event: Trouble, now: float) -> Step:
 
 
 def _refuse(state: TaskState, event: Refused, now: float) -> Step:
+    """Park the task without closing it, because even that fails."""
     state = _move(state, "parked", now, reason=event.reason, cause=event.cause, stopping=False)
     return Step(state, "", (("parked", event.reason),))
 
 
 def _close_with(state: TaskState, ruling: Ruling) -> Step:
+    """Return the step that closes a try with a ruling."""
     return Step(state, CLOSE, ruling=ruling)
 
 
@@ -18937,6 +18958,7 @@ def _next_try(state: TaskState, ruling: Ruling, now: float) -> dict[str, Any]:
 
 
 def _end_again(state: TaskState, event: EndedAgain, now: float) -> Step:
+    """Note whether the second attempt has ended all processes."""
     to, cause = ("parked", "still-alive") if event.left else ("stopped", "")
     reason = f"still running: {event.left}" if event.left else event.reason
     return Step(_move(state, to, now, reason=reason, cause=cause, stopping=False), "",
@@ -18947,6 +18969,7 @@ def _end_again(state: TaskState, event: EndedAgain, now: float) -> Step:
 
 
 def _say(state: TaskState, event: SayOrder, now: float) -> Step:
+    """Keep a person's message; a task that is over continues because of it."""
     state = change(state, says=(*state.wish.says, event.text))
     if state.is_over:
         state = _move(state, "waiting", now, open=False, failures=0)
@@ -18954,10 +18977,12 @@ def _say(state: TaskState, event: SayOrder, now: float) -> Step:
 
 
 def _take_answer(state: TaskState, event: AnswerOrder, now: float) -> Step:
+    """Keep a person's answer until it is delivered."""
     return Step(change(state, answer=event.answers))
 
 
 def _stop(state: TaskState, event: StopOrder, now: float) -> Step:
+    """Ask the task's thread to stop, or try again to end its processes."""
     if not state.is_over:
         return Step(change(state, stopping=True))
     if state.cause != "still-alive":
@@ -18966,6 +18991,7 @@ def _stop(state: TaskState, event: StopOrder, now: float) -> Step:
 
 
 def _retry(state: TaskState, event: RetryOrder, now: float) -> Step:
+    """Let a task that is over start its next try, with all its tries and rounds."""
     task = thaw_task(event.spec) or state.newer or state.task
     prompt = ""
     if event.fresh:
@@ -18981,6 +19007,7 @@ def _retry(state: TaskState, event: RetryOrder, now: float) -> Step:
 
 
 def _accept(state: TaskState, event: AcceptOrder, now: float) -> Step:
+    """Make the task done, or note why its branch could not be moved."""
     if not can_accept(state):
         return Step(state)
     if event.reason:
@@ -18989,14 +19016,17 @@ def _accept(state: TaskState, event: AcceptOrder, now: float) -> Step:
 
 
 def _forget(state: TaskState, event: ForgetOrder, now: float) -> Step:
+    """Hide the task."""
     return Step(change(state, forgotten=True))
 
 
 def _detach(state: TaskState, event: DetachOrder, now: float) -> Step:
+    """Let the task continue with the session that a person hands back."""
     return Step(_move(state, "waiting", now, prompt=ATTACHED_PROMPT, spoken=True, open=True))
 
 
 def _leave_place(state: TaskState, event: GoneOrder, now: float) -> Step:
+    """Note that a worktree was removed."""
     if event.git == state.place.git:
         return Step(change(state, prepared=False, git=""))
     # A workplace before a fresh start.
@@ -19005,12 +19035,14 @@ def _leave_place(state: TaskState, event: GoneOrder, now: float) -> Step:
 
 
 def _note_landing(state: TaskState, event: LandedOrder, now: float) -> Step:
+    """Note where the work has landed."""
     if event.kept != state.place.kept:
         return Step(state)
     return Step(change(state, landed=event.into, reason=f"landed on {event.into}", cause=""))
 
 
 def _evict(state: TaskState, event: EvictOrder, now: float) -> Step:
+    """Note why the work did not land."""
     if event.kept != state.place.kept:
         return Step(state)
     return Step(replace(state, reason=f"did not land: {event.why}", cause="landing"))
@@ -19034,11 +19066,13 @@ def _return(state: TaskState, event: ReturnOrder, now: float) -> Step:
 
 
 def _merge(state: TaskState, event: BranchMerged, now: float) -> Step:
+    """Make the task done: a person has merged its branch."""
     return Step(_move(state, "done", now, reason="merged"), "",
                 (("done", "its branch is merged"),))
 
 
 def _remove(state: TaskState, event: Removed, now: float) -> Step:
+    """Drop a task that left the task file before its first try."""
     if state.origin != "file" or state.attempt.tried:
         return Step(state)
     return Step(_move(state, "stopped", now, reason="removed from the task file",
@@ -19732,6 +19766,7 @@ class Folder:
         return run if isinstance(run, str) and re.fullmatch("[0-9a-f]{32}", run) else ""
 
     def _read(self, *names: str) -> dict[str, Any]:
+        """Return the object in a JSON file; empty if there is none."""
         content = self.world.read_part(self.place(*names), 0, STATE_LIMIT_BYTES)
         return parse_object(content) or {}
 
@@ -19923,6 +19958,7 @@ class Git:
         return self._run(["sh", "-c", script, program, *self._words[1:]], given)
 
     def _run(self, argv: Sequence[str], given: bytes) -> Ran:
+        """Run a program as git; raise Wanted if a person has stopped it."""
         ran = self.world.run_program(argv, environ=self._environ, seconds=GIT_SECONDS,
                                      given=given, hold=self.hold)
         if self.hold and ran.code and self.hold.is_over():
@@ -20397,6 +20433,7 @@ def _store_fresh(own: Git, tree: str, copies: Collection[str], fresh: Iterable[s
 
 
 def join_names(names: Iterable[str]) -> bytes:
+    """Return names as git reads them, each ended by a NUL."""
     return b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
 
 
@@ -20763,6 +20800,7 @@ class AgentProcess:
         return True
 
     def _feed(self, part: bytes, now: float) -> None:
+        """Read a part of its output, line by line."""
         begin = self.end - len(self._rest)
         self.end += len(part)
         self._rest = feed_lines(self.heard, self._rest + part, begin, now)
@@ -21572,6 +21610,7 @@ class TaskDesk:
         return self._supervisor.take(self.name, event)
 
     def _write(self, **changes: Any) -> TaskState:
+        """Change the state, first in its file."""
         return self._supervisor.write(self.name, **changes)
 
     def _remember(self, **changes: Any) -> TaskState:
@@ -21579,9 +21618,11 @@ class TaskDesk:
         return self._supervisor.remember(self.name, **changes)
 
     def _tell(self, word: str, text: str = "") -> None:
+        """Log and print an event of this task."""
         self._supervisor.tell(self.name, word, text)
 
     def _file(self, name: str) -> str:
+        """Return a file of the current try."""
         return self._folder.of_try(self.state, name)
 
     def _wait_for_git(self) -> None:
@@ -22008,6 +22049,7 @@ class TaskAgent(TaskDesk):
 
     @property
     def _agent_box(self) -> BoxPlan:
+        """The box of the agent."""
         return BoxPlan(self.state.task, self.state.place.worktree, "agent")
 
     def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:
@@ -22253,6 +22295,7 @@ class TaskWork(TaskPlace, TaskAgent):
         return actions[made.do]()
 
     def _listen(self) -> Event:
+        """Listen to the agent, after taking over one that is already there."""
         if not self._agent:
             self._take_over()
         return self._talk()
@@ -22320,6 +22363,7 @@ class TaskWork(TaskPlace, TaskAgent):
         return work
 
     def _fail_api(self, kind: str, result: Mapping[str, Any]) -> ApiFailed:
+        """Return the event for an error of the model's server."""
         text = clean_line(str(result.get("result") or result.get("errors") or ""))[:200]
         if result.get("terminal_reason") == PROMPT_TOO_LONG:
             return ApiFailed(f"too large for the model, split it: {text}", is_final=True,
@@ -22586,6 +22630,7 @@ class Supervisor:
             return state
 
     def _keep(self, state: TaskState) -> TaskState:
+        """Write a state to its file, then make it the current one."""
         if self._leaves:  # the next supervisor may already have the lock
             raise Asleep
         self.folder.write_state(state)
@@ -23220,6 +23265,7 @@ class Landing:
         copy_files(self._folder, sorted(paths), self._tree)
 
     def _pause(self, seconds: float) -> None:
+        """Wait a while; raise KeyboardInterrupt if the landing was stopped."""
         if self._is_over():
             raise KeyboardInterrupt
         self._world.sleep(seconds)
@@ -23322,6 +23368,7 @@ class Landing:
         return Git(self._world, git, top, self._hold)
 
     def _is_checked_out(self) -> bool:
+        """Tell whether the branch is checked out in any worktree."""
         listed = self._main.out("worktree", "list", "--porcelain").split("\n")
         return f"branch {self._ref}" in listed
 
@@ -29137,14 +29184,14 @@ def listen_for_page(world: World, gateway: Gateway, typed: int | None = None) ->
 
 # == commands/up.py, from line 63 =============================================
 #
-# `up`: everything in one step.
+# `up`: start everything in one step.
 
 @command("up", "do everything: find, load and serve models, run Claude Code", CONFIG_FILE,
          OUT, TRUST,
          Flag("--ui", "also open the dashboard"),
          group=START, examples=("up", "up --ui", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Namespace, world: World) -> int:
-    """Do the whole job. Messages go to standard error: standard output is Claude Code's."""
+    """Do everything. Messages go to standard error, because standard output is Claude Code's."""
     refuse_home(options, world)
     if options.passed and not world.which(CLAUDE):
         raise FleetError("claude-missing", "Claude Code is not on the PATH",
@@ -29159,7 +29206,7 @@ def cmd_up(options: Namespace, world: World) -> int:
 
     signals: list[str] = []
     with contextlib.ExitStack() as stops:
-        # What it refuses is told before models load.
+        # Refuse before models load, not after.
         start_gateway(world, fleet, key, out=workspace.out, stops=stops)
         if options.ui:
             page = listen_for_page(world, fleet.gateway)
@@ -29188,7 +29235,7 @@ def cmd_up(options: Namespace, world: World) -> int:
 
 
 def tell_tasks_left(world: World) -> None:
-    """Say which tasks of this repository go on after the gateway of an `up` has ended."""
+    """Say which tasks of this repository continue after `up` has ended its gateway."""
     with contextlib.suppress(FleetError):  # no repository
         folder = open_folder(world)
         names = [state.name for state in folder.read_states()[0].values() if state.is_active]
@@ -29201,7 +29248,7 @@ def tell_tasks_left(world: World) -> None:
 
 
 def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
-    """Return the fleet of the nearest file; where there is none, write one."""
+    """Return the fleet of the nearest file; if there is none, write one."""
     try:
         path = find_config(world, options.config)
     except FleetError:
@@ -29220,7 +29267,7 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
 
 
 def write_first_fleet(options: Namespace, world: World, path: str) -> None:
-    """Write a fleet file of what this machine has; refuse placeholders."""
+    """Write a fleet file from what this machine has; refuse placeholders."""
     nodes = with_this_machine(world, {})
     states = ask_machines(world, nodes)
     measured = read_measurements(Workspace(world, world.parent(path)))
@@ -29243,7 +29290,7 @@ def write_first_fleet(options: Namespace, world: World, path: str) -> None:
 
 
 def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
-    """Write what is generated, keep what a person has edited, and say what became of them."""
+    """Write the generated files except those that a person has edited, and say so."""
     changes = workspace.compare(fleet, renews=True)
     workspace.write([change for change in changes if change.action != "edited"])
     for word, actions in (("Wrote", ("created", "updated")), ("Removed", ("removed",)),
@@ -29257,11 +29304,11 @@ def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
             tell(workspace.world, clean_line(f"{word}: {some_of(paths)}.") + "\n")
 
 
-JOINED_MODELS = 4  # as many that are loaded without trouble are told in one line
+JOINED_MODELS = 4  # this many models that load without trouble get one line together
 
 
 def warm_for_session(fleet: Fleet, options: Namespace, world: World) -> None:
-    """Load every model; refuse to go on when nobody could answer the main session."""
+    """Load every model; refuse to continue if none could answer the main session."""
     lines: list[str] = []
     warmths = warm_fleet(fleet, options, world, busy_seconds=HUNG_SECONDS,
                          teller=Teller(lines.append, look_of(world, "stderr")))
@@ -29291,7 +29338,7 @@ def warm_for_session(fleet: Fleet, options: Namespace, world: World) -> None:
 
 
 def format_load(warmth: Warmth) -> str:
-    """Return which model was loaded where, and that not all of it is on the GPU."""
+    """Return which model was loaded where, and whether some of it is not on the GPU."""
     text = clean_line(f"{warmth.model.ollama_model} on {warmth.node.name}")
     if warmth.loaded and warmth.loaded.gpu_percent not in (None, 100):
         text += f" ({format_share(warmth.loaded)})"
@@ -29302,7 +29349,7 @@ def see_warmed(fleet: Fleet, warmths: Mapping[str, Warmth], world: World
                ) -> dict[str, NodeState]:
     """Return the states of a fleet's machines.
 
-    Who has just not answered is not asked again: that would take as long once more.
+    A machine that has just not answered is not asked again: that would take as long again.
     """
     states = {}
     for warmth in warmths.values():
@@ -29316,7 +29363,7 @@ def see_warmed(fleet: Fleet, warmths: Mapping[str, Warmth], world: World
 
 def tell_weakness(fleet: Fleet, main: Model, states: Mapping[str, NodeState], world: World
                   ) -> None:
-    """Say at each start what the main session's model lacks: nothing else there shows it."""
+    """Say at each start what the main session's model lacks, because nothing else shows it."""
     state = states[main.node]
     memory = {main.node: fleet.nodes[main.node].memory_gb or 0.0}
     for model in find_models(state.models, main.ollama_model):
@@ -29333,7 +29380,7 @@ def tell_weakness(fleet: Fleet, main: Model, states: Mapping[str, NodeState], wo
 
 def format_after_init(starter: Starter, states: Sequence[NodeState], again: str,
                       look: Look = PLAIN) -> str:
-    """Return what to type next, as fits what was found; `again` writes the file anew."""
+    """Return what to type next for what was found; `again` is the command that starts over."""
     silent = [state for state in states if not state.online]
     if starter.has_models:
         text = ""
@@ -29411,7 +29458,7 @@ def cmd_init(options: Namespace, world: World) -> int:
 
 
 def check_output(options: Namespace, world: World) -> str:
-    """Return where `init` writes, or refuse: no existing file is lost or hidden unasked."""
+    """Return where `init` writes; refuse to replace or hide an existing file without asking."""
     output = options.output or CONFIG_NAMES[0]
     if output == "-":
         raise FleetError("usage", "init: it writes a file, not to standard output",
@@ -29436,7 +29483,7 @@ def check_output(options: Namespace, world: World) -> str:
 
 
 def write_example(options: Namespace, world: World) -> int:
-    """Write an example as the fleet file and say what to do with it, or list them all."""
+    """Write an example as the fleet file and say what to do next; or list all examples."""
     if options.example == "list":
         rows = [(name, summary) for name, (summary, _) in EXAMPLES.items()]
         rows.append((TASKS_EXAMPLE, "tasks for agents in parallel: a tasks.yaml"))
@@ -29616,14 +29663,14 @@ EXAMPLES = {
                HYBRID_EXAMPLE),
 }
 TASKS_EXAMPLE = "tasks"  # which is made of the project it is written for
-# What the examples of the first versions were called.
+# Names of examples in earlier versions.
 EXAMPLE_ALIASES = {"ollama-laptop-only": "laptop", "claude-agents": "laptop",
                    "multi-node-cluster": "three-machines", "litellm-proxy": "three-machines"}
 
 
 # == commands/add.py, from line 23 ============================================
 #
-# `add`: one more machine.
+# `add`: add a machine.
 
 @command("add", "add a machine and its models to fleet.yaml",
          Flag("machine", "the machine: a name, and where its Ollama answers", "NAME=URL"),
@@ -29653,7 +29700,7 @@ def cmd_add(options: Namespace, world: World) -> int:
 
     kept = insert_node(world, config, path, text)
     world.out(clean_text(shown))
-    # That nothing asks the new models yet is no fault: the next command is about that.
+    # Nothing uses the new models yet, which is no problem: the next command changes that.
     known = {finding.what for finding in config.warnings}
     tell_findings([finding for finding in load_config(world, options.config).warnings
                    if finding.what not in known
@@ -29669,7 +29716,7 @@ def cmd_add(options: Namespace, world: World) -> int:
 # `worker`: open this machine to the fleet.
 
 class WorkerSetup(Record):
-    """How a system gets Ollama's settings: what to do, a line for each, and what ends it."""
+    """How Ollama gets its settings on a system: the first lines, one for each, the last lines."""
 
     before: str
     line: str
@@ -29740,7 +29787,7 @@ def format_setup(system: str, state: NodeState, reached: Sequence[NodeState]) ->
 
 
 def format_server(server: Mapping[str, Any], look: Look = PLAIN) -> str:
-    """Return what answers on this machine, and how it is opened where it is closed."""
+    """Return which server answers on this machine, and how to open it if it is closed."""
     state = server["node"]
     names = some_of([model.name for model in state.models], 5) or "no model"
     words = f"{state.runs} runs here ({state.endpoint}) with {names}"
@@ -29753,7 +29800,7 @@ def format_server(server: Mapping[str, Any], look: Look = PLAIN) -> str:
 
 
 def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
-    """Return everything `worker` has to say, the part to paste last."""
+    """Return everything that `worker` says; the part to paste comes last."""
     state = report["ollama"]
     text = ""
     if state.online:
@@ -29802,7 +29849,7 @@ def cmd_worker(options: Namespace, world: World) -> int:
     servers = look_for_servers(world, others, options.timeout)
     server = [here, *reached]
     if servers and not here.online:
-        findings = []  # there is no need of Ollama
+        findings = []  # Ollama is not needed
         server = servers[0]
     report = {
         "servers": [{"node": state, "open": [other.name for other in opened],
@@ -29825,8 +29872,8 @@ def find_ollama(world: World) -> str:
 
 
 def find_system(world: World, *, in_docker: bool) -> str:
-    """Return which of WORKER_SETUPS fits: how Ollama is run on this machine."""
-    if in_docker and world.which("docker"):  # it answers and is not installed
+    """Return the key of WORKER_SETUPS that fits the way Ollama runs on this machine."""
+    if in_docker and world.which("docker"):  # it answers, but is not installed
         return "docker"
     if sys.platform == "darwin":
         return "darwin"
@@ -29835,7 +29882,7 @@ def find_system(world: World, *, in_docker: bool) -> str:
 
 # == commands/recommend.py, from line 44 ======================================
 #
-# `recommend`: who should do what.
+# `recommend`: propose which model should do what.
 
 def format_recommendation(advised: Recommendation, look: Look = PLAIN) -> str:
     """Return who does what now and who would, on which numbers, and what is not known."""
@@ -29941,7 +29988,7 @@ def plan_tree(advised: Recommendation) -> dict[str, Any]:
             clouds = [heir for heir in now.fallback if fleet.models[heir].cloud]
             model = replace(planned[name], fallback=(*planned[name].fallback, *clouds))
             models[name] = _plan_entry(entry, now, model)
-        elif name in planned:  # another model gets the name of one that goes
+        elif name in planned:  # a new model gets the name of the one that it replaces
             models[name] = block["models"][name]
         elif now.cloud:
             heirs = [heir if heir in planned or fleet.models[heir].cloud else jobs[MAIN_JOB]
@@ -29961,7 +30008,7 @@ def plan_tree(advised: Recommendation) -> dict[str, Any]:
         if tier == "main":
             tiers[tier] = jobs[MAIN_JOB]
         elif name not in models:
-            del tiers[tier]  # the aliases tell it then
+            del tiers[tier]  # the aliases show it then
     if tiers or project.get("claude"):
         project["claude"] = tiers
     return {**tree, "project": project, "models": models, "agents": agents}
@@ -30126,7 +30173,7 @@ def show_generation(report: Mapping[str, Any], fleet: Fleet, changes: Sequence[C
 
 
 def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: Look) -> str:
-    """Return where work goes, and what is typed next."""
+    """Return which machine does what, and what to type next."""
     everything = "  subagent-fleet up\n"
     if targets != fleet.targets:
         lines = "".join(f"  subagent-fleet launch {name}\n" for name in targets
@@ -30149,7 +30196,7 @@ def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: 
 
 
 def parse_targets(options: Namespace) -> tuple[str, ...]:
-    """Return what was chosen, if anything."""
+    """Return the chosen targets, if there are any."""
     words = split_lists(options.target)
     other = OTHER_PROGRAM if FORMER_PROGRAMS.intersection(words) else ""
     check_names("target", words, TARGET_NAMES, "generate", other)
@@ -30158,7 +30205,7 @@ def parse_targets(options: Namespace) -> tuple[str, ...]:
 
 # == commands/env.py, from line 19 ============================================
 #
-# `env`: variables for a shell.
+# `env`: print variables for a shell.
 
 @command("env", "print Claude Code's environment for your shell", CONFIG, OUT,
          Flag("--show-key", "print the key even on a terminal"), TRUST,
@@ -30170,14 +30217,14 @@ def cmd_env(options: Namespace, world: World) -> int:
     workspace.read_key(fleet)  # without one there is nothing to print
     is_shown = options.show_key or not world.is_terminal()
 
-    # Only what the file keeps: a key of the environment stays where it is.
+    # Only the key in the file: a key from the environment stays there.
     world.write(render_environment(fleet, workspace.kept_key(fleet) if is_shown else None))
     return EXIT_OK
 
 
 # == commands/trust.py, from line 19 ==========================================
 #
-# `trust`: accept what a fleet file may do.
+# `trust`: have a person accept what a fleet file may do.
 
 @command("trust", "allow a fleet file to send data outside your networks", CONFIG,
          YES, Flag("--show", "only show what it would send and what you accepted"),
@@ -30185,7 +30232,7 @@ def cmd_env(options: Namespace, world: World) -> int:
          group=SET_UP, examples=("trust --show", "trust"),
          excludes=("forget show", "forget yes", "show yes"))
 def cmd_trust(options: Namespace, world: World) -> int:
-    """Show what is at stake and have a person accept it."""
+    """Show what the fleet file would send outside, and have a person accept it."""
     fleet = load_config(world, options.config).fleet
     source = fleet.document.source
     if options.forget or options.yes:
@@ -30204,7 +30251,7 @@ def cmd_trust(options: Namespace, world: World) -> int:
 
 # == commands/validate.py, from line 23 =======================================
 #
-# `validate`: is the fleet file right.
+# `validate`: check the fleet file and the task file.
 
 @command("validate", "check the config", CONFIG, Flag("--strict", "warnings are errors"),
          JSON, group=LOOK, examples=("validate", "validate --config - < fleet.yaml"))
@@ -30242,7 +30289,7 @@ def cmd_validate(options: Namespace, world: World) -> int:
 
 # == commands/discover.py, from line 33 =======================================
 #
-# `discover`: what the machines have.
+# `discover`: show what the machines have.
 
 _PRESENCE_ROLES = {"present": "ok", "missing": "bad", "unknown": "warn"}
 
@@ -30259,7 +30306,7 @@ def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> 
 
 
 def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
-    """Return what each node said of itself and its models, or why it said nothing."""
+    """Return what each node tells about itself and its models, or why it didn't answer."""
     text = ""
     for state in states.values():
         says = state.why
@@ -30277,7 +30324,7 @@ def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
 
 
 def _describe_model(model: NodeModel) -> str:
-    """Return what is known of a model: how large, what it was trained for, what it can do."""
+    """Return what is known about a model: its size, its context, its capabilities."""
     size = f"{model.size / 1e9:.1f} GB" if model.size else "size unknown"
     trained = f"trained for {model.trained_context}" if model.trained_context else ""
     parts = [size, model.parameters, model.quantization, trained, *(model.capabilities or ()),
@@ -30323,7 +30370,7 @@ def cmd_discover(options: Namespace, world: World) -> int:
 
 
 def format_scan(scan: Scan, look: Look = PLAIN) -> str:
-    """Return who was asked, and what was skipped."""
+    """Return which addresses were asked, and which were skipped."""
     sentences: list[Cell | str] = [
         Cell(f"Asked {count_of(scan.addresses, 'address')} that this machine has "
              "lately spoken with, or that Tailscale names.")]
@@ -30354,7 +30401,7 @@ def format_found(scan: Scan, known: Mapping[str, str], look: Look = PLAIN) -> st
 
 
 def discover_machines(options: Namespace, world: World) -> int:
-    """Show the machines that a scan finds, in the fleet or not; without a fleet, too."""
+    """Show the machines that a scan finds, even without a fleet."""
     fleet_name = None
     known = {}
     if options.config or has_config(world):
@@ -30390,7 +30437,7 @@ def report_scan(scan: Scan, known: Mapping[str, str]) -> dict[str, Any]:
 
 
 def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str, str]]:
-    """Return of each model whether its node has it: present, missing, or unknown."""
+    """Return for each model whether its node has it: present, missing or unknown."""
     words = {"node offline": "unknown", "model missing": "missing"}
     models = []
     for name, model in fleet.models.items():
@@ -30405,7 +30452,7 @@ def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str
 
 # == commands/status.py, from line 39 =========================================
 #
-# `status`: what the fleet does now.
+# `status`: show what the fleet is doing now.
 
 @command("status", "show which machines and models are ready, and who is working", CONFIG,
          OUT,
@@ -30422,7 +30469,7 @@ def cmd_status(options: Namespace, world: World) -> int:
 
 
 def format_away(sight: Sight) -> str:
-    """Return which models are beyond the house and what went there; nothing where none is."""
+    """Return which models are outside the house and what was sent there; "" without any."""
     fleet = sight.fleet
     names = [f"{model.name} ({split_endpoint(fleet.nodes[model.node].endpoint).host})"
              for model in fleet.models.values() if is_cloud(fleet, model)]
@@ -30438,7 +30485,7 @@ def format_away(sight: Sight) -> str:
 
 
 def format_status(sight: Sight, look: Look = PLAIN) -> str:
-    """Return what machines have and hold, who answers for each agent, and if all is ready."""
+    """Return each machine's models, which model answers each agent, and whether all is ready."""
     fleet = sight.fleet
     resting = {fleet.models[name].node for name, place in sight.places.items()
                if place.rests_seconds}
@@ -30492,7 +30539,7 @@ def _format_verdict(sight: Sight, look: Look) -> str:
 
 
 def _format_loaded(sight: Sight, look: Look) -> str:
-    """Return a table of the models in memory; what is not known of any has no column."""
+    """Return a table of the models in memory; a column without any values is left out."""
     headers = ("Machine", "Loaded", "Context", "On GPU", "Slots", "tok/s", "Unloads")
     rows = []
     for state in sight.states.values():
@@ -30517,7 +30564,7 @@ def _format_loaded(sight: Sight, look: Look) -> str:
 
 
 def _route_cell(sight: Sight, agent: Agent, look: Look) -> Cell:
-    """Return how ready an agent's model is, and who answers instead."""
+    """Return whether an agent's model is ready, and which model answers instead."""
     fleet = sight.fleet
     model = fleet.models[agent.model]
     route = sight.routes[model.name]
@@ -30541,7 +30588,7 @@ def _route_cell(sight: Sight, agent: Agent, look: Look) -> Cell:
 
 
 def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "") -> bool:
-    """Print what is so now; tell whether every route is ready."""
+    """Print the status; tell whether every route is ready."""
     workspace = open_workspace(options, world)
     seen = dict(run_together(world, plan_asking(workspace, fleet, options.timeout)))
     tasks = [{"name": row.name, "state": row.state}
@@ -30565,7 +30612,7 @@ def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "")
 
 
 def report_status(sight: Sight) -> dict[str, list[Any]]:
-    """Return what `--json` says of each model, and again of it for each agent."""
+    """Return what `--json` says about each model, and about the model of each agent."""
     fleet = sight.fleet
     models = {}
     for name, model in fleet.models.items():
@@ -30580,7 +30627,7 @@ def report_status(sight: Sight) -> dict[str, list[Any]]:
 
 # == commands/ui.py, from line 19 =============================================
 #
-# `ui`: show the page.
+# `ui`: show the dashboard.
 
 @command("ui", "show the fleet live, on a page in your browser", CONFIG, OUT,
          Flag("--port", "the page's port; 0: any", "PORT", {"type": parse_port}),
@@ -30606,11 +30653,11 @@ def cmd_ui(options: Namespace, world: World) -> int:
 
 # == commands/doctor.py, from line 32 =========================================
 #
-# `doctor`: what is wrong, and how to fix it.
+# `doctor`: say what is wrong, and how to fix it.
 
 def format_topic(topic: str, findings: Sequence[Finding], look: Look, *,
                  verbose: bool = False) -> str:
-    """Return what doctor says on a topic: how much of what, then all that is not right."""
+    """Return the block of a topic: a summary, then each finding that is not fine."""
     levels = [finding.level for finding in findings]
     worst = next((level for level in ("error", "warning", "ok") if level in levels), "")
     nouns = {"info": "note", "ok": "ok"}
@@ -30627,7 +30674,7 @@ def format_topic(topic: str, findings: Sequence[Finding], look: Look, *,
 
 def format_doctor(findings: Sequence[tuple[str, Finding]], verdict: str, look: Look, *,
                   fixed: Sequence[str], verbose: bool) -> str:
-    """Return doctor's report: what was fixed, a block for each topic, the verdict last."""
+    """Return doctor's report: what was fixed, a block for each topic, and the verdict."""
     blocks = []
     if fixed:
         blocks.append("".join(f"fixed: {clean_line(text)}\n" for text in fixed))
@@ -30679,7 +30726,7 @@ def cmd_doctor(options: Namespace, world: World) -> int:
 
 
 def fix_files(workspace: Workspace, facts: Facts) -> list[str]:
-    """Fix what nobody wrote by hand: old generated files, the key file's mode; say each."""
+    """Fix outdated generated files and the mode of the key file, and say so for each."""
     fixed = []
     if "env-readable" in facts.leaks:
         fixed.append(f"{facts.env_path}: only you may read it now")
@@ -30693,7 +30740,7 @@ def fix_files(workspace: Workspace, facts: Facts) -> list[str]:
 
 # == commands/logs.py, from line 40 ===========================================
 #
-# `logs`: requests, one a line.
+# `logs`: show requests, one on each line.
 
 @command("logs", "show the latest requests, and why some failed", CONFIG, OUT,
          Flag("--follow", "keep showing requests as they end, until Ctrl-C", short="-f"),
@@ -30734,7 +30781,7 @@ def cmd_logs(options: Namespace, world: World) -> int:
 
 
 def find_latest(workspace: Workspace, options: Namespace) -> tuple[list[Receipt], int]:
-    """Return the latest receipts that are wanted, and how many were read for it."""
+    """Return the latest receipts that match, and how many were read."""
     count = 0
     found: list[Receipt] = []
     for receipt in latest_receipts(workspace):
@@ -30746,13 +30793,13 @@ def find_latest(workspace: Workspace, options: Namespace) -> tuple[list[Receipt]
 
 
 def choose_wanted(receipts: Iterable[Receipt], options: Namespace) -> list[Receipt]:
-    """Return the receipts of a session, or all; of them those that failed, if asked for."""
+    """Return the receipts of a session or of all; only the failed ones if `--failed` says so."""
     wanted = [receipt for receipt in receipts if receipt.session.startswith(options.session)]
     return choose_failed(wanted) if options.failed else wanted
 
 
 def tell_all_read(workspace: Workspace, receipts: Sequence[Receipt], count: int) -> None:
-    """Say that none was chosen of all that were read, and what was not read."""
+    """Say that no receipt matched, how many were read, and what was not read."""
     world = workspace.world
     path = clean_line(workspace.path(RECEIPTS_FILE))
     if not count:
@@ -30766,11 +30813,11 @@ def tell_all_read(workspace: Workspace, receipts: Sequence[Receipt], count: int)
 
 
 def tell_node_logs(receipts: Iterable[Receipt], options: Namespace, world: World) -> None:
-    """Say where a machine's own log is, of those that refused what they were asked."""
+    """Say where the logs of the machines are that refused a request."""
     kinds = {"api_error", *REFUSAL_KINDS.values()}
     names = {tried.node for receipt in receipts for tried in receipt.failures
              if tried.why in kinds}
-    with contextlib.suppress(FleetError):  # without a valid fleet nobody knows what they run
+    with contextlib.suppress(FleetError):  # without a valid fleet it is not known what they run
         fleet = load_config(world, options.config).fleet
         for name in sorted(names & set(fleet.nodes)):
             backend = backend_of(fleet.nodes[name])
@@ -30780,14 +30827,14 @@ def tell_node_logs(receipts: Iterable[Receipt], options: Namespace, world: World
 
 # == commands/trace.py, from line 49 ==========================================
 #
-# `trace`: which machine served which agent.
+# `trace`: show which machine served which agent.
 
 _PLANNED_WORDS = {"yes": ("yes", "ok"), "fallback": ("fallback", "warn"), "no": ("no", "bad"),
                   "failed": ("failed", "bad"), "left": ("no", "bad"),
                   "unknown": ("not known", "warn")}
 _TRACE_HEADERS = ("Agent", "Model", "Machine", "Requests", "Waited", "First token", "tok/s",
                   "In", "Out", "As planned")
-# What a narrow terminal does without, the first to go first.
+# Columns that a narrow terminal leaves out, in this order.
 _TRACE_SPARES = ("First token", "Waited", "tok/s", "Out", "Requests", "In")
 
 
@@ -30819,7 +30866,7 @@ def format_trace(report: SessionReport, look: Look = PLAIN) -> str:
 
 
 def _trace_cells(served: Served, colours: Mapping[str, int]) -> list[object]:
-    """Return what one model on one machine did for an agent."""
+    """Return the cells for what one model on one machine did for an agent."""
     machine = Cell(served.node or "?")
     if served.node in colours:
         machine = Cell(served.node, f"machine {colours[served.node]}")
@@ -30831,7 +30878,7 @@ def _trace_cells(served: Served, colours: Mapping[str, int]) -> list[object]:
 
 
 def _tell_rereading(name: str, served: Served, look: Look) -> str:
-    """Return what an agent's machine had to read again and why, and whom it waited for."""
+    """Return what a machine had to read again for an agent and why, and what it waited for."""
     said = []
     if served.read_again_tokens:
         why = served.read_again_why.replace("pushed out",
@@ -30847,11 +30894,11 @@ def _tell_rereading(name: str, served: Served, look: Look) -> str:
 
 
 def _draw_branch(depths: Sequence[int], index: int, look: Look) -> tuple[str, str]:
-    """Return what stands before an agent's name in a tree, and on its further lines."""
+    """Return the branches before an agent's name in a tree, and before its other lines."""
     branch = stem = ""
-    gap = "" if look.columns < 80 else " "  # a name that breaks behind it is worse
+    gap = "" if look.columns < 80 else " "  # a name that wraps would be worse
     for depth in range(1, depths[index] + 1):
-        # Another hangs on the same branch if it comes before one that is nearer to the root.
+        # Another agent follows on this branch if it comes before one that is nearer to the root.
         later = next((other for other in depths[index + 1:] if other <= depth), 0)
         line, corner = ("│ ", "├") if later == depth else ("  ", "└")
         branch = stem + (corner + gap if look.marks else "  ")
@@ -30860,7 +30907,7 @@ def _draw_branch(depths: Sequence[int], index: int, look: Look) -> tuple[str, st
 
 
 def _format_planned(served: Served, state: str, now: float, look: Look) -> Cell:
-    """Return whether this was as planned, what happened instead, and what the agent does."""
+    """Return whether the agent was served as planned, what happened instead, and its state."""
     word, role = _PLANNED_WORDS[served.planned]
     words = f"{word}: {served.why}" if served.why else word
     if served.planned == "fallback":
@@ -30872,11 +30919,11 @@ def _format_planned(served: Served, state: str, now: float, look: Look) -> Cell:
 
 
 def _tell_session(report: SessionReport) -> str:
-    """Return a session in a sentence: what, when, how much, and whether anything left."""
+    """Return a session in a sentence: what, when, how much, and what left the house."""
     prompt = crop(clean_line(first_line(report.session.prompt)), 60)
     title = f'"{prompt}"' if prompt else f"Session {report.session.id}"
     began = show_moment(report.began, report.facts.now)
-    ended = show_moment(report.ended, report.facts.now)[-8:]  # without a date: began has it
+    ended = show_moment(report.ended, report.facts.now)[-8:]  # without the date
 
     served = [row for told in report.agents for row in told.served]
     requests = sum(row.requests for row in served)
@@ -30897,7 +30944,7 @@ _ANSWERS = {"yes": ("yes", "ok"), "no": ("no", "bad"), "unknown": ("not known", 
 
 
 def format_audit(report: SessionReport, look: Look = PLAIN) -> str:
-    """Return the questions and their answers, and the evidence of what is not plainly yes."""
+    """Return the questions and their answers, with the evidence for all but a plain yes."""
     audited = [told for told in report.agents if told.verdicts]
     if not audited:
         return "\nThere is no subagent to audit.\n"
@@ -30978,7 +31025,7 @@ def cmd_trace(options: Namespace, world: World) -> int:
 
 def choose_sessions(sessions: Sequence[SessionFile], options: Namespace, world: World
                     ) -> Sequence[SessionFile]:
-    """Return the sessions that were asked for; a task's by the task's name."""
+    """Return the requested sessions; a task's name stands for its session."""
     wanted = options.session
     if options.audit and options.since and sessions and not wanted:
         return sessions
@@ -31007,7 +31054,7 @@ def choose_sessions(sessions: Sequence[SessionFile], options: Namespace, world: 
 
 def list_session(session: SessionFile, tasks: Mapping[str, str], world: World
                  ) -> dict[str, Any]:
-    """Return what `--json` says of any session; `tasks` are the names of tasks by session."""
+    """Return what `--json` says about a session; `tasks` are task names by session."""
     prompt = first_line(read_first_prompt(world, session.path)) if session.path else ""
     return {"session": session.id, "task": tasks.get(session.id, ""),
             "prompt": crop(clean_line(prompt), 80), "ended": session.at,
@@ -31015,7 +31062,7 @@ def list_session(session: SessionFile, tasks: Mapping[str, str], world: World
 
 
 def list_sessions(sessions: Sequence[SessionFile], options: Namespace, world: World) -> int:
-    """Print the sessions there are, latest first, each with the beginning of its prompt."""
+    """Print all sessions, the latest first, each with the beginning of its prompt."""
     listed = sessions[:LISTED_SESSIONS]
     tasks = name_task_sessions(options, world)
     entries = [list_session(session, tasks, world) for session in listed]
@@ -31027,7 +31074,7 @@ def list_sessions(sessions: Sequence[SessionFile], options: Namespace, world: Wo
              "`subagent-fleet up` starts one.\n")
         return EXIT_OK
 
-    length = 8  # of a beginning of an id that no other has
+    length = 8  # the shortest beginning that no other id has
     while len({session.id[:length] for session in listed}) < len(listed):
         length += 4
     rows = [(entry["session"][:length], show_moment(entry["ended"], world.now()),
@@ -31085,7 +31132,7 @@ def cmd_warmup(options: Namespace, world: World) -> int:
 
 # == commands/exam.py, from line 62 ===========================================
 #
-# `bench --exam`: a model does this repository's own fixes.
+# `bench --exam`: have models redo this repository's own fixes.
 
 EXAM_WORDS = (
     Flag("--questions", "how many fixes to ask for; default: 10", "N",
@@ -31096,7 +31143,7 @@ EXAM_WORDS = (
 
 
 def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
-    """Find questions, ask them, say how the models did. Exit 1: not all could be asked."""
+    """Find questions, ask them, and show the scores. Exit 1: not all could be asked."""
     folder = open_tasks(open_folder(world))
     workspace = open_workspace(options, world)
     plan = plan_exam(folder, fleet, options)
@@ -31148,7 +31195,7 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
 
 
 def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
-    """Return what is asked, with the typed check, the task file's, or the usual one."""
+    """Return the plan of an exam, with the typed check, the task file's, or a usual one."""
     world = folder.world
     if options.task_check and not obeys(options.task_check, "check"):
         raise FleetError("usage", f"bench: --check: accepted: {RULES['check'].words}",
@@ -31187,14 +31234,14 @@ def find_examinees(fleet: Fleet, options: Namespace, world: World) -> list[Exami
 
 
 def leave_alone(fleet: Fleet, examinee: Examinee) -> Fleet:
-    """Return a fleet where one model does all: no agent or tier gives its work away."""
+    """Return a fleet with only one model, so that no agent or tier uses another."""
     return replace(fleet, models={model.name: model for model in examinee.models}, agents={},
                    claude=dict.fromkeys(TIERS, examinee.models[0].name))
 
 
 def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Namespace,
               world: World) -> None:
-    """Say what will be run, before anything is; a check that was not typed is asked for."""
+    """Show what will be run before it runs; a check that was not typed needs a yes."""
     sittings = plan.questions * plan.times
     *setup, check = map(clean_line, plan.commands)
     rows = [("Check", f"{check} ({plan.origin})"), *(("Setup", command) for command in setup)]
@@ -31220,7 +31267,7 @@ def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Namespace,
 
 def keep_scores(workspace: Workspace, fleet: Fleet, examinees: Sequence[Examinee],
                 results: Sequence[ExamResult]) -> None:
-    """Keep what `recommend` and `init` go by, beside other measurements of these models."""
+    """Keep the scores for `recommend` and `init`, with the other measurements of the models."""
     measured = read_measurements(workspace)
     scored = []
     for examinee, result in zip(examinees, results):
@@ -31236,7 +31283,7 @@ def keep_scores(workspace: Workspace, fleet: Fleet, examinees: Sequence[Examinee
 
 def format_exam(exam: Exam, examinees: Sequence[Examinee], results: Sequence[ExamResult],
                 look: Look = PLAIN) -> str:
-    """Return how each model did, whom that tells apart, and what each question came to."""
+    """Return the score of each model, which models really differ, and each question's result."""
     rows = []
     for result in results:
         score = result.score
@@ -31270,7 +31317,7 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], results: Sequence[Exa
 
 
 def format_questions(exam: Exam, examinees: Sequence[Examinee], look: Look) -> str:
-    """Return what came of each question, and what the check said last of those just asked."""
+    """Return the result of each question, and the check's last words for those just asked."""
     rows = []
     for fix in exam.fixes:
         row = [fix.commit[:10], clean_line(first_line(fix.message))[:60]]
@@ -31297,7 +31344,7 @@ def report_exam(fleet: Fleet, exam: Exam, results: Sequence[ExamResult]) -> dict
 
 # == commands/bench.py, from line 45 ==========================================
 #
-# `bench`: what a model can.
+# `bench`: measure what models can do.
 
 @command("bench", "measure what each model can do: speed, tool calls, context", CONFIG, OUT,
          Flag("--model", "only this one, of the file or of a machine", "MODEL",
@@ -31327,7 +31374,7 @@ def cmd_bench(options: Namespace, world: World) -> int:
 
 
 def plan_courses(fleet: Fleet, options: Namespace, world: World) -> list[Course]:
-    """Return what each model is asked, once where two are one."""
+    """Return a course for each model; two keys of the same model share one."""
     seed = world.token(4)
     courses: dict[tuple[str, str, int], Course] = {}
     for model, state, held in find_chosen(fleet, options, world):
@@ -31345,10 +31392,10 @@ def plan_courses(fleet: Fleet, options: Namespace, world: World) -> list[Course]
 
 
 def run_courses(workspace: Workspace, courses: Sequence[Course]) -> None:
-    """Run courses, one after the other on a node; however it ends, keep what was measured."""
+    """Run courses, one at a time on each node; keep what was measured, however it ends."""
     world = workspace.world
     saved: list[Measurement] = []
-    groups: dict[str, list[Course]] = {}  # by node: two at once would measure each other
+    groups: dict[str, list[Course]] = {}  # by node: two at once would slow each other down
     for course in courses:
         groups.setdefault(course.node.name, []).append(course)
     jobs = {name: lambda group=group: [course.run(world) for course in group]
@@ -31421,7 +31468,7 @@ def cmd_serve(options: Namespace, world: World) -> int:
          examples=("launch claude", "launch claude -- -p 'say hi'",
                    "launch codex -- exec 'say hi'"), passes="ARGS")
 def cmd_launch(options: Namespace, world: World) -> int:
-    """Run a program on the fleet; its exit code is ours."""
+    """Run a program on the fleet, and exit with its code."""
     check_names("program", [options.program], ("claude", *HARNESSES), "launch",
                 OTHER_PROGRAM)
     try:
@@ -31444,7 +31491,7 @@ def cmd_launch(options: Namespace, world: World) -> int:
 
 def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options: Namespace,
                    ) -> int:
-    """Bring a program's files up to date, see that the fleet is served, run it to its end."""
+    """Update a program's files, make sure that a gateway answers, run the program to its end."""
     world = workspace.world
     program = world.which(harness.program)
     if not program:
@@ -31469,7 +31516,7 @@ def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options
 
 
 def refuse_tracked(workspace: Workspace, harness: Harness) -> None:
-    """Refuse to start a program in a directory from a checkout: all in it is obeyed."""
+    """Refuse to start a program with settings that git tracks: it would obey all of them."""
     world = workspace.world
     listed = world.run_git(["ls-files", "--", harness.directory()], workspace.out,
                            seconds=1.0)
@@ -31483,7 +31530,7 @@ def refuse_tracked(workspace: Workspace, harness: Harness) -> None:
 
 # == commands/run.py, from line 29 ============================================
 #
-# `run`: have tasks done.
+# `run`: run tasks.
 
 @command("run", "run tasks in parallel, each in its own worktree",
          Flag("words", "only these tasks, or new ones: NAME:PROMPT, or a quoted prompt",
@@ -31499,7 +31546,7 @@ def refuse_tracked(workspace: Workspace, harness: Harness) -> None:
          examples=("run", "run 'a:fix the login' 'b:add tests' --check 'make test'",
                    "run --max 2"), excludes=("everywhere task_file",))
 def cmd_run(options: Namespace, world: World) -> int:
-    """Supervise until nothing can go on. Exit 1: a task has failed, or waits for a person."""
+    """Run tasks until none can continue. Exit 1: a task has failed, or waits for a person."""
     is_new = any(" " in word.strip() or ":" in word for word in options.words)
     if options.everywhere and is_new:
         raise FleetError("usage", "run: --all takes no new tasks: each would be added to "
@@ -31526,7 +31573,7 @@ def cmd_run(options: Namespace, world: World) -> int:
 
 
 def take_locks(found: Sequence[RunJob], options: Namespace, world: World) -> list[RunJob]:
-    """Return the repositories that nobody else supervises."""
+    """Return the repositories whose lock is free, after taking it."""
     jobs = [job for job in found if job.take_lock()]
     for job in found if options.everywhere else ():
         if not job.lock:
@@ -31536,13 +31583,13 @@ def take_locks(found: Sequence[RunJob], options: Namespace, world: World) -> lis
 
 
 def has_work(job: RunJob) -> bool:
-    """Tell whether any of the tasks that are meant is not over."""
+    """Tell whether any of the tasks to run is not over."""
     return any(not state.is_over and (not job.only or name in job.only)
                for name, state in see_states(job.folder, job.orders)[0].items())
 
 
 def go_on_behind(jobs: Sequence[RunJob], world: World) -> bool:
-    """Go on in the background; False for who has typed this, and finds the tasks there."""
+    """Continue in the background: True in the background process, False in the terminal."""
     for job in jobs:
         job.hand_in()
     log = jobs[0].folder.place("run.log")
@@ -31554,7 +31601,7 @@ def go_on_behind(jobs: Sequence[RunJob], world: World) -> bool:
 
 
 def prepare_runs(folders: Iterable[Folder], options: Namespace) -> list[RunJob]:
-    """Return the repositories to work in; with `--all`, say why others cannot be used."""
+    """Return the repositories to work in; with `--all`, say why others can't be used."""
     jobs = []
     for folder in folders:
         try:
@@ -31567,10 +31614,10 @@ def prepare_runs(folders: Iterable[Folder], options: Namespace) -> list[RunJob]:
 
 
 def hand_over(job: RunJob, options: Namespace, world: World) -> int:
-    """Hand typed tasks to the supervisor that lives, and follow them until they end.
+    """Hand typed tasks to the running supervisor, and follow them until they end.
 
-    Where it ends before it has taken them up, the job gets the lock, and its tasks
-    are not lost.
+    If that supervisor ends before it has taken them, this job takes the lock, so that its
+    tasks are not lost.
     """
     folder = job.folder
     if not job.typed and (job.only or not options.most):
@@ -31609,7 +31656,7 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
 
 
 def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: World) -> int:
-    """Let the supervisors work to the end, or until a signal; say what it came to."""
+    """Let the supervisors work to the end or until a signal, then print the summary."""
     stops: list[str] = []
     world.on_stop(stops.append)
     changed = threading.Condition()
@@ -31645,7 +31692,7 @@ def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: Worl
 
 
 def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
-    """Do what can be done in a repository; of several, one where that fails is given up."""
+    """Do what can be done in a repository; after an error, give it up if there are others."""
     try:
         return bool(job.supervisor.advance())
     except FleetError as error:
@@ -31659,7 +31706,7 @@ def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
 
 # == commands/tasks.py, from line 59 ==========================================
 #
-# `tasks`: how tasks stand.
+# `tasks`: show tasks and their states.
 
 @command("tasks", "show every task: what it does, waits for or asks",
          replace(MAYBE_TASK, note="show one task in detail"),
@@ -31708,7 +31755,7 @@ def show_tasks(folders: Sequence[Folder], options: Namespace, world: World) -> N
 
 
 def report_row(row: TaskRow) -> dict[str, Any]:
-    """Return what `--json` says of a task; `try` is no name in Python."""
+    """Return what `--json` says about a task; `try` can't be a name in Python."""
     return {name.rstrip("_"): value for name, value in vars(row).items()}
 
 
@@ -31726,7 +31773,7 @@ def show_sight(folder: Folder, sight: TaskSight, world: World) -> None:
 
 
 def show_group(folder: Folder, options: Namespace) -> bool:
-    """Print the twins of a task side by side; False: it has none."""
+    """Print the twins of a task side by side; return False if it has none."""
     world = folder.world
     sight = see_folder(folder, options)
     rows = [row for row in plan_task_rows(sight) if row.group == options.task]
@@ -31751,17 +31798,17 @@ def show_group(folder: Folder, options: Namespace) -> bool:
 
 
 def count_tokens(folder: Folder, state: TaskState) -> int:
-    """Return the tokens that a task has read and written in all its tries, by its receipts."""
+    """Return the tokens that a task has read and written in all its tries."""
     receipts = [folder.read_receipt(state, number)
                 for number in range(state.attempt.first + 1, state.attempt.tried + 1)]
-    # `input` and `output`: as an older program called them.
+    # `input` and `output` are the names in receipts of earlier versions.
     words = ("input_tokens", "output_tokens", "input", "output")
     return sum(int(row.get(word) or 0) for receipt in receipts
                for row in receipt.get("served") or [] for word in words)
 
 
 def suggest_forget(tasks: Mapping[str, TaskState]) -> str:
-    """Return what shortens a list of many tasks that are done and tidied away; or nothing."""
+    """Return the command that shortens a list with many done and tidied tasks; or nothing."""
     names = [name for name, state in tasks.items()
              if state.state == "done" and not state.place.git and not state.wish.forgotten]
     if len(names) < TIDIED_LIMIT:
@@ -31794,7 +31841,7 @@ def show_task(folder: Folder, name: str, options: Namespace) -> None:
 
 def list_keys(folder: Folder, state: TaskState,
               options: Namespace) -> list[tuple[str, Any, str]]:
-    """Return (key, value, where that was said) of what holds for a task."""
+    """Return (key, value, where it comes from) for each key of a task."""
     origins = dict.fromkeys(freeze(state.task), "when it was added")
     with contextlib.suppress(FleetError):
         origins.update(know_tasks(folder, options, needs_fleet=False).plan.origins.get(
@@ -31806,7 +31853,7 @@ def list_keys(folder: Folder, state: TaskState,
 
 def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
                         tries: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
-    """Return one task in detail: its state, its keys with their origin, its tries."""
+    """Return one task in detail: its state, its keys and their origins, its tries."""
     lines = [(name.replace("_", " "), clean_line(str(getattr(row, name)))) for name in (
         "state", "reason", "now", "agent", "alias", "runs_on", "branch", "worktree", "session",
         "confined", "port", "fix") if getattr(row, name)]
@@ -31829,7 +31876,7 @@ def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
 
 
 def describe_try(receipt: Mapping[str, Any]) -> str:
-    """Return in one line what a try came to."""
+    """Return the result of a try in one line."""
     words = [f"{receipt.get('verdict')}: {receipt.get('reason')}".removesuffix(": "),
              f"ended by {receipt.get('ended')}"]
     if receipt.get("rung"):
@@ -31855,7 +31902,7 @@ def describe_try(receipt: Mapping[str, Any]) -> str:
 
 
 def show_key(word: str, value: object) -> str:
-    """Return the value of a task's key as people read it."""
+    """Return the value of a task's key for people."""
     if isinstance(value, int) and keys_of(TaskSpec)[word].rule is RULES["span"]:
         return show_span(value)
     return ", ".join(value) if isinstance(value, tuple) else str(value)
@@ -31931,7 +31978,7 @@ def cmd_task_answer(options: Namespace, world: World) -> int:
 
 
 def show_questions(states: Sequence[TaskState], world: World) -> int:
-    """Print what is asked, with numbers to answer by."""
+    """Print the open questions, with a number for each choice."""
     asked = {state.name: questions_in(state.wish.question.get("request") or {})
              for state in states}
     if not asked:
@@ -31950,9 +31997,9 @@ def show_questions(states: Sequence[TaskState], world: World) -> int:
 def order_tasks(command: str, options: Namespace, world: World,
                 words: Callable[[Folder, TaskState], Mapping[str, Any]] = lambda *_: {}
                 ) -> int:
-    """Ask something of the tasks that were named, and say what has become of each.
+    """Send an order to the tasks that were named, and print the result for each.
 
-    `words` is what else the order says.
+    `words` returns the other keys of the order.
     """
     folder = open_tasks(open_folder(world))
     states = match_tasks(folder, options, f"task {command}")
@@ -31974,7 +32021,7 @@ def order_tasks(command: str, options: Namespace, world: World,
 
 
 def explain_refusal(command: str, state: TaskState) -> str:
-    """Return why an order means nothing to a task, and what to type; "" where it does."""
+    """Return why a task can't take an order, and what to type; "" if it can."""
     name = state.name
     if command == "say":
         return ""
@@ -31994,7 +32041,7 @@ def explain_refusal(command: str, state: TaskState) -> str:
 
 def describe_outcome(order: Mapping[str, Any], state: TaskState, now: TaskState
                      ) -> tuple[str, str, bool]:
-    """Return in a word and a text what an order came to, and whether that is good."""
+    """Return the result of an order: a word, a text, and whether that is good."""
     command = order["do"]
     if command == "say":
         text, is_live = shorten(order["text"]), state.has_agent or state.asleep
@@ -32038,7 +32085,7 @@ def cmd_task_stop(options: Namespace, world: World) -> int:
          group=WORK, examples=("task retry parser", "task retry parser --say 'keep it short'",
                                "task retry 'jwt-*' --fresh"))
 def cmd_task_retry(options: Namespace, world: World) -> int:
-    known: list[KnownTasks] = []  # read once: standard input cannot be read again
+    known: list[KnownTasks] = []  # read only once, because standard input can't be read again
 
     def words(folder: Folder, state: TaskState) -> dict[str, Any]:
         spec = None
@@ -32113,7 +32160,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
         serve_for_tasks(folder, fleet, options)
         key = workspace_of(fleet, options, world).read_key(fleet)
 
-    # Nothing has changed until here. Where this is held, the task is not started.
+    # Nothing has changed so far. While this lock is held, the task does not start.
     hold = world.hold(folder.of_task(name, "attached"))
     if hold is None:
         raise FleetError("attached", f"{name} is open in another terminal",
@@ -32141,7 +32188,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
 
 
 def leave_session(folder: Folder, begun: TaskState, options: Namespace) -> None:
-    """Hand the session back to the task that was stopped for it, and say what comes next."""
+    """Hand the session back to the task that was stopped for it, and say what happens next."""
     name = begun.name
     if begun.is_over:
         folder.world.err(f"{name} is {begun.state}, as before. To let its agent continue: "
@@ -32156,7 +32203,7 @@ def leave_session(folder: Folder, begun: TaskState, options: Namespace) -> None:
 
 # == commands/task_log.py, from line 31 =======================================
 #
-# `task log`: what a task has said and done.
+# `task log`: show what a task's agent has said and done.
 
 LOG_FILES = {"setup": "setup.log", "check": "check-0.log", "stderr": "err",
              "landing": "landing.log", "raw": "out.jsonl"}
@@ -32205,14 +32252,14 @@ def cmd_task_log(options: Namespace, world: World) -> int:
 
 
 def find_log(folder: Folder, state: TaskState, kind: str) -> str:
-    """Return the log of a try, the last one of that kind."""
+    """Return the last log of one kind of a try."""
     name = LOG_FILES[kind]
     later = folder.world.paths_below(folder.of_try(state, ""), name.replace("0", "[0-9]*"))
     return max([folder.of_try(state, name), *later], key=lambda path: (len(path), path))
 
 
 def explain_log(folder: Folder, state: TaskState, kind: str) -> str:
-    """Return what a log that is empty does not say, and which one has something."""
+    """Return why a log is empty, and which other log is not."""
     text = ""
     if kind == "check" and state.attempt.checks:
         text = (f" `{clean_line(state.task.check or '')}` printed nothing (exit "
@@ -32227,7 +32274,7 @@ def explain_log(folder: Folder, state: TaskState, kind: str) -> str:
 
 
 def format_plain_line(line: bytes) -> list[str]:
-    """Return a line of a log that is any program's."""
+    """Return a line of the log of any program."""
     return [line.decode("utf-8", "replace")]
 
 
@@ -32246,7 +32293,7 @@ def format_run_event(line: bytes) -> list[str]:
 
 
 def format_agent_line(line: bytes) -> list[str]:
-    """Return lines of what an agent has said or done; none for what is not worth it."""
+    """Return the lines for an event of an agent; none if it is of no interest."""
     event = parse_object(line) or {}
     kind = event.get("type")
     known = {
@@ -32266,14 +32313,14 @@ def format_agent_line(line: bytes) -> list[str]:
 
 
 def describe_api_retry(event: Mapping[str, Any]) -> str:
-    """Return why Claude Code asks again; of a server that is gone it knows nothing (2.1.327)."""
+    """Return why Claude Code retries; it does not know if the server is gone (2.1.327)."""
     words = [str(event[word]) for word in ("error_status", "error")
              if event.get(word) not in (None, "unknown")]
     return " ".join(words) or "no answer from the server"
 
 
 def _format_block(block: object) -> str:
-    """Return one line for a part of what an agent, or a tool, has said."""
+    """Return one line for a block of a message of an agent or a tool."""
     kind = read_field(block, "type")
     if not isinstance(block, dict) or kind not in ("text", "tool_use", "tool_result"):
         return ""
@@ -32291,7 +32338,7 @@ def _format_block(block: object) -> str:
 
 # == commands/task_diff.py, from line 23 ======================================
 #
-# `task diff`: what a task has changed.
+# `task diff`: show what a task has changed.
 
 @command("task diff", "show what a task has changed, untracked files included", NAMED_TASK,
          Flag("--stat", "only which files, and how much"), group=WORK,
@@ -32323,7 +32370,7 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
 
 # == commands/task_land.py, from line 30 ======================================
 #
-# `task land`: merge what is done, check it as a whole, move the branch.
+# `task land`: merge finished work, check it as a whole, move the branch.
 
 INTO = Flag("--into", "the branch that moves; default: the one you are on", "BRANCH",
             {"default": ""})
@@ -32392,7 +32439,7 @@ def explain_idle(names: Sequence[str], states: Mapping[str, TaskState]) -> list[
 
 # == commands/task_tidy.py, from line 30 ======================================
 #
-# `task tidy`: drop worktrees that are no longer needed.
+# `task tidy`: remove worktrees that are no longer needed.
 
 @command("task tidy", "remove worktrees of finished tasks, where nothing is lost",
          replace(TASK_PATTERNS, more={"nargs": "*", "default": []}),
@@ -32424,7 +32471,7 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
 
 
 def tidy_branch(folder: Folder, state: TaskState, *, is_dry: bool) -> list[Tidying]:
-    """Remove the branch of a worktree that went earlier, if it is merged by now."""
+    """Remove the branch of a worktree that was removed earlier, if it is merged now."""
     main, place = git_of(folder), state.place
     tip = droppable_tip(main, state)
     if tip and not is_dry:
@@ -32434,12 +32481,12 @@ def tidy_branch(folder: Folder, state: TaskState, *, is_dry: bool) -> list[Tidyi
 
 
 def older_of(state: TaskState) -> list[TaskState]:
-    """Return a task as it was before each fresh start: with another branch and worktree."""
+    """Return a task as it was before each fresh start, with its old branch and worktree."""
     return [replace(state, place=replace(place, kept="")) for place in state.old]
 
 
 def format_tidying(rows: Sequence[Tidying], look: Look = PLAIN, *, is_dry: bool) -> str:
-    """Return what becomes of each worktree."""
+    """Return a line for each worktree: removed, or skipped and why."""
     width = max((width_of(row.name) for row in rows), default=0)
     text = ""
     for row in rows:
@@ -32498,9 +32545,9 @@ def cmd_clean(options: Namespace, world: World) -> int:
 
 
 def tell_served(workspace: Workspace, options: Namespace) -> None:
-    """Warn of a gateway that still uses the key."""
+    """Warn about a gateway that still uses the key."""
     world = workspace.world
-    with contextlib.suppress(FleetError):  # no fleet, no key: nobody can serve with it
+    with contextlib.suppress(FleetError):  # no fleet, so no gateway can use its key
         fleet = load_config(world, options.config).fleet
         if find_gateway(world, fleet, workspace.read_key(fleet)):
             tell(world, f"The gateway at {gateway_url(fleet.gateway)} still uses the key that "
@@ -32570,7 +32617,7 @@ def cmd_plugins_install(options: Namespace, world: World) -> int:
 
 
 def skills_workspace(options: Namespace, world: World) -> Workspace:
-    """Return the directory whose skills are meant: the project's, or the person's home."""
+    """Return the directory for skills: the project's, or the person's home."""
     if not options.user:
         return open_workspace(options, world)
     if world.environ.get("CLAUDE_CONFIG_DIR"):
@@ -32583,7 +32630,7 @@ def skills_workspace(options: Namespace, world: World) -> Workspace:
 
 def write_bundle(workspace: Workspace, target: str, wanted: Mapping[str, bytes],
                  options: Namespace) -> None:
-    """Write files that are not of a fleet, by the same rule: what is a person's stays."""
+    """Write files that belong to no fleet; a file that a person has edited stays as it is."""
     changes = workspace.compare_files(wanted, target)
     edited = paths_that(changes, "edited")
     if edited and not options.force:
@@ -32599,17 +32646,17 @@ def write_bundle(workspace: Workspace, target: str, wanted: Mapping[str, bytes],
 #
 # `install`: put the command on the PATH.
 
-# The second line of the command that `install` writes; Python keeps an import's bytecode.
+# The second line of the command that `install` writes. It imports: Python caches the bytecode.
 LAUNCHER = """\
 #!/usr/bin/env python3
 import sys; sys.path[0] = {}; import subagent_fleet; subagent_fleet.main_and_end()
 """
 
 
-SHORT_NAME = "flt"  # the same command, where no other program has this name
+SHORT_NAME = "flt"  # the same command, unless another program has this name
 
 
-# Where a line counts for new terminals, by the shell.
+# The file that each shell reads in new terminals.
 START_FILES = {"zsh": "~/.zshrc", "bash": "~/.bashrc", "fish": "~/.config/fish/config.fish"}
 
 
@@ -32637,7 +32684,7 @@ def cmd_install(options: Namespace, world: World) -> int:
 
     source = read_own_source(world, "install")
     copy = world.path(place, "subagent_fleet.py")
-    if kind == "absent" and not world.which(SHORT_NAME):  # else another program has it
+    if kind == "absent" and not world.which(SHORT_NAME):  # otherwise another program has it
         commands.append(short)
     world.replace_files([(copy, source, 0o644),
                          *((path, launcher, 0o755) for path in commands)])
@@ -32655,7 +32702,7 @@ def cmd_install(options: Namespace, world: World) -> int:
 
 
 def remove_install(world: World, commands: Sequence[str]) -> int:
-    """Remove all that this program wrote outside of projects, but no worktree of a task."""
+    """Remove everything that this program wrote outside of projects, except worktrees of tasks."""
     home = Workspace(world, world.home)
     taught = home.compare(None, tuple(target.name for target in TAUGHT))
     mine = [change for change in taught if change.action != "edited"]
@@ -32665,7 +32712,7 @@ def remove_install(world: World, commands: Sequence[str]) -> int:
         remove_files(home, mine, is_all=len(mine) == len(taught))
 
     kinds = ["cache"]
-    if not worktrees:  # else the command stays, too: `task tidy` is still to be typed
+    if not worktrees:  # otherwise the command stays, too, because `task tidy` must still be typed
         kinds += ["data", "state"]
         for command in commands:
             count += world.kind_of(command, follow=False) == "file"
@@ -32690,7 +32737,7 @@ def remove_install(world: World, commands: Sequence[str]) -> int:
 
 
 def remove_user_files(world: World, kind: str) -> int:
-    """Remove what this program keeps in a place of the user; return how many files."""
+    """Remove this program's files from a directory of the user; return how many there were."""
     place = world.user_place(kind)
     count = 0
     for pattern in USER_FILES[kind]:
@@ -32706,7 +32753,7 @@ def remove_user_files(world: World, kind: str) -> int:
 
 
 def format_held(world: World, worktrees: Sequence[str]) -> str:
-    """Return which repositories still have worktrees of tasks, and what to type in them."""
+    """Return the repositories that still have worktrees of tasks, and what to type there."""
     lines = []
     for worktree in worktrees:
         _, repository, _ = read_mark(world, world.path(worktree, ".git"))

@@ -1,4 +1,4 @@
-"""`add`: one more machine."""
+"""`add`: add a machine."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -48,7 +48,7 @@ def cmd_add(options: Namespace, world: World) -> int:
 
     kept = insert_node(world, config, path, text)
     world.out(clean_text(shown))
-    # That nothing asks the new models yet is no fault: the next command is about that.
+    # Nothing uses the new models yet, which is no problem: the next command changes that.
     known = {finding.what for finding in config.warnings}
     tell_findings([finding for finding in load_config(world, options.config).warnings
                    if finding.what not in known

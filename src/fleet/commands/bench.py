@@ -1,4 +1,4 @@
-"""`bench`: what a model can."""
+"""`bench`: measure what models can do."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -70,7 +70,7 @@ def cmd_bench(options: Namespace, world: World) -> int:
 
 
 def plan_courses(fleet: Fleet, options: Namespace, world: World) -> list[Course]:
-    """Return what each model is asked, once where two are one."""
+    """Return a course for each model; two keys of the same model share one."""
     seed = world.token(4)
     courses: dict[tuple[str, str, int], Course] = {}
     for model, state, held in find_chosen(fleet, options, world):
@@ -88,10 +88,10 @@ def plan_courses(fleet: Fleet, options: Namespace, world: World) -> list[Course]
 
 
 def run_courses(workspace: Workspace, courses: Sequence[Course]) -> None:
-    """Run courses, one after the other on a node; however it ends, keep what was measured."""
+    """Run courses, one at a time on each node; keep what was measured, however it ends."""
     world = workspace.world
     saved: list[Measurement] = []
-    groups: dict[str, list[Course]] = {}  # by node: two at once would measure each other
+    groups: dict[str, list[Course]] = {}  # by node: two at once would slow each other down
     for course in courses:
         groups.setdefault(course.node.name, []).append(course)
     jobs = {name: lambda group=group: [course.run(world) for course in group]

@@ -57,9 +57,9 @@ def cmd_clean(options: Namespace, world: World) -> int:
 
 
 def tell_served(workspace: Workspace, options: Namespace) -> None:
-    """Warn of a gateway that still uses the key."""
+    """Warn about a gateway that still uses the key."""
     world = workspace.world
-    with contextlib.suppress(FleetError):  # no fleet, no key: nobody can serve with it
+    with contextlib.suppress(FleetError):  # no fleet, so no gateway can use its key
         fleet = load_config(world, options.config).fleet
         if find_gateway(world, fleet, workspace.read_key(fleet)):
             tell(world, f"The gateway at {gateway_url(fleet.gateway)} still uses the key that "

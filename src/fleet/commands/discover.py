@@ -1,4 +1,4 @@
-"""`discover`: what the machines have."""
+"""`discover`: show what the machines have."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -45,7 +45,7 @@ def format_presence(models: Iterable[Mapping[str, str]], look: Look = PLAIN) -> 
 
 
 def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
-    """Return what each node said of itself and its models, or why it said nothing."""
+    """Return what each node tells about itself and its models, or why it didn't answer."""
     text = ""
     for state in states.values():
         says = state.why
@@ -63,7 +63,7 @@ def format_details(states: Mapping[str, NodeState], look: Look = PLAIN) -> str:
 
 
 def _describe_model(model: NodeModel) -> str:
-    """Return what is known of a model: how large, what it was trained for, what it can do."""
+    """Return what is known about a model: its size, its context, its capabilities."""
     size = f"{model.size / 1e9:.1f} GB" if model.size else "size unknown"
     trained = f"trained for {model.trained_context}" if model.trained_context else ""
     parts = [size, model.parameters, model.quantization, trained, *(model.capabilities or ()),
@@ -109,7 +109,7 @@ def cmd_discover(options: Namespace, world: World) -> int:
 
 
 def format_scan(scan: Scan, look: Look = PLAIN) -> str:
-    """Return who was asked, and what was skipped."""
+    """Return which addresses were asked, and which were skipped."""
     sentences: list[Cell | str] = [
         Cell(f"Asked {count_of(scan.addresses, 'address')} that this machine has "
              "lately spoken with, or that Tailscale names.")]
@@ -140,7 +140,7 @@ def format_found(scan: Scan, known: Mapping[str, str], look: Look = PLAIN) -> st
 
 
 def discover_machines(options: Namespace, world: World) -> int:
-    """Show the machines that a scan finds, in the fleet or not; without a fleet, too."""
+    """Show the machines that a scan finds, even without a fleet."""
     fleet_name = None
     known = {}
     if options.config or has_config(world):
@@ -176,7 +176,7 @@ def report_scan(scan: Scan, known: Mapping[str, str]) -> dict[str, Any]:
 
 
 def report_presence(fleet: Fleet, states: dict[str, NodeState]) -> list[dict[str, str]]:
-    """Return of each model whether its node has it: present, missing, or unknown."""
+    """Return for each model whether its node has it: present, missing or unknown."""
     words = {"node offline": "unknown", "model missing": "missing"}
     models = []
     for name, model in fleet.models.items():

@@ -1,4 +1,4 @@
-"""`doctor`: what is wrong, and how to fix it."""
+"""`doctor`: say what is wrong, and how to fix it."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def format_topic(topic: str, findings: Sequence[Finding], look: Look, *,
                  verbose: bool = False) -> str:
-    """Return what doctor says on a topic: how much of what, then all that is not right."""
+    """Return the block of a topic: a summary, then each finding that is not fine."""
     levels = [finding.level for finding in findings]
     worst = next((level for level in ("error", "warning", "ok") if level in levels), "")
     nouns = {"info": "note", "ok": "ok"}
@@ -48,7 +48,7 @@ def format_topic(topic: str, findings: Sequence[Finding], look: Look, *,
 
 def format_doctor(findings: Sequence[tuple[str, Finding]], verdict: str, look: Look, *,
                   fixed: Sequence[str], verbose: bool) -> str:
-    """Return doctor's report: what was fixed, a block for each topic, the verdict last."""
+    """Return doctor's report: what was fixed, a block for each topic, and the verdict."""
     blocks = []
     if fixed:
         blocks.append("".join(f"fixed: {clean_line(text)}\n" for text in fixed))
@@ -100,7 +100,7 @@ def cmd_doctor(options: Namespace, world: World) -> int:
 
 
 def fix_files(workspace: Workspace, facts: Facts) -> list[str]:
-    """Fix what nobody wrote by hand: old generated files, the key file's mode; say each."""
+    """Fix outdated generated files and the mode of the key file, and say so for each."""
     fixed = []
     if "env-readable" in facts.leaks:
         fixed.append(f"{facts.env_path}: only you may read it now")

@@ -1,4 +1,4 @@
-"""`env`: variables for a shell."""
+"""`env`: print variables for a shell."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -26,6 +26,6 @@ def cmd_env(options: Namespace, world: World) -> int:
     workspace.read_key(fleet)  # without one there is nothing to print
     is_shown = options.show_key or not world.is_terminal()
 
-    # Only what the file keeps: a key of the environment stays where it is.
+    # Only the key in the file: a key from the environment stays there.
     world.write(render_environment(fleet, workspace.kept_key(fleet) if is_shown else None))
     return EXIT_OK

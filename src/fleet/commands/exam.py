@@ -1,4 +1,4 @@
-"""`bench --exam`: a model does this repository's own fixes."""
+"""`bench --exam`: have models redo this repository's own fixes."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -68,7 +68,7 @@ EXAM_WORDS = (
 
 
 def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
-    """Find questions, ask them, say how the models did. Exit 1: not all could be asked."""
+    """Find questions, ask them, and show the scores. Exit 1: not all could be asked."""
     folder = open_tasks(open_folder(world))
     workspace = open_workspace(options, world)
     plan = plan_exam(folder, fleet, options)
@@ -120,7 +120,7 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
 
 
 def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
-    """Return what is asked, with the typed check, the task file's, or the usual one."""
+    """Return the plan of an exam, with the typed check, the task file's, or a usual one."""
     world = folder.world
     if options.task_check and not obeys(options.task_check, "check"):
         raise FleetError("usage", f"bench: --check: accepted: {RULES['check'].words}",
@@ -159,14 +159,14 @@ def find_examinees(fleet: Fleet, options: Namespace, world: World) -> list[Exami
 
 
 def leave_alone(fleet: Fleet, examinee: Examinee) -> Fleet:
-    """Return a fleet where one model does all: no agent or tier gives its work away."""
+    """Return a fleet with only one model, so that no agent or tier uses another."""
     return replace(fleet, models={model.name: model for model in examinee.models}, agents={},
                    claude=dict.fromkeys(TIERS, examinee.models[0].name))
 
 
 def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Namespace,
               world: World) -> None:
-    """Say what will be run, before anything is; a check that was not typed is asked for."""
+    """Show what will be run before it runs; a check that was not typed needs a yes."""
     sittings = plan.questions * plan.times
     *setup, check = map(clean_line, plan.commands)
     rows = [("Check", f"{check} ({plan.origin})"), *(("Setup", command) for command in setup)]
@@ -192,7 +192,7 @@ def show_exam(plan: ExamPlan, examinees: Sequence[Examinee], options: Namespace,
 
 def keep_scores(workspace: Workspace, fleet: Fleet, examinees: Sequence[Examinee],
                 results: Sequence[ExamResult]) -> None:
-    """Keep what `recommend` and `init` go by, beside other measurements of these models."""
+    """Keep the scores for `recommend` and `init`, with the other measurements of the models."""
     measured = read_measurements(workspace)
     scored = []
     for examinee, result in zip(examinees, results):
@@ -208,7 +208,7 @@ def keep_scores(workspace: Workspace, fleet: Fleet, examinees: Sequence[Examinee
 
 def format_exam(exam: Exam, examinees: Sequence[Examinee], results: Sequence[ExamResult],
                 look: Look = PLAIN) -> str:
-    """Return how each model did, whom that tells apart, and what each question came to."""
+    """Return the score of each model, which models really differ, and each question's result."""
     rows = []
     for result in results:
         score = result.score
@@ -242,7 +242,7 @@ def format_exam(exam: Exam, examinees: Sequence[Examinee], results: Sequence[Exa
 
 
 def format_questions(exam: Exam, examinees: Sequence[Examinee], look: Look) -> str:
-    """Return what came of each question, and what the check said last of those just asked."""
+    """Return the result of each question, and the check's last words for those just asked."""
     rows = []
     for fix in exam.fixes:
         row = [fix.commit[:10], clean_line(first_line(fix.message))[:60]]

@@ -120,7 +120,7 @@ def show_generation(report: Mapping[str, Any], fleet: Fleet, changes: Sequence[C
 
 
 def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: Look) -> str:
-    """Return where work goes, and what is typed next."""
+    """Return which machine does what, and what to type next."""
     everything = "  subagent-fleet up\n"
     if targets != fleet.targets:
         lines = "".join(f"  subagent-fleet launch {name}\n" for name in targets
@@ -143,7 +143,7 @@ def format_after_generate(fleet: Fleet, targets: Sequence[str], out: str, look: 
 
 
 def parse_targets(options: Namespace) -> tuple[str, ...]:
-    """Return what was chosen, if anything."""
+    """Return the chosen targets, if there are any."""
     words = split_lists(options.target)
     other = OTHER_PROGRAM if FORMER_PROGRAMS.intersection(words) else ""
     check_names("target", words, TARGET_NAMES, "generate", other)

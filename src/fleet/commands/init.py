@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 def format_after_init(starter: Starter, states: Sequence[NodeState], again: str,
                       look: Look = PLAIN) -> str:
-    """Return what to type next, as fits what was found; `again` writes the file anew."""
+    """Return what to type next for what was found; `again` is the command that starts over."""
     silent = [state for state in states if not state.online]
     if starter.has_models:
         text = ""
@@ -130,7 +130,7 @@ def cmd_init(options: Namespace, world: World) -> int:
 
 
 def check_output(options: Namespace, world: World) -> str:
-    """Return where `init` writes, or refuse: no existing file is lost or hidden unasked."""
+    """Return where `init` writes; refuse to replace or hide an existing file without asking."""
     output = options.output or CONFIG_NAMES[0]
     if output == "-":
         raise FleetError("usage", "init: it writes a file, not to standard output",
@@ -155,7 +155,7 @@ def check_output(options: Namespace, world: World) -> str:
 
 
 def write_example(options: Namespace, world: World) -> int:
-    """Write an example as the fleet file and say what to do with it, or list them all."""
+    """Write an example as the fleet file and say what to do next; or list all examples."""
     if options.example == "list":
         rows = [(name, summary) for name, (summary, _) in EXAMPLES.items()]
         rows.append((TASKS_EXAMPLE, "tasks for agents in parallel: a tasks.yaml"))
@@ -203,6 +203,6 @@ EXAMPLES = {
                HYBRID_EXAMPLE),
 }
 TASKS_EXAMPLE = "tasks"  # which is made of the project it is written for
-# What the examples of the first versions were called.
+# Names of examples in earlier versions.
 EXAMPLE_ALIASES = {"ollama-laptop-only": "laptop", "claude-agents": "laptop",
                    "multi-node-cluster": "three-machines", "litellm-proxy": "three-machines"}

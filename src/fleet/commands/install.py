@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-# The second line of the command that `install` writes; Python keeps an import's bytecode.
+# The second line of the command that `install` writes. It imports: Python caches the bytecode.
 LAUNCHER = """\
 #!/usr/bin/env python3
 import sys; sys.path[0] = {}; import subagent_fleet; subagent_fleet.main_and_end()
 """
 
 
-SHORT_NAME = "flt"  # the same command, where no other program has this name
+SHORT_NAME = "flt"  # the same command, unless another program has this name
 
 
-# Where a line counts for new terminals, by the shell.
+# The file that each shell reads in new terminals.
 START_FILES = {"zsh": "~/.zshrc", "bash": "~/.bashrc", "fish": "~/.config/fish/config.fish"}
 
 
@@ -61,7 +61,7 @@ def cmd_install(options: Namespace, world: World) -> int:
 
     source = read_own_source(world, "install")
     copy = world.path(place, "subagent_fleet.py")
-    if kind == "absent" and not world.which(SHORT_NAME):  # else another program has it
+    if kind == "absent" and not world.which(SHORT_NAME):  # otherwise another program has it
         commands.append(short)
     world.replace_files([(copy, source, 0o644),
                          *((path, launcher, 0o755) for path in commands)])
@@ -79,7 +79,7 @@ def cmd_install(options: Namespace, world: World) -> int:
 
 
 def remove_install(world: World, commands: Sequence[str]) -> int:
-    """Remove all that this program wrote outside of projects, but no worktree of a task."""
+    """Remove everything that this program wrote outside of projects, except worktrees of tasks."""
     home = Workspace(world, world.home)
     taught = home.compare(None, tuple(target.name for target in TAUGHT))
     mine = [change for change in taught if change.action != "edited"]
@@ -89,7 +89,7 @@ def remove_install(world: World, commands: Sequence[str]) -> int:
         remove_files(home, mine, is_all=len(mine) == len(taught))
 
     kinds = ["cache"]
-    if not worktrees:  # else the command stays, too: `task tidy` is still to be typed
+    if not worktrees:  # otherwise the command stays, too, because `task tidy` must still be typed
         kinds += ["data", "state"]
         for command in commands:
             count += world.kind_of(command, follow=False) == "file"
@@ -114,7 +114,7 @@ def remove_install(world: World, commands: Sequence[str]) -> int:
 
 
 def remove_user_files(world: World, kind: str) -> int:
-    """Remove what this program keeps in a place of the user; return how many files."""
+    """Remove this program's files from a directory of the user; return how many there were."""
     place = world.user_place(kind)
     count = 0
     for pattern in USER_FILES[kind]:
@@ -130,7 +130,7 @@ def remove_user_files(world: World, kind: str) -> int:
 
 
 def format_held(world: World, worktrees: Sequence[str]) -> str:
-    """Return which repositories still have worktrees of tasks, and what to type in them."""
+    """Return the repositories that still have worktrees of tasks, and what to type there."""
     lines = []
     for worktree in worktrees:
         _, repository, _ = read_mark(world, world.path(worktree, ".git"))

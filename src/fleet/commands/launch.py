@@ -32,7 +32,7 @@ if TYPE_CHECKING:
          examples=("launch claude", "launch claude -- -p 'say hi'",
                    "launch codex -- exec 'say hi'"), passes="ARGS")
 def cmd_launch(options: Namespace, world: World) -> int:
-    """Run a program on the fleet; its exit code is ours."""
+    """Run a program on the fleet, and exit with its code."""
     check_names("program", [options.program], ("claude", *HARNESSES), "launch",
                 OTHER_PROGRAM)
     try:
@@ -55,7 +55,7 @@ def cmd_launch(options: Namespace, world: World) -> int:
 
 def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options: Namespace,
                    ) -> int:
-    """Bring a program's files up to date, see that the fleet is served, run it to its end."""
+    """Update a program's files, make sure that a gateway answers, run the program to its end."""
     world = workspace.world
     program = world.which(harness.program)
     if not program:
@@ -80,7 +80,7 @@ def launch_harness(workspace: Workspace, fleet: Fleet, harness: Harness, options
 
 
 def refuse_tracked(workspace: Workspace, harness: Harness) -> None:
-    """Refuse to start a program in a directory from a checkout: all in it is obeyed."""
+    """Refuse to start a program with settings that git tracks: it would obey all of them."""
     world = workspace.world
     listed = world.run_git(["ls-files", "--", harness.directory()], workspace.out,
                            seconds=1.0)

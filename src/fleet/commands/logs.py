@@ -1,4 +1,4 @@
-"""`logs`: requests, one a line."""
+"""`logs`: show requests, one on each line."""
 from __future__ import annotations
 
 import contextlib
@@ -76,7 +76,7 @@ def cmd_logs(options: Namespace, world: World) -> int:
 
 
 def find_latest(workspace: Workspace, options: Namespace) -> tuple[list[Receipt], int]:
-    """Return the latest receipts that are wanted, and how many were read for it."""
+    """Return the latest receipts that match, and how many were read."""
     count = 0
     found: list[Receipt] = []
     for receipt in latest_receipts(workspace):
@@ -88,13 +88,13 @@ def find_latest(workspace: Workspace, options: Namespace) -> tuple[list[Receipt]
 
 
 def choose_wanted(receipts: Iterable[Receipt], options: Namespace) -> list[Receipt]:
-    """Return the receipts of a session, or all; of them those that failed, if asked for."""
+    """Return the receipts of a session or of all; only the failed ones if `--failed` says so."""
     wanted = [receipt for receipt in receipts if receipt.session.startswith(options.session)]
     return choose_failed(wanted) if options.failed else wanted
 
 
 def tell_all_read(workspace: Workspace, receipts: Sequence[Receipt], count: int) -> None:
-    """Say that none was chosen of all that were read, and what was not read."""
+    """Say that no receipt matched, how many were read, and what was not read."""
     world = workspace.world
     path = clean_line(workspace.path(RECEIPTS_FILE))
     if not count:
@@ -108,11 +108,11 @@ def tell_all_read(workspace: Workspace, receipts: Sequence[Receipt], count: int)
 
 
 def tell_node_logs(receipts: Iterable[Receipt], options: Namespace, world: World) -> None:
-    """Say where a machine's own log is, of those that refused what they were asked."""
+    """Say where the logs of the machines are that refused a request."""
     kinds = {"api_error", *REFUSAL_KINDS.values()}
     names = {tried.node for receipt in receipts for tried in receipt.failures
              if tried.why in kinds}
-    with contextlib.suppress(FleetError):  # without a valid fleet nobody knows what they run
+    with contextlib.suppress(FleetError):  # without a valid fleet it is not known what they run
         fleet = load_config(world, options.config).fleet
         for name in sorted(names & set(fleet.nodes)):
             backend = backend_of(fleet.nodes[name])

@@ -1,4 +1,4 @@
-"""`recommend`: who should do what."""
+"""`recommend`: propose which model should do what."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -145,7 +145,7 @@ def plan_tree(advised: Recommendation) -> dict[str, Any]:
             clouds = [heir for heir in now.fallback if fleet.models[heir].cloud]
             model = replace(planned[name], fallback=(*planned[name].fallback, *clouds))
             models[name] = _plan_entry(entry, now, model)
-        elif name in planned:  # another model gets the name of one that goes
+        elif name in planned:  # a new model gets the name of the one that it replaces
             models[name] = block["models"][name]
         elif now.cloud:
             heirs = [heir if heir in planned or fleet.models[heir].cloud else jobs[MAIN_JOB]
@@ -165,7 +165,7 @@ def plan_tree(advised: Recommendation) -> dict[str, Any]:
         if tier == "main":
             tiers[tier] = jobs[MAIN_JOB]
         elif name not in models:
-            del tiers[tier]  # the aliases tell it then
+            del tiers[tier]  # the aliases show it then
     if tiers or project.get("claude"):
         project["claude"] = tiers
     return {**tree, "project": project, "models": models, "agents": agents}

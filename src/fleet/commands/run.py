@@ -1,4 +1,4 @@
-"""`run`: have tasks done."""
+"""`run`: run tasks."""
 from __future__ import annotations
 
 import threading
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
          examples=("run", "run 'a:fix the login' 'b:add tests' --check 'make test'",
                    "run --max 2"), excludes=("everywhere task_file",))
 def cmd_run(options: Namespace, world: World) -> int:
-    """Supervise until nothing can go on. Exit 1: a task has failed, or waits for a person."""
+    """Run tasks until none can continue. Exit 1: a task has failed, or waits for a person."""
     is_new = any(" " in word.strip() or ":" in word for word in options.words)
     if options.everywhere and is_new:
         raise FleetError("usage", "run: --all takes no new tasks: each would be added to "
@@ -67,7 +67,7 @@ def cmd_run(options: Namespace, world: World) -> int:
 
 
 def take_locks(found: Sequence[RunJob], options: Namespace, world: World) -> list[RunJob]:
-    """Return the repositories that nobody else supervises."""
+    """Return the repositories whose lock is free, after taking it."""
     jobs = [job for job in found if job.take_lock()]
     for job in found if options.everywhere else ():
         if not job.lock:
@@ -77,13 +77,13 @@ def take_locks(found: Sequence[RunJob], options: Namespace, world: World) -> lis
 
 
 def has_work(job: RunJob) -> bool:
-    """Tell whether any of the tasks that are meant is not over."""
+    """Tell whether any of the tasks to run is not over."""
     return any(not state.is_over and (not job.only or name in job.only)
                for name, state in see_states(job.folder, job.orders)[0].items())
 
 
 def go_on_behind(jobs: Sequence[RunJob], world: World) -> bool:
-    """Go on in the background; False for who has typed this, and finds the tasks there."""
+    """Continue in the background: True in the background process, False in the terminal."""
     for job in jobs:
         job.hand_in()
     log = jobs[0].folder.place("run.log")
@@ -95,7 +95,7 @@ def go_on_behind(jobs: Sequence[RunJob], world: World) -> bool:
 
 
 def prepare_runs(folders: Iterable[Folder], options: Namespace) -> list[RunJob]:
-    """Return the repositories to work in; with `--all`, say why others cannot be used."""
+    """Return the repositories to work in; with `--all`, say why others can't be used."""
     jobs = []
     for folder in folders:
         try:
@@ -108,10 +108,10 @@ def prepare_runs(folders: Iterable[Folder], options: Namespace) -> list[RunJob]:
 
 
 def hand_over(job: RunJob, options: Namespace, world: World) -> int:
-    """Hand typed tasks to the supervisor that lives, and follow them until they end.
+    """Hand typed tasks to the running supervisor, and follow them until they end.
 
-    Where it ends before it has taken them up, the job gets the lock, and its tasks
-    are not lost.
+    If that supervisor ends before it has taken them, this job takes the lock, so that its
+    tasks are not lost.
     """
     folder = job.folder
     if not job.typed and (job.only or not options.most):
@@ -150,7 +150,7 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
 
 
 def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: World) -> int:
-    """Let the supervisors work to the end, or until a signal; say what it came to."""
+    """Let the supervisors work to the end or until a signal, then print the summary."""
     stops: list[str] = []
     world.on_stop(stops.append)
     changed = threading.Condition()
@@ -186,7 +186,7 @@ def work_on(jobs: list[RunJob], known: set[str], options: Namespace, world: Worl
 
 
 def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
-    """Do what can be done in a repository; of several, one where that fails is given up."""
+    """Do what can be done in a repository; after an error, give it up if there are others."""
     try:
         return bool(job.supervisor.advance())
     except FleetError as error:

@@ -84,7 +84,7 @@ def cmd_plugins_install(options: Namespace, world: World) -> int:
 
 
 def skills_workspace(options: Namespace, world: World) -> Workspace:
-    """Return the directory whose skills are meant: the project's, or the person's home."""
+    """Return the directory for skills: the project's, or the person's home."""
     if not options.user:
         return open_workspace(options, world)
     if world.environ.get("CLAUDE_CONFIG_DIR"):
@@ -97,7 +97,7 @@ def skills_workspace(options: Namespace, world: World) -> Workspace:
 
 def write_bundle(workspace: Workspace, target: str, wanted: Mapping[str, bytes],
                  options: Namespace) -> None:
-    """Write files that are not of a fleet, by the same rule: what is a person's stays."""
+    """Write files that belong to no fleet; a file that a person has edited stays as it is."""
     changes = workspace.compare_files(wanted, target)
     edited = paths_that(changes, "edited")
     if edited and not options.force:

@@ -1,4 +1,4 @@
-"""`status`: what the fleet does now."""
+"""`status`: show what the fleet is doing now."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -51,7 +51,7 @@ def cmd_status(options: Namespace, world: World) -> int:
 
 
 def format_away(sight: Sight) -> str:
-    """Return which models are beyond the house and what went there; nothing where none is."""
+    """Return which models are outside the house and what was sent there; "" without any."""
     fleet = sight.fleet
     names = [f"{model.name} ({split_endpoint(fleet.nodes[model.node].endpoint).host})"
              for model in fleet.models.values() if is_cloud(fleet, model)]
@@ -67,7 +67,7 @@ def format_away(sight: Sight) -> str:
 
 
 def format_status(sight: Sight, look: Look = PLAIN) -> str:
-    """Return what machines have and hold, who answers for each agent, and if all is ready."""
+    """Return each machine's models, which model answers each agent, and whether all is ready."""
     fleet = sight.fleet
     resting = {fleet.models[name].node for name, place in sight.places.items()
                if place.rests_seconds}
@@ -121,7 +121,7 @@ def _format_verdict(sight: Sight, look: Look) -> str:
 
 
 def _format_loaded(sight: Sight, look: Look) -> str:
-    """Return a table of the models in memory; what is not known of any has no column."""
+    """Return a table of the models in memory; a column without any values is left out."""
     headers = ("Machine", "Loaded", "Context", "On GPU", "Slots", "tok/s", "Unloads")
     rows = []
     for state in sight.states.values():
@@ -146,7 +146,7 @@ def _format_loaded(sight: Sight, look: Look) -> str:
 
 
 def _route_cell(sight: Sight, agent: Agent, look: Look) -> Cell:
-    """Return how ready an agent's model is, and who answers instead."""
+    """Return whether an agent's model is ready, and which model answers instead."""
     fleet = sight.fleet
     model = fleet.models[agent.model]
     route = sight.routes[model.name]
@@ -170,7 +170,7 @@ def _route_cell(sight: Sight, agent: Agent, look: Look) -> Cell:
 
 
 def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "") -> bool:
-    """Print what is so now; tell whether every route is ready."""
+    """Print the status; tell whether every route is ready."""
     workspace = open_workspace(options, world)
     seen = dict(run_together(world, plan_asking(workspace, fleet, options.timeout)))
     tasks = [{"name": row.name, "state": row.state}
@@ -194,7 +194,7 @@ def show_status(fleet: Fleet, options: Namespace, world: World, clear: str = "")
 
 
 def report_status(sight: Sight) -> dict[str, list[Any]]:
-    """Return what `--json` says of each model, and again of it for each agent."""
+    """Return what `--json` says about each model, and about the model of each agent."""
     fleet = sight.fleet
     models = {}
     for name, model in fleet.models.items():

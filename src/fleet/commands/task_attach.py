@@ -47,7 +47,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
         serve_for_tasks(folder, fleet, options)
         key = workspace_of(fleet, options, world).read_key(fleet)
 
-    # Nothing has changed until here. Where this is held, the task is not started.
+    # Nothing has changed so far. While this lock is held, the task does not start.
     hold = world.hold(folder.of_task(name, "attached"))
     if hold is None:
         raise FleetError("attached", f"{name} is open in another terminal",
@@ -75,7 +75,7 @@ def cmd_task_attach(options: Namespace, world: World) -> int:
 
 
 def leave_session(folder: Folder, begun: TaskState, options: Namespace) -> None:
-    """Hand the session back to the task that was stopped for it, and say what comes next."""
+    """Hand the session back to the task that was stopped for it, and say what happens next."""
     name = begun.name
     if begun.is_over:
         folder.world.err(f"{name} is {begun.state}, as before. To let its agent continue: "

@@ -1,4 +1,4 @@
-"""`task diff`: what a task has changed."""
+"""`task diff`: show what a task has changed."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

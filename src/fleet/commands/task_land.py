@@ -1,4 +1,4 @@
-"""`task land`: merge what is done, check it as a whole, move the branch."""
+"""`task land`: merge finished work, check it as a whole, move the branch."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""`task log`: what a task has said and done."""
+"""`task log`: show what a task's agent has said and done."""
 from __future__ import annotations
 
 import contextlib
@@ -75,14 +75,14 @@ def cmd_task_log(options: Namespace, world: World) -> int:
 
 
 def find_log(folder: Folder, state: TaskState, kind: str) -> str:
-    """Return the log of a try, the last one of that kind."""
+    """Return the last log of one kind of a try."""
     name = LOG_FILES[kind]
     later = folder.world.paths_below(folder.of_try(state, ""), name.replace("0", "[0-9]*"))
     return max([folder.of_try(state, name), *later], key=lambda path: (len(path), path))
 
 
 def explain_log(folder: Folder, state: TaskState, kind: str) -> str:
-    """Return what a log that is empty does not say, and which one has something."""
+    """Return why a log is empty, and which other log is not."""
     text = ""
     if kind == "check" and state.attempt.checks:
         text = (f" `{clean_line(state.task.check or '')}` printed nothing (exit "
@@ -97,7 +97,7 @@ def explain_log(folder: Folder, state: TaskState, kind: str) -> str:
 
 
 def format_plain_line(line: bytes) -> list[str]:
-    """Return a line of a log that is any program's."""
+    """Return a line of the log of any program."""
     return [line.decode("utf-8", "replace")]
 
 
@@ -116,7 +116,7 @@ def format_run_event(line: bytes) -> list[str]:
 
 
 def format_agent_line(line: bytes) -> list[str]:
-    """Return lines of what an agent has said or done; none for what is not worth it."""
+    """Return the lines for an event of an agent; none if it is of no interest."""
     event = parse_object(line) or {}
     kind = event.get("type")
     known = {
@@ -136,14 +136,14 @@ def format_agent_line(line: bytes) -> list[str]:
 
 
 def describe_api_retry(event: Mapping[str, Any]) -> str:
-    """Return why Claude Code asks again; of a server that is gone it knows nothing (2.1.327)."""
+    """Return why Claude Code retries; it does not know if the server is gone (2.1.327)."""
     words = [str(event[word]) for word in ("error_status", "error")
              if event.get(word) not in (None, "unknown")]
     return " ".join(words) or "no answer from the server"
 
 
 def _format_block(block: object) -> str:
-    """Return one line for a part of what an agent, or a tool, has said."""
+    """Return one line for a block of a message of an agent or a tool."""
     kind = read_field(block, "type")
     if not isinstance(block, dict) or kind not in ("text", "tool_use", "tool_result"):
         return ""

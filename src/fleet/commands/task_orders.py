@@ -110,7 +110,7 @@ def cmd_task_answer(options: Namespace, world: World) -> int:
 
 
 def show_questions(states: Sequence[TaskState], world: World) -> int:
-    """Print what is asked, with numbers to answer by."""
+    """Print the open questions, with a number for each choice."""
     asked = {state.name: questions_in(state.wish.question.get("request") or {})
              for state in states}
     if not asked:
@@ -129,9 +129,9 @@ def show_questions(states: Sequence[TaskState], world: World) -> int:
 def order_tasks(command: str, options: Namespace, world: World,
                 words: Callable[[Folder, TaskState], Mapping[str, Any]] = lambda *_: {}
                 ) -> int:
-    """Ask something of the tasks that were named, and say what has become of each.
+    """Send an order to the tasks that were named, and print the result for each.
 
-    `words` is what else the order says.
+    `words` returns the other keys of the order.
     """
     folder = open_tasks(open_folder(world))
     states = match_tasks(folder, options, f"task {command}")
@@ -153,7 +153,7 @@ def order_tasks(command: str, options: Namespace, world: World,
 
 
 def explain_refusal(command: str, state: TaskState) -> str:
-    """Return why an order means nothing to a task, and what to type; "" where it does."""
+    """Return why a task can't take an order, and what to type; "" if it can."""
     name = state.name
     if command == "say":
         return ""
@@ -173,7 +173,7 @@ def explain_refusal(command: str, state: TaskState) -> str:
 
 def describe_outcome(order: Mapping[str, Any], state: TaskState, now: TaskState
                      ) -> tuple[str, str, bool]:
-    """Return in a word and a text what an order came to, and whether that is good."""
+    """Return the result of an order: a word, a text, and whether that is good."""
     command = order["do"]
     if command == "say":
         text, is_live = shorten(order["text"]), state.has_agent or state.asleep
@@ -217,7 +217,7 @@ def cmd_task_stop(options: Namespace, world: World) -> int:
          group=WORK, examples=("task retry parser", "task retry parser --say 'keep it short'",
                                "task retry 'jwt-*' --fresh"))
 def cmd_task_retry(options: Namespace, world: World) -> int:
-    known: list[KnownTasks] = []  # read once: standard input cannot be read again
+    known: list[KnownTasks] = []  # read only once, because standard input can't be read again
 
     def words(folder: Folder, state: TaskState) -> dict[str, Any]:
         spec = None

@@ -1,4 +1,4 @@
-"""`task tidy`: drop worktrees that are no longer needed."""
+"""`task tidy`: remove worktrees that are no longer needed."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -57,7 +57,7 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
 
 
 def tidy_branch(folder: Folder, state: TaskState, *, is_dry: bool) -> list[Tidying]:
-    """Remove the branch of a worktree that went earlier, if it is merged by now."""
+    """Remove the branch of a worktree that was removed earlier, if it is merged now."""
     main, place = git_of(folder), state.place
     tip = droppable_tip(main, state)
     if tip and not is_dry:
@@ -67,12 +67,12 @@ def tidy_branch(folder: Folder, state: TaskState, *, is_dry: bool) -> list[Tidyi
 
 
 def older_of(state: TaskState) -> list[TaskState]:
-    """Return a task as it was before each fresh start: with another branch and worktree."""
+    """Return a task as it was before each fresh start, with its old branch and worktree."""
     return [replace(state, place=replace(place, kept="")) for place in state.old]
 
 
 def format_tidying(rows: Sequence[Tidying], look: Look = PLAIN, *, is_dry: bool) -> str:
-    """Return what becomes of each worktree."""
+    """Return a line for each worktree: removed, or skipped and why."""
     width = max((width_of(row.name) for row in rows), default=0)
     text = ""
     for row in rows:

@@ -1,4 +1,4 @@
-"""`tasks`: how tasks stand."""
+"""`tasks`: show tasks and their states."""
 from __future__ import annotations
 
 import contextlib
@@ -103,7 +103,7 @@ def show_tasks(folders: Sequence[Folder], options: Namespace, world: World) -> N
 
 
 def report_row(row: TaskRow) -> dict[str, Any]:
-    """Return what `--json` says of a task; `try` is no name in Python."""
+    """Return what `--json` says about a task; `try` can't be a name in Python."""
     return {name.rstrip("_"): value for name, value in vars(row).items()}
 
 
@@ -121,7 +121,7 @@ def show_sight(folder: Folder, sight: TaskSight, world: World) -> None:
 
 
 def show_group(folder: Folder, options: Namespace) -> bool:
-    """Print the twins of a task side by side; False: it has none."""
+    """Print the twins of a task side by side; return False if it has none."""
     world = folder.world
     sight = see_folder(folder, options)
     rows = [row for row in plan_task_rows(sight) if row.group == options.task]
@@ -146,17 +146,17 @@ def show_group(folder: Folder, options: Namespace) -> bool:
 
 
 def count_tokens(folder: Folder, state: TaskState) -> int:
-    """Return the tokens that a task has read and written in all its tries, by its receipts."""
+    """Return the tokens that a task has read and written in all its tries."""
     receipts = [folder.read_receipt(state, number)
                 for number in range(state.attempt.first + 1, state.attempt.tried + 1)]
-    # `input` and `output`: as an older program called them.
+    # `input` and `output` are the names in receipts of earlier versions.
     words = ("input_tokens", "output_tokens", "input", "output")
     return sum(int(row.get(word) or 0) for receipt in receipts
                for row in receipt.get("served") or [] for word in words)
 
 
 def suggest_forget(tasks: Mapping[str, TaskState]) -> str:
-    """Return what shortens a list of many tasks that are done and tidied away; or nothing."""
+    """Return the command that shortens a list with many done and tidied tasks; or nothing."""
     names = [name for name, state in tasks.items()
              if state.state == "done" and not state.place.git and not state.wish.forgotten]
     if len(names) < TIDIED_LIMIT:
@@ -189,7 +189,7 @@ def show_task(folder: Folder, name: str, options: Namespace) -> None:
 
 def list_keys(folder: Folder, state: TaskState,
               options: Namespace) -> list[tuple[str, Any, str]]:
-    """Return (key, value, where that was said) of what holds for a task."""
+    """Return (key, value, where it comes from) for each key of a task."""
     origins = dict.fromkeys(freeze(state.task), "when it was added")
     with contextlib.suppress(FleetError):
         origins.update(know_tasks(folder, options, needs_fleet=False).plan.origins.get(
@@ -201,7 +201,7 @@ def list_keys(folder: Folder, state: TaskState,
 
 def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
                         tries: Sequence[Mapping[str, Any]], look: Look = PLAIN) -> str:
-    """Return one task in detail: its state, its keys with their origin, its tries."""
+    """Return one task in detail: its state, its keys and their origins, its tries."""
     lines = [(name.replace("_", " "), clean_line(str(getattr(row, name)))) for name in (
         "state", "reason", "now", "agent", "alias", "runs_on", "branch", "worktree", "session",
         "confined", "port", "fix") if getattr(row, name)]
@@ -224,7 +224,7 @@ def format_task_details(row: TaskRow, keys: Sequence[tuple[str, Any, str]],
 
 
 def describe_try(receipt: Mapping[str, Any]) -> str:
-    """Return in one line what a try came to."""
+    """Return the result of a try in one line."""
     words = [f"{receipt.get('verdict')}: {receipt.get('reason')}".removesuffix(": "),
              f"ended by {receipt.get('ended')}"]
     if receipt.get("rung"):
@@ -250,7 +250,7 @@ def describe_try(receipt: Mapping[str, Any]) -> str:
 
 
 def show_key(word: str, value: object) -> str:
-    """Return the value of a task's key as people read it."""
+    """Return the value of a task's key for people."""
     if isinstance(value, int) and keys_of(TaskSpec)[word].rule is RULES["span"]:
         return show_span(value)
     return ", ".join(value) if isinstance(value, tuple) else str(value)

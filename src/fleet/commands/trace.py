@@ -1,4 +1,4 @@
-"""`trace`: which machine served which agent."""
+"""`trace`: show which machine served which agent."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -51,7 +51,7 @@ _PLANNED_WORDS = {"yes": ("yes", "ok"), "fallback": ("fallback", "warn"), "no": 
                   "unknown": ("not known", "warn")}
 _TRACE_HEADERS = ("Agent", "Model", "Machine", "Requests", "Waited", "First token", "tok/s",
                   "In", "Out", "As planned")
-# What a narrow terminal does without, the first to go first.
+# Columns that a narrow terminal leaves out, in this order.
 _TRACE_SPARES = ("First token", "Waited", "tok/s", "Out", "Requests", "In")
 
 
@@ -83,7 +83,7 @@ def format_trace(report: SessionReport, look: Look = PLAIN) -> str:
 
 
 def _trace_cells(served: Served, colours: Mapping[str, int]) -> list[object]:
-    """Return what one model on one machine did for an agent."""
+    """Return the cells for what one model on one machine did for an agent."""
     machine = Cell(served.node or "?")
     if served.node in colours:
         machine = Cell(served.node, f"machine {colours[served.node]}")
@@ -95,7 +95,7 @@ def _trace_cells(served: Served, colours: Mapping[str, int]) -> list[object]:
 
 
 def _tell_rereading(name: str, served: Served, look: Look) -> str:
-    """Return what an agent's machine had to read again and why, and whom it waited for."""
+    """Return what a machine had to read again for an agent and why, and what it waited for."""
     said = []
     if served.read_again_tokens:
         why = served.read_again_why.replace("pushed out",
@@ -111,11 +111,11 @@ def _tell_rereading(name: str, served: Served, look: Look) -> str:
 
 
 def _draw_branch(depths: Sequence[int], index: int, look: Look) -> tuple[str, str]:
-    """Return what stands before an agent's name in a tree, and on its further lines."""
+    """Return the branches before an agent's name in a tree, and before its other lines."""
     branch = stem = ""
-    gap = "" if look.columns < 80 else " "  # a name that breaks behind it is worse
+    gap = "" if look.columns < 80 else " "  # a name that wraps would be worse
     for depth in range(1, depths[index] + 1):
-        # Another hangs on the same branch if it comes before one that is nearer to the root.
+        # Another agent follows on this branch if it comes before one that is nearer to the root.
         later = next((other for other in depths[index + 1:] if other <= depth), 0)
         line, corner = ("│ ", "├") if later == depth else ("  ", "└")
         branch = stem + (corner + gap if look.marks else "  ")
@@ -124,7 +124,7 @@ def _draw_branch(depths: Sequence[int], index: int, look: Look) -> tuple[str, st
 
 
 def _format_planned(served: Served, state: str, now: float, look: Look) -> Cell:
-    """Return whether this was as planned, what happened instead, and what the agent does."""
+    """Return whether the agent was served as planned, what happened instead, and its state."""
     word, role = _PLANNED_WORDS[served.planned]
     words = f"{word}: {served.why}" if served.why else word
     if served.planned == "fallback":
@@ -136,11 +136,11 @@ def _format_planned(served: Served, state: str, now: float, look: Look) -> Cell:
 
 
 def _tell_session(report: SessionReport) -> str:
-    """Return a session in a sentence: what, when, how much, and whether anything left."""
+    """Return a session in a sentence: what, when, how much, and what left the house."""
     prompt = crop(clean_line(first_line(report.session.prompt)), 60)
     title = f'"{prompt}"' if prompt else f"Session {report.session.id}"
     began = show_moment(report.began, report.facts.now)
-    ended = show_moment(report.ended, report.facts.now)[-8:]  # without a date: began has it
+    ended = show_moment(report.ended, report.facts.now)[-8:]  # without the date
 
     served = [row for told in report.agents for row in told.served]
     requests = sum(row.requests for row in served)
@@ -161,7 +161,7 @@ _ANSWERS = {"yes": ("yes", "ok"), "no": ("no", "bad"), "unknown": ("not known", 
 
 
 def format_audit(report: SessionReport, look: Look = PLAIN) -> str:
-    """Return the questions and their answers, and the evidence of what is not plainly yes."""
+    """Return the questions and their answers, with the evidence for all but a plain yes."""
     audited = [told for told in report.agents if told.verdicts]
     if not audited:
         return "\nThere is no subagent to audit.\n"
@@ -242,7 +242,7 @@ def cmd_trace(options: Namespace, world: World) -> int:
 
 def choose_sessions(sessions: Sequence[SessionFile], options: Namespace, world: World
                     ) -> Sequence[SessionFile]:
-    """Return the sessions that were asked for; a task's by the task's name."""
+    """Return the requested sessions; a task's name stands for its session."""
     wanted = options.session
     if options.audit and options.since and sessions and not wanted:
         return sessions
@@ -271,7 +271,7 @@ def choose_sessions(sessions: Sequence[SessionFile], options: Namespace, world: 
 
 def list_session(session: SessionFile, tasks: Mapping[str, str], world: World
                  ) -> dict[str, Any]:
-    """Return what `--json` says of any session; `tasks` are the names of tasks by session."""
+    """Return what `--json` says about a session; `tasks` are task names by session."""
     prompt = first_line(read_first_prompt(world, session.path)) if session.path else ""
     return {"session": session.id, "task": tasks.get(session.id, ""),
             "prompt": crop(clean_line(prompt), 80), "ended": session.at,
@@ -279,7 +279,7 @@ def list_session(session: SessionFile, tasks: Mapping[str, str], world: World
 
 
 def list_sessions(sessions: Sequence[SessionFile], options: Namespace, world: World) -> int:
-    """Print the sessions there are, latest first, each with the beginning of its prompt."""
+    """Print all sessions, the latest first, each with the beginning of its prompt."""
     listed = sessions[:LISTED_SESSIONS]
     tasks = name_task_sessions(options, world)
     entries = [list_session(session, tasks, world) for session in listed]
@@ -291,7 +291,7 @@ def list_sessions(sessions: Sequence[SessionFile], options: Namespace, world: Wo
              "`subagent-fleet up` starts one.\n")
         return EXIT_OK
 
-    length = 8  # of a beginning of an id that no other has
+    length = 8  # the shortest beginning that no other id has
     while len({session.id[:length] for session in listed}) < len(listed):
         length += 4
     rows = [(entry["session"][:length], show_moment(entry["ended"], world.now()),

@@ -1,4 +1,4 @@
-"""`trust`: accept what a fleet file may do."""
+"""`trust`: have a person accept what a fleet file may do."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
          group=SET_UP, examples=("trust --show", "trust"),
          excludes=("forget show", "forget yes", "show yes"))
 def cmd_trust(options: Namespace, world: World) -> int:
-    """Show what is at stake and have a person accept it."""
+    """Show what the fleet file would send outside, and have a person accept it."""
     fleet = load_config(world, options.config).fleet
     source = fleet.document.source
     if options.forget or options.yes:

@@ -1,4 +1,4 @@
-"""`ui`: show the page."""
+"""`ui`: show the dashboard."""
 from __future__ import annotations
 
 import contextlib

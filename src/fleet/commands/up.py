@@ -1,4 +1,4 @@
-"""`up`: everything in one step."""
+"""`up`: start everything in one step."""
 from __future__ import annotations
 
 import contextlib
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
          Flag("--ui", "also open the dashboard"),
          group=START, examples=("up", "up --ui", "up -- -p 'say hi'"), passes="ARGS")
 def cmd_up(options: Namespace, world: World) -> int:
-    """Do the whole job. Messages go to standard error: standard output is Claude Code's."""
+    """Do everything. Messages go to standard error, because standard output is Claude Code's."""
     refuse_home(options, world)
     if options.passed and not world.which(CLAUDE):
         raise FleetError("claude-missing", "Claude Code is not on the PATH",
@@ -80,7 +80,7 @@ def cmd_up(options: Namespace, world: World) -> int:
 
     signals: list[str] = []
     with contextlib.ExitStack() as stops:
-        # What it refuses is told before models load.
+        # Refuse before models load, not after.
         start_gateway(world, fleet, key, out=workspace.out, stops=stops)
         if options.ui:
             page = listen_for_page(world, fleet.gateway)
@@ -109,7 +109,7 @@ def cmd_up(options: Namespace, world: World) -> int:
 
 
 def tell_tasks_left(world: World) -> None:
-    """Say which tasks of this repository go on after the gateway of an `up` has ended."""
+    """Say which tasks of this repository continue after `up` has ended its gateway."""
     with contextlib.suppress(FleetError):  # no repository
         folder = open_folder(world)
         names = [state.name for state in folder.read_states()[0].values() if state.is_active]
@@ -122,7 +122,7 @@ def tell_tasks_left(world: World) -> None:
 
 
 def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
-    """Return the fleet of the nearest file; where there is none, write one."""
+    """Return the fleet of the nearest file; if there is none, write one."""
     try:
         path = find_config(world, options.config)
     except FleetError:
@@ -141,7 +141,7 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
 
 
 def write_first_fleet(options: Namespace, world: World, path: str) -> None:
-    """Write a fleet file of what this machine has; refuse placeholders."""
+    """Write a fleet file from what this machine has; refuse placeholders."""
     nodes = with_this_machine(world, {})
     states = ask_machines(world, nodes)
     measured = read_measurements(Workspace(world, world.parent(path)))
@@ -164,7 +164,7 @@ def write_first_fleet(options: Namespace, world: World, path: str) -> None:
 
 
 def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
-    """Write what is generated, keep what a person has edited, and say what became of them."""
+    """Write the generated files except those that a person has edited, and say so."""
     changes = workspace.compare(fleet, renews=True)
     workspace.write([change for change in changes if change.action != "edited"])
     for word, actions in (("Wrote", ("created", "updated")), ("Removed", ("removed",)),
@@ -178,11 +178,11 @@ def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
             tell(workspace.world, clean_line(f"{word}: {some_of(paths)}.") + "\n")
 
 
-JOINED_MODELS = 4  # as many that are loaded without trouble are told in one line
+JOINED_MODELS = 4  # this many models that load without trouble get one line together
 
 
 def warm_for_session(fleet: Fleet, options: Namespace, world: World) -> None:
-    """Load every model; refuse to go on when nobody could answer the main session."""
+    """Load every model; refuse to continue if none could answer the main session."""
     lines: list[str] = []
     warmths = warm_fleet(fleet, options, world, busy_seconds=HUNG_SECONDS,
                          teller=Teller(lines.append, look_of(world, "stderr")))
@@ -212,7 +212,7 @@ def warm_for_session(fleet: Fleet, options: Namespace, world: World) -> None:
 
 
 def format_load(warmth: Warmth) -> str:
-    """Return which model was loaded where, and that not all of it is on the GPU."""
+    """Return which model was loaded where, and whether some of it is not on the GPU."""
     text = clean_line(f"{warmth.model.ollama_model} on {warmth.node.name}")
     if warmth.loaded and warmth.loaded.gpu_percent not in (None, 100):
         text += f" ({format_share(warmth.loaded)})"
@@ -223,7 +223,7 @@ def see_warmed(fleet: Fleet, warmths: Mapping[str, Warmth], world: World
                ) -> dict[str, NodeState]:
     """Return the states of a fleet's machines.
 
-    Who has just not answered is not asked again: that would take as long once more.
+    A machine that has just not answered is not asked again: that would take as long again.
     """
     states = {}
     for warmth in warmths.values():
@@ -237,7 +237,7 @@ def see_warmed(fleet: Fleet, warmths: Mapping[str, Warmth], world: World
 
 def tell_weakness(fleet: Fleet, main: Model, states: Mapping[str, NodeState], world: World
                   ) -> None:
-    """Say at each start what the main session's model lacks: nothing else there shows it."""
+    """Say at each start what the main session's model lacks, because nothing else shows it."""
     state = states[main.node]
     memory = {main.node: fleet.nodes[main.node].memory_gb or 0.0}
     for model in find_models(state.models, main.ollama_model):

@@ -1,4 +1,4 @@
-"""`validate`: is the fleet file right."""
+"""`validate`: check the fleet file and the task file."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class WorkerSetup(Record):
-    """How a system gets Ollama's settings: what to do, a line for each, and what ends it."""
+    """How Ollama gets its settings on a system: the first lines, one for each, the last lines."""
 
     before: str
     line: str
@@ -103,7 +103,7 @@ def format_setup(system: str, state: NodeState, reached: Sequence[NodeState]) ->
 
 
 def format_server(server: Mapping[str, Any], look: Look = PLAIN) -> str:
-    """Return what answers on this machine, and how it is opened where it is closed."""
+    """Return which server answers on this machine, and how to open it if it is closed."""
     state = server["node"]
     names = some_of([model.name for model in state.models], 5) or "no model"
     words = f"{state.runs} runs here ({state.endpoint}) with {names}"
@@ -116,7 +116,7 @@ def format_server(server: Mapping[str, Any], look: Look = PLAIN) -> str:
 
 
 def format_worker(report: Mapping[str, Any], look: Look = PLAIN) -> str:
-    """Return everything `worker` has to say, the part to paste last."""
+    """Return everything that `worker` says; the part to paste comes last."""
     state = report["ollama"]
     text = ""
     if state.online:
@@ -165,7 +165,7 @@ def cmd_worker(options: Namespace, world: World) -> int:
     servers = look_for_servers(world, others, options.timeout)
     server = [here, *reached]
     if servers and not here.online:
-        findings = []  # there is no need of Ollama
+        findings = []  # Ollama is not needed
         server = servers[0]
     report = {
         "servers": [{"node": state, "open": [other.name for other in opened],
@@ -188,8 +188,8 @@ def find_ollama(world: World) -> str:
 
 
 def find_system(world: World, *, in_docker: bool) -> str:
-    """Return which of WORKER_SETUPS fits: how Ollama is run on this machine."""
-    if in_docker and world.which("docker"):  # it answers and is not installed
+    """Return the key of WORKER_SETUPS that fits the way Ollama runs on this machine."""
+    if in_docker and world.which("docker"):  # it answers, but is not installed
         return "docker"
     if sys.platform == "darwin":
         return "darwin"

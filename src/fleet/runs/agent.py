@@ -196,6 +196,7 @@ class AgentProcess:
         return True
 
     def _feed(self, part: bytes, now: float) -> None:
+        """Read a part of its output, line by line."""
         begin = self.end - len(self._rest)
         self.end += len(part)
         self._rest = feed_lines(self.heard, self._rest + part, begin, now)

@@ -181,6 +181,7 @@ class Folder:
         return run if isinstance(run, str) and re.fullmatch("[0-9a-f]{32}", run) else ""
 
     def _read(self, *names: str) -> dict[str, Any]:
+        """Return the object in a JSON file; empty if there is none."""
         content = self.world.read_part(self.place(*names), 0, STATE_LIMIT_BYTES)
         return parse_object(content) or {}
 

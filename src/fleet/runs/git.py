@@ -60,6 +60,7 @@ class Git:
         return self._run(["sh", "-c", script, program, *self._words[1:]], given)
 
     def _run(self, argv: Sequence[str], given: bytes) -> Ran:
+        """Run a program as git; raise Wanted if a person has stopped it."""
         ran = self.world.run_program(argv, environ=self._environ, seconds=GIT_SECONDS,
                                      given=given, hold=self.hold)
         if self.hold and ran.code and self.hold.is_over():

@@ -394,6 +394,7 @@ class Landing:
         copy_files(self._folder, sorted(paths), self._tree)
 
     def _pause(self, seconds: float) -> None:
+        """Wait a while; raise KeyboardInterrupt if the landing was stopped."""
         if self._is_over():
             raise KeyboardInterrupt
         self._world.sleep(seconds)
@@ -496,6 +497,7 @@ class Landing:
         return Git(self._world, git, top, self._hold)
 
     def _is_checked_out(self) -> bool:
+        """Tell whether the branch is checked out in any worktree."""
         listed = self._main.out("worktree", "list", "--porcelain").split("\n")
         return f"branch {self._ref}" in listed
 

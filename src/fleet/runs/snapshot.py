@@ -186,6 +186,7 @@ def _store_fresh(own: Git, tree: str, copies: Collection[str], fresh: Iterable[s
 
 
 def join_names(names: Iterable[str]) -> bytes:
+    """Return names as git reads them, each ended by a NUL."""
     return b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
 
 

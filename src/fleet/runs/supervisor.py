@@ -187,6 +187,7 @@ class Supervisor:
             return state
 
     def _keep(self, state: TaskState) -> TaskState:
+        """Write a state to its file, then make it the current one."""
         if self._leaves:  # the next supervisor may already have the lock
             raise Asleep
         self.folder.write_state(state)

@@ -121,6 +121,7 @@ class TaskWork(TaskPlace, TaskAgent):
         return actions[made.do]()
 
     def _listen(self) -> Event:
+        """Listen to the agent, after taking over one that is already there."""
         if not self._agent:
             self._take_over()
         return self._talk()
@@ -188,6 +189,7 @@ class TaskWork(TaskPlace, TaskAgent):
         return work
 
     def _fail_api(self, kind: str, result: Mapping[str, Any]) -> ApiFailed:
+        """Return the event for an error of the model's server."""
         text = clean_line(str(result.get("result") or result.get("errors") or ""))[:200]
         if result.get("terminal_reason") == PROMPT_TOO_LONG:
             return ApiFailed(f"too large for the model, split it: {text}", is_final=True,

@@ -153,6 +153,7 @@ class TaskAgent(TaskDesk):
 
     @property
     def _agent_box(self) -> BoxPlan:
+        """The box of the agent."""
         return BoxPlan(self.state.task, self.state.place.worktree, "agent")
 
     def _plan_coder(self, task: TaskSpec) -> tuple[Sequence[str], dict[str, str]]:

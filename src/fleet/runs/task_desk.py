@@ -53,6 +53,7 @@ class TaskDesk:
         return self._supervisor.take(self.name, event)
 
     def _write(self, **changes: Any) -> TaskState:
+        """Change the state, first in its file."""
         return self._supervisor.write(self.name, **changes)
 
     def _remember(self, **changes: Any) -> TaskState:
@@ -60,9 +61,11 @@ class TaskDesk:
         return self._supervisor.remember(self.name, **changes)
 
     def _tell(self, word: str, text: str = "") -> None:
+        """Log and print an event of this task."""
         self._supervisor.tell(self.name, word, text)
 
     def _file(self, name: str) -> str:
+        """Return a file of the current try."""
         return self._folder.of_try(self.state, name)
 
     def _wait_for_git(self) -> None:

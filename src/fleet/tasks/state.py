@@ -129,6 +129,7 @@ class TaskState(Record):
     wish: Wish = Wish()
 
     def _check(self) -> None:
+        """Refuse another task's name, and values that could not be words of a command."""
         if self.task.name != self.name:
             raise ValueError("another task")
 

@@ -154,10 +154,12 @@ def _move(state: TaskState, to: str, now: float, **changes: Any) -> TaskState:
 
 
 def _begin(state: TaskState, event: Begun, now: float) -> Step:
+    """Start a waiting task on a rung of its ladder."""
     return Step(_move(state, "running", now, phase=PREPARING, rung=event.rung))
 
 
 def _enter(state: TaskState, event: Entered, now: float) -> Step:
+    """Continue from the step that the state names."""
     if state.is_over:
         return Step(state, END_AGAIN if state.wish.stopping else "")
     if state.phase in (PREPARING, STARTING):
@@ -167,6 +169,7 @@ def _enter(state: TaskState, event: Entered, now: float) -> Step:
 
 
 def _plan(state: TaskState, event: Planned, now: float) -> Step:
+    """Note where the task works; if no try is open, begin one."""
     state = change(state, phase=PREPARING, **event.place)
     if not state.attempt.open:
         state = change(state, open=True, tried=event.number, round=0, stalls=0, checks=(),
@@ -175,10 +178,12 @@ def _plan(state: TaskState, event: Planned, now: float) -> Step:
 
 
 def _make_ready(state: TaskState, event: Ready, now: float) -> Step:
+    """Start the agent, now that its place is ready."""
     return Step(state, START_AGENT)
 
 
 def _prepare_start(state: TaskState, event: Starting, now: float) -> Step:
+    """Note the session and the prompt of the process that is about to start."""
     wish = state.wish
     words = "\n\n".join(filter(None, [state.attempt.prompt, *wish.says]))
     return Step(_move(state, "running", now, phase=STARTING, session=event.session,
@@ -187,20 +192,24 @@ def _prepare_start(state: TaskState, event: Starting, now: float) -> Step:
 
 
 def _start(state: TaskState, event: Started, now: float) -> Step:
+    """Note that the agent has started, and listen to it."""
     word = "resumed" if state.attempt.spoken else "started"
     return Step(_move(state, "running", now, spoken=True, client=event.client), LISTEN,
                 ((word, event.words),))
 
 
 def _resume(state: TaskState, event: Resumed, now: float) -> Step:
+    """Listen to the agent again."""
     return Step(state, LISTEN)
 
 
 def _take_result(state: TaskState, event: Spoke, now: float) -> Step:
+    """Check the work, now that the agent has answered."""
     return Step(_move(state, "checking", now, prompt=""), CHECK_WORK)
 
 
 def _ask(state: TaskState, event: Asked, now: float) -> Step:
+    """Ask a person, with the command that answers."""
     asked = []
     choices = False
     for question, labels in questions_in(event.request):
@@ -214,17 +223,20 @@ def _ask(state: TaskState, event: Asked, now: float) -> Step:
 
 
 def _answer(state: TaskState, event: Answered, now: float) -> Step:
+    """Let the agent continue after its question."""
     tells = (("answered", event.words),) if event.words else ()
     return Step(_move(state, "running", now), "", tells)
 
 
 def _tell(state: TaskState, event: Told, now: float) -> Step:
+    """Drop the messages that were delivered."""
     # More may have come since.
     return Step(change(state, says=state.wish.says[len(event.says):]), "",
                 (("told", "; ".join(event.says)),))
 
 
 def _sleep(state: TaskState, event: Event, now: float) -> Step:
+    """Note that the process of an asking agent has ended."""
     return Step(change(state, phase=ASLEEP, prompt=""))
 
 
@@ -249,18 +261,21 @@ def _lose(state: TaskState, event: Lost, now: float) -> Step:
 
 
 def _stall(state: TaskState, event: Stalled, now: float) -> Step:
+    """Resume an agent that is stuck; the second time, the try has failed."""
     to = "failed" if state.attempt.stalls else "waiting"
     return _close_with(state, Ruling(to, f"stalled: {event.how}", cause="stalled",
                                      ended="stalled"))
 
 
 def _expire(state: TaskState, event: Expired, now: float) -> Step:
+    """End a try that has reached its deadline."""
     reason = f"deadline of {show_span(state.task.deadline)} reached"
     return _close_with(state, replace(after_failure(state, reason, "deadline"),
                                       ended="deadline"))
 
 
 def _fail_api(state: TaskState, event: ApiFailed, now: float) -> Step:
+    """Wait until the model answers again, or park the task."""
     if event.is_final or state.attempt.api_errors + 1 >= API_ERRORS_LIMIT:
         return _close_with(state, Ruling("parked", event.text, cause=event.cause,
                                          ended="api_error"))
@@ -269,6 +284,7 @@ def _fail_api(state: TaskState, event: ApiFailed, now: float) -> Step:
 
 
 def _judge(state: TaskState, event: Checked, now: float) -> Step:
+    """Close the try by its verdict, ask its question, or send the work back to the agent."""
     ruling = judge(state, event.work, event.code, event.output)
     if ruling.to == "asking":
         asked = Asked("prose", ask_in_words(event.work.said))
@@ -288,10 +304,12 @@ def _judge(state: TaskState, event: Checked, now: float) -> Step:
 
 
 def _interrupt(state: TaskState, event: Interrupted, now: float) -> Step:
+    """Close the task because a person stops it."""
     return _close_with(state, Ruling("stopped", ended="stopped"))
 
 
 def _trouble(state: TaskState, event: Trouble, now: float) -> Step:
+    """Park the task with the reason; if it is over, only tell it."""
     if state.is_over:
         return Step(state, "", (("note", event.reason),))
     return _close_with(state, Ruling("parked", event.reason, cause=event.cause,
@@ -299,11 +317,13 @@ def _trouble(state: TaskState, event: Trouble, now: float) -> Step:
 
 
 def _refuse(state: TaskState, event: Refused, now: float) -> Step:
+    """Park the task without closing it, because even that fails."""
     state = _move(state, "parked", now, reason=event.reason, cause=event.cause, stopping=False)
     return Step(state, "", (("parked", event.reason),))
 
 
 def _close_with(state: TaskState, ruling: Ruling) -> Step:
+    """Return the step that closes a try with a ruling."""
     return Step(state, CLOSE, ruling=ruling)
 
 
@@ -350,6 +370,7 @@ def _next_try(state: TaskState, ruling: Ruling, now: float) -> dict[str, Any]:
 
 
 def _end_again(state: TaskState, event: EndedAgain, now: float) -> Step:
+    """Note whether the second attempt has ended all processes."""
     to, cause = ("parked", "still-alive") if event.left else ("stopped", "")
     reason = f"still running: {event.left}" if event.left else event.reason
     return Step(_move(state, to, now, reason=reason, cause=cause, stopping=False), "",
@@ -360,6 +381,7 @@ def _end_again(state: TaskState, event: EndedAgain, now: float) -> Step:
 
 
 def _say(state: TaskState, event: SayOrder, now: float) -> Step:
+    """Keep a person's message; a task that is over continues because of it."""
     state = change(state, says=(*state.wish.says, event.text))
     if state.is_over:
         state = _move(state, "waiting", now, open=False, failures=0)
@@ -367,10 +389,12 @@ def _say(state: TaskState, event: SayOrder, now: float) -> Step:
 
 
 def _take_answer(state: TaskState, event: AnswerOrder, now: float) -> Step:
+    """Keep a person's answer until it is delivered."""
     return Step(change(state, answer=event.answers))
 
 
 def _stop(state: TaskState, event: StopOrder, now: float) -> Step:
+    """Ask the task's thread to stop, or try again to end its processes."""
     if not state.is_over:
         return Step(change(state, stopping=True))
     if state.cause != "still-alive":
@@ -379,6 +403,7 @@ def _stop(state: TaskState, event: StopOrder, now: float) -> Step:
 
 
 def _retry(state: TaskState, event: RetryOrder, now: float) -> Step:
+    """Let a task that is over start its next try, with all its tries and rounds."""
     task = thaw_task(event.spec) or state.newer or state.task
     prompt = ""
     if event.fresh:
@@ -394,6 +419,7 @@ def _retry(state: TaskState, event: RetryOrder, now: float) -> Step:
 
 
 def _accept(state: TaskState, event: AcceptOrder, now: float) -> Step:
+    """Make the task done, or note why its branch could not be moved."""
     if not can_accept(state):
         return Step(state)
     if event.reason:
@@ -402,14 +428,17 @@ def _accept(state: TaskState, event: AcceptOrder, now: float) -> Step:
 
 
 def _forget(state: TaskState, event: ForgetOrder, now: float) -> Step:
+    """Hide the task."""
     return Step(change(state, forgotten=True))
 
 
 def _detach(state: TaskState, event: DetachOrder, now: float) -> Step:
+    """Let the task continue with the session that a person hands back."""
     return Step(_move(state, "waiting", now, prompt=ATTACHED_PROMPT, spoken=True, open=True))
 
 
 def _leave_place(state: TaskState, event: GoneOrder, now: float) -> Step:
+    """Note that a worktree was removed."""
     if event.git == state.place.git:
         return Step(change(state, prepared=False, git=""))
     # A workplace before a fresh start.
@@ -418,12 +447,14 @@ def _leave_place(state: TaskState, event: GoneOrder, now: float) -> Step:
 
 
 def _note_landing(state: TaskState, event: LandedOrder, now: float) -> Step:
+    """Note where the work has landed."""
     if event.kept != state.place.kept:
         return Step(state)
     return Step(change(state, landed=event.into, reason=f"landed on {event.into}", cause=""))
 
 
 def _evict(state: TaskState, event: EvictOrder, now: float) -> Step:
+    """Note why the work did not land."""
     if event.kept != state.place.kept:
         return Step(state)
     return Step(replace(state, reason=f"did not land: {event.why}", cause="landing"))
@@ -447,11 +478,13 @@ def _return(state: TaskState, event: ReturnOrder, now: float) -> Step:
 
 
 def _merge(state: TaskState, event: BranchMerged, now: float) -> Step:
+    """Make the task done: a person has merged its branch."""
     return Step(_move(state, "done", now, reason="merged"), "",
                 (("done", "its branch is merged"),))
 
 
 def _remove(state: TaskState, event: Removed, now: float) -> Step:
+    """Drop a task that left the task file before its first try."""
     if state.origin != "file" or state.attempt.tried:
         return Step(state)
     return Step(_move(state, "stopped", now, reason="removed from the task file",
