@@ -18026,12 +18026,17 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
     return Ruling("done" if task.check else "review")
 
 
+def quote_output(output: str) -> str:
+    """Return the end of a command's output, for an agent."""
+    return "\n".join(output.splitlines()[-FEEDBACK_LINES:]) or "It printed nothing."
+
+
 def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str) -> Ruling:
     """Return what is wrong with the work, and the feedback; without a cause, nothing is."""
     if task.check and code != 0:
-        tail = "\n".join(output.splitlines()[-FEEDBACK_LINES:]) or "It printed nothing."
         return Ruling("", f"check failed (exit {code})", (
-            f"The check of this task failed (exit {code}): {task.check}\n\n{tail}\n\n"
+            f"The check of this task failed (exit {code}): {task.check}\n\n"
+            f"{quote_output(output)}\n\n"
             "Fix that. The check runs again when you end."), "check")
     if work.error:
         return Ruling("", f"ended with an error: {work.error}", (
@@ -18663,7 +18668,7 @@ def read_order(order: Mapping[str, Any], identity: str) -> Order | None:
     return read(kind, {**order, "id": identity}) if kind else None
 
 
-# == tasks/step.py, from line 82 ==============================================
+# == tasks/step.py, from line 84 ==============================================
 #
 # What comes next in a task: the function `step` and its table of arrows.
 
@@ -18714,6 +18719,24 @@ def step(state: TaskState, event: Event, now: float) -> Step:
         orders = (*state.orders[1 - ORDERS_KEPT:], event.id)
         made = replace(made, state=replace(made.state, orders=orders))
     return _honor_wishes(made, now)
+
+
+def add_task(tasks: Mapping[str, TaskState], event: Revised, now: float) -> Step:
+    """Return the result of adding a task, or of changing one; refuse a name that is taken."""
+    task = event.task
+    old = tasks.get(task.name)
+    other = find_name(task.name, tasks)
+    if old is None and other:
+        raise FleetError("task-taken", f"there is already a task `{other}`")
+    if old is None:
+        order = max((state.order for state in tasks.values()), default=-1) + 1
+        return Step(TaskState(task.name, task, order, event.origin, at=now,
+                              place=Workplace(base=event.base)))
+    if old.state == UNREADABLE:
+        raise FleetError("bad-state", old.reason)
+    if is_another(old, task, event.origin):
+        raise FleetError("task-taken", "another task of this name was typed before")
+    return step(old, event, now)
 
 
 def _honor_wishes(made: Step, now: float) -> Step:
@@ -19351,7 +19374,7 @@ def suggest_task_step(state: TaskState) -> str:
     return f"subagent-fleet tasks {name}" if state.state in ("parked", UNREADABLE) else ""
 
 
-# == tasks/landing.py, from line 20 ===========================================
+# == tasks/landing.py, from line 21 ===========================================
 #
 # In which order work lands, and which of it breaks the whole.
 
@@ -19465,12 +19488,12 @@ def tell_conflict(into: str, others: Collection[str], files: Collection[str]) ->
             "changes hold, and leave the rest of your work as it is.")
 
 
-def tell_failure(into: str, others: Collection[str], check: str, code: int, tail: str) -> str:
+def tell_failure(into: str, others: Collection[str], check: str, code: int, output: str) -> str:
     """Return the prompt for an agent whose work fails together with what has landed."""
     beside = f" ({some_of(sorted(others), 5)})" if others else ""
     return (f"Your work passed its check alone, but not together with what has landed on {into} "
             f"meanwhile{beside}. This is a new worktree that has both. `{check}` fails there "
-            f"(exit {code}):\n\n{tail or 'It printed nothing.'}\n\nFix that. The check runs again "
+            f"(exit {code}):\n\n{quote_output(output)}\n\nFix that. The check runs again "
             "when you end.")
 
 
@@ -22504,7 +22527,7 @@ class TaskWork(TaskPlace, TaskAgent):
         return ", ".join(words)
 
 
-# == runs/supervisor.py, from line 68 =========================================
+# == runs/supervisor.py, from line 66 =========================================
 #
 # The supervisor of a repository's tasks: their states, threads and orders.
 
@@ -22815,24 +22838,15 @@ class Supervisor:
         if task is None or not re.fullmatch("[0-9a-f]{40,64}", base):
             return
         with self.changed:
-            old = self.tasks.get(task.name)
-            other = find_name(task.name, self.tasks)
-            if old is None and other:
-                self.tell(task.name, "not read", f"there is already a task `{other}`")
+            try:
+                made = add_task(self.tasks, Revised(task, origin, base), self._world.now())
+            except FleetError as error:
+                self.tell(task.name, "not read", error.what)
                 return
-            if old and old.state == UNREADABLE:
-                self.tell(task.name, "not read", old.reason)
-                return
-            if old and is_another(old, task, origin):
-                self.tell(task.name, "not read", "another task of this name was typed before")
-                return
-            if old is None:
-                now = self._world.now()
-                order = max((state.order for state in self.tasks.values()), default=-1) + 1
-                self._keep(TaskState(task.name, task, order, origin, at=now,
-                                     place=Workplace(base=base)))
-                return
-            self.take(task.name, Revised(task, origin, base))
+            if made.state != self.tasks.get(task.name):
+                self._keep(made.state)
+        for word, text in made.tells:
+            self.tell(task.name, word, text)
 
     def _reload(self) -> None:
         """Apply the changes of the task file; an invalid file is reported once."""
@@ -22916,7 +22930,7 @@ class Supervisor:
         return str(sessions.get(session, "idle")) if isinstance(sessions, dict) else "unknown"
 
 
-# == runs/landing.py, from line 52 ============================================
+# == runs/landing.py, from line 51 ============================================
 #
 # Landing: merge finished work, check it as a whole, then move one branch.
 
@@ -23149,13 +23163,12 @@ class Landing:
             failed = self._find_failure(merged[:place + 1]) or failed
             self._refuse_broken(begin, bad, failed)
             result = failed.result
-            tail = "\n".join(result.output.splitlines()[-FEEDBACK_LINES:])
             base = good[-1].commit if good else start
             others = [one.name for one in self._states_of(good)]
             beside = f" together with {some_of(others, 3)}" if others else f" on {self._into}"
             self._back[bad.state.name] = Returned(
                 f"{bad.state.name} fails{beside}: {result.command} (exit {result.code})",
-                tell_failure(self._into, others, result.command, result.code, tail),
+                tell_failure(self._into, others, result.command, result.code, result.output),
                 base, bad.commit)
             culprits.add(bad.state.name)
             # The tasks behind it are merged again: one that conflicted with it may fit now.
@@ -23400,7 +23413,7 @@ def remove_landing(folder: Folder, states: Iterable[TaskState]) -> None:
         hold.release()
 
 
-# == runs/see.py, from line 25 ================================================
+# == runs/see.py, from line 28 ================================================
 #
 # What a command can see of tasks without the lock.
 
@@ -23414,11 +23427,10 @@ def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
     tasks, unreadable = folder.read_states()
     for order in [*(order for _, order in folder.read_orders()), *more]:
         task = thaw_task(order.get("spec")) if order.get("do") == "add" else None
-        if task and (task.name not in tasks or tasks[task.name].state != UNREADABLE):
-            new = TaskState(task.name, task, len(tasks), at=now,
-                            place=Workplace(base=str(order.get("base"))))
-            revised = Revised(task, str(order.get("origin")))
-            tasks[task.name] = step(tasks.get(task.name, new), revised, now).state
+        if task:
+            revised = Revised(task, str(order.get("origin")), str(order.get("base")))
+            with contextlib.suppress(FleetError):  # which the supervisor refuses, too
+                tasks[task.name] = add_task(tasks, revised, now).state
     for name in find_merged(folder, tasks):
         tasks[name] = step(tasks[name], BranchMerged(), now).state
     return tasks, unreadable
@@ -33481,8 +33493,9 @@ result is on `run/landed`, with the line to type. What conflicts, or fails toget
 others, goes back to its agent on top of what has landed, for as many times as its `rounds`;
 then it stays out, and the others land. `subagent-fleet task log NAME landing` says why.
 Tasks with the same check share one run of it, unless it uses `FLEET_TASK_ID` (the task's name),
-itself or in a file of the repository. If the check fails on your branch without any task,
-`task land` says so: nothing lands, and no task goes back.
+itself or in a file of the repository. A shared run has the longest `deadline` of these tasks and
+the strictest `sandbox`: it writes only what each of them may write. If the check fails on your
+branch without any task, `task land` says so: nothing lands, and no task goes back.
 
 - **Ctrl-C leaves the agents running**, and so does a crash or `kill -9`: the next
   `subagent-fleet run` takes over where they are. `task stop '*'` ends them. What is known of
@@ -33493,8 +33506,8 @@ itself or in a file of the repository. If the check fails on your branch without
   none` (`task diff`, then `task accept`, or merge its branch, or `task retry NAME --say
   TEXT`); `failed` (the check, the diff, the deadline, stuck twice); `parked`, with its reason
   (setup failed, changed what it may not touch, a program is missing); `stopped`. `task retry`
-  tries again with the task as the file describes it now, `task say` resumes with your words,
-  `task attach` opens the session in your terminal and gives it back (Claude Code asks once
+  tries again with the task as the file describes it now (a task that you typed: with another
+  check after `--check`), `task say` resumes with your words, `task attach` opens the session in your terminal and gives it back (Claude Code asks once
   whether you trust the task's worktree: choose Yes). `task forget` drops
   finished tasks from every list.
 - **Checked is what is kept**: before the check, everything the agent left running is ended, a

@@ -32,7 +32,6 @@ from fleet.tasks.landing import (
     tell_failure,
 )
 from fleet.tasks.next import dependencies_of
-from fleet.tasks.verdict import FEEDBACK_LINES
 from fleet.text.json import parse_object
 from fleet.text.phrases import quote_shell, some_of
 from fleet.text.terminal import clean_line
@@ -278,13 +277,12 @@ class Landing:
             failed = self._find_failure(merged[:place + 1]) or failed
             self._refuse_broken(begin, bad, failed)
             result = failed.result
-            tail = "\n".join(result.output.splitlines()[-FEEDBACK_LINES:])
             base = good[-1].commit if good else start
             others = [one.name for one in self._states_of(good)]
             beside = f" together with {some_of(others, 3)}" if others else f" on {self._into}"
             self._back[bad.state.name] = Returned(
                 f"{bad.state.name} fails{beside}: {result.command} (exit {result.code})",
-                tell_failure(self._into, others, result.command, result.code, tail),
+                tell_failure(self._into, others, result.command, result.code, result.output),
                 base, bad.commit)
             culprits.add(bad.state.name)
             # The tasks behind it are merged again: one that conflicted with it may fit now.

@@ -1,6 +1,7 @@
 """What a command can see of tasks without the lock."""
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from fleet.runs.agent import feed_lines
@@ -8,10 +9,11 @@ from fleet.runs.folder import TAIL_BYTES
 from fleet.runs.process_tree import PROCESS_LOOK_SECONDS, ProcessTree
 from fleet.runs.supervisor import find_limits, find_merged
 from fleet.speech.claude_stream import Heard
+from fleet.start.errors import FleetError
 from fleet.tasks.events import BranchMerged, Revised
 from fleet.tasks.rows import TaskSight
-from fleet.tasks.state import UNREADABLE, TaskState, Workplace, thaw_task
-from fleet.tasks.step import step
+from fleet.tasks.state import thaw_task
+from fleet.tasks.step import add_task, step
 from fleet.world.process_list import TASK_MARK
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from fleet.runs.agent import Backing
     from fleet.runs.folder import Folder
+    from fleet.tasks.state import TaskState
 
 
 def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
@@ -32,11 +35,10 @@ def see_states(folder: Folder, more: Iterable[Mapping[str, Any]] = ()
     tasks, unreadable = folder.read_states()
     for order in [*(order for _, order in folder.read_orders()), *more]:
         task = thaw_task(order.get("spec")) if order.get("do") == "add" else None
-        if task and (task.name not in tasks or tasks[task.name].state != UNREADABLE):
-            new = TaskState(task.name, task, len(tasks), at=now,
-                            place=Workplace(base=str(order.get("base"))))
-            revised = Revised(task, str(order.get("origin")))
-            tasks[task.name] = step(tasks.get(task.name, new), revised, now).state
+        if task:
+            revised = Revised(task, str(order.get("origin")), str(order.get("base")))
+            with contextlib.suppress(FleetError):  # which the supervisor refuses, too
+                tasks[task.name] = add_task(tasks, revised, now).state
     for name in find_merged(folder, tasks):
         tasks[name] = step(tasks[name], BranchMerged(), now).state
     return tasks, unreadable

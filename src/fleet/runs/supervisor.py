@@ -37,18 +37,16 @@ from fleet.tasks.events import (
 from fleet.tasks.ladder import place_task, plan_rungs
 from fleet.tasks.landing import climbs_to_land
 from fleet.tasks.next import Limits, blockers_of, explain_wait, plan_starts
-from fleet.tasks.spec import find_name, is_another, plan_alias, plan_slots
+from fleet.tasks.spec import plan_alias, plan_slots
 from fleet.tasks.state import (
     TERMINAL_STATES,
-    UNREADABLE,
     TaskState,
-    Workplace,
     can_accept,
     change,
     freeze,
     thaw_task,
 )
-from fleet.tasks.step import step
+from fleet.tasks.step import add_task, step
 from fleet.world.child import Launch
 
 if TYPE_CHECKING:
@@ -372,24 +370,15 @@ class Supervisor:
         if task is None or not re.fullmatch("[0-9a-f]{40,64}", base):
             return
         with self.changed:
-            old = self.tasks.get(task.name)
-            other = find_name(task.name, self.tasks)
-            if old is None and other:
-                self.tell(task.name, "not read", f"there is already a task `{other}`")
+            try:
+                made = add_task(self.tasks, Revised(task, origin, base), self._world.now())
+            except FleetError as error:
+                self.tell(task.name, "not read", error.what)
                 return
-            if old and old.state == UNREADABLE:
-                self.tell(task.name, "not read", old.reason)
-                return
-            if old and is_another(old, task, origin):
-                self.tell(task.name, "not read", "another task of this name was typed before")
-                return
-            if old is None:
-                now = self._world.now()
-                order = max((state.order for state in self.tasks.values()), default=-1) + 1
-                self._keep(TaskState(task.name, task, order, origin, at=now,
-                                     place=Workplace(base=base)))
-                return
-            self.take(task.name, Revised(task, origin, base))
+            if made.state != self.tasks.get(task.name):
+                self._keep(made.state)
+        for word, text in made.tells:
+            self.tell(task.name, word, text)
 
     def _reload(self) -> None:
         """Apply the changes of the task file; an invalid file is reported once."""

@@ -7,6 +7,7 @@ from fleet.start.record import Record, replace
 from fleet.tasks.ladder import is_away, plan_ladder
 from fleet.tasks.next import dependencies_of
 from fleet.tasks.rows import find_twins
+from fleet.tasks.verdict import quote_output
 from fleet.text.phrases import some_of
 
 if TYPE_CHECKING:
@@ -127,10 +128,10 @@ def tell_conflict(into: str, others: Collection[str], files: Collection[str]) ->
             "changes hold, and leave the rest of your work as it is.")
 
 
-def tell_failure(into: str, others: Collection[str], check: str, code: int, tail: str) -> str:
+def tell_failure(into: str, others: Collection[str], check: str, code: int, output: str) -> str:
     """Return the prompt for an agent whose work fails together with what has landed."""
     beside = f" ({some_of(sorted(others), 5)})" if others else ""
     return (f"Your work passed its check alone, but not together with what has landed on {into} "
             f"meanwhile{beside}. This is a new worktree that has both. `{check}` fails there "
-            f"(exit {code}):\n\n{tail or 'It printed nothing.'}\n\nFix that. The check runs again "
+            f"(exit {code}):\n\n{quote_output(output)}\n\nFix that. The check runs again "
             "when you end.")

@@ -12,6 +12,7 @@ from fleet.speech.claude_stream import (
     questions_in,
     tell_answers,
 )
+from fleet.start.errors import FleetError
 from fleet.start.record import Record, replace
 from fleet.tasks.events import (
     AcceptOrder,
@@ -54,13 +55,14 @@ from fleet.tasks.events import (
     Trouble,
 )
 from fleet.tasks.ladder import tell_climbed
-from fleet.tasks.spec import HOT_KEYS
+from fleet.tasks.spec import HOT_KEYS, find_name, is_another
 from fleet.tasks.state import (
     ASLEEP,
     PREPARING,
     STARTING,
     STATES,
     TERMINAL_STATES,
+    UNREADABLE,
     Attempt,
     TaskState,
     Wish,
@@ -126,6 +128,24 @@ def step(state: TaskState, event: Event, now: float) -> Step:
         orders = (*state.orders[1 - ORDERS_KEPT:], event.id)
         made = replace(made, state=replace(made.state, orders=orders))
     return _honor_wishes(made, now)
+
+
+def add_task(tasks: Mapping[str, TaskState], event: Revised, now: float) -> Step:
+    """Return the result of adding a task, or of changing one; refuse a name that is taken."""
+    task = event.task
+    old = tasks.get(task.name)
+    other = find_name(task.name, tasks)
+    if old is None and other:
+        raise FleetError("task-taken", f"there is already a task `{other}`")
+    if old is None:
+        order = max((state.order for state in tasks.values()), default=-1) + 1
+        return Step(TaskState(task.name, task, order, event.origin, at=now,
+                              place=Workplace(base=event.base)))
+    if old.state == UNREADABLE:
+        raise FleetError("bad-state", old.reason)
+    if is_another(old, task, event.origin):
+        raise FleetError("task-taken", "another task of this name was typed before")
+    return step(old, event, now)
 
 
 def _honor_wishes(made: Step, now: float) -> Step:

@@ -77,12 +77,17 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
     return Ruling("done" if task.check else "review")
 
 
+def quote_output(output: str) -> str:
+    """Return the end of a command's output, for an agent."""
+    return "\n".join(output.splitlines()[-FEEDBACK_LINES:]) or "It printed nothing."
+
+
 def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str) -> Ruling:
     """Return what is wrong with the work, and the feedback; without a cause, nothing is."""
     if task.check and code != 0:
-        tail = "\n".join(output.splitlines()[-FEEDBACK_LINES:]) or "It printed nothing."
         return Ruling("", f"check failed (exit {code})", (
-            f"The check of this task failed (exit {code}): {task.check}\n\n{tail}\n\n"
+            f"The check of this task failed (exit {code}): {task.check}\n\n"
+            f"{quote_output(output)}\n\n"
             "Fix that. The check runs again when you end."), "check")
     if work.error:
         return Ruling("", f"ended with an error: {work.error}", (
