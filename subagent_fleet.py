@@ -27430,10 +27430,10 @@ def tell_session(workspace: Workspace, began: float, options: Namespace) -> None
 
 # == work/backing.py, from line 33 ============================================
 #
-# What serves the agents of tasks.
+# The services for the agents of tasks: the fleet, its key and its gateway.
 
 def load_fleet_for_tasks(options: Namespace, world: World, folder: Folder) -> Fleet | None:
-    """Return the fleet near a repository; None where there is none and none was typed."""
+    """Return the fleet near a repository; None if there is none and none was typed."""
     if options.config or world.environ.get(CONFIG_VARIABLE):
         return load_config(world, options.config).fleet
     here = [] if options.everywhere else [world.directory]
@@ -27446,7 +27446,7 @@ def load_fleet_for_tasks(options: Namespace, world: World, folder: Folder) -> Fl
 
 def load_fleet_if_valid(options: Namespace, world: World, folder: Folder, *,
                         tells: bool = True) -> Fleet | None:
-    """Return the fleet, or None if its file is wrong: tasks are only looked at or ended."""
+    """Return the fleet, or None if its file is invalid, for commands that start no agent."""
     try:
         return load_fleet_for_tasks(options, world, folder)
     except FleetError as error:
@@ -27458,19 +27458,19 @@ def load_fleet_if_valid(options: Namespace, world: World, folder: Folder, *,
 
 
 def workspace_of(fleet: Fleet, options: Namespace, world: World) -> Workspace:
-    """Return the directory of what was generated from the fleet that serves tasks."""
+    """Return the directory with the generated files of the fleet that serves tasks."""
     return Workspace(world, options.out or world.parent(fleet.document.source))
 
 
 def need_key(workspace: Workspace, fleet: Fleet) -> str:
-    """Return the gateway's key; the first who needs one makes it, as `generate` does."""
+    """Return the gateway's key; if there is none yet, make it, as `generate` does."""
     if not workspace.find_key(fleet):
         workspace.write(workspace.compare(fleet, ("env",)))
     return workspace.read_key(fleet)
 
 
 def plan_backing(fleet: Fleet | None, options: Namespace, folder: Folder) -> Backing:
-    """Return what is known of the gateway without asking anybody for anything."""
+    """Return the services as far as they are known, without asking a person for anything."""
     if fleet is None:
         return Backing()
     world = folder.world
@@ -27503,9 +27503,9 @@ GATEWAY_START_SECONDS = 15.0
 
 
 def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
-    """See that the fleet is served; a gateway started for it lives as long as agents do.
+    """Make sure that a gateway serves the fleet; one that is started here lives for the agents.
 
-    It is a program of its own: agents go on when their supervisor is gone, and still need it.
+    It is a separate process: agents continue without their supervisor, and still need it.
     """
     world = folder.world
     workspace = workspace_of(fleet, options, world)
@@ -27539,7 +27539,7 @@ def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
 
 
 def end_serving(folder: Folder) -> bool:
-    """End the gateway started for agents, now that there are none; tell whether it ran."""
+    """End the gateway that was started for agents, if there are none left; tell if it ran."""
     world = folder.world
     pid = world.read_part(folder.place("serve.pid"), 0, 32)
     if any(state.is_active or state.attempt.spoken and folder.is_attached(name)
@@ -27556,7 +27556,7 @@ def end_serving(folder: Folder) -> bool:
 # Tasks from typed words and from files.
 
 def look_at_project(world: World, directory: str) -> ProjectGuess:
-    """Return how the project in a directory is set up and checked, by its files."""
+    """Return the guess how to set up and check the project in a directory, by its files."""
     names = world.names_in(directory)
     files = {name: "" for name in names if name in PROJECT_DIRECTORIES}
     for name in PROJECT_FILES:
@@ -27567,10 +27567,10 @@ def look_at_project(world: World, directory: str) -> ProjectGuess:
     return guess_project(files)
 
 
-# Whoever holds the lock obeys orders; a command hands them over as files, or takes the
-# lock itself for as long as they take. What lies in a repository's folder of tasks is
-# shown to everybody. For anything else there is one door, `open_tasks`: tasks that came
-# with a copy or an archive name commands, places and revisions, and are never obeyed.
+# The process that holds the lock carries out orders. A command writes them as files, or takes the
+# lock itself until they are carried out. Any folder of tasks can be shown. For everything else
+# there is one way in, `open_tasks`: tasks that came with a copy or an archive name commands,
+# places and revisions, so they are never run.
 
 TASK_KEYS = keys_of(TaskSpec)
 
@@ -27618,12 +27618,12 @@ ADD_A_TASK = "subagent-fleet run 'NAME:what to do'"
 
 
 def open_folder(world: World, *, begins: bool = False) -> Folder:
-    """Return the tasks of the repository that a person stands in, to be shown."""
+    """Return the folder of tasks of the current repository, for showing them."""
     return Folder(world, find_repository(world, world.directory, begins=begins))
 
 
 def open_tasks(folder: Folder) -> Folder:
-    """Return tasks for anything but showing; those that this user did not add are refused."""
+    """Return the folder of tasks for any other use; refuse tasks that this user did not add."""
     world = folder.world
     run = folder.run
     if run and read_repositories(world).get(folder.repository.main) == run:
@@ -27640,7 +27640,7 @@ def open_tasks(folder: Folder) -> Folder:
 
 def find_folders(options: Namespace, world: World, known: set[str], *,
                  begins: bool = False) -> list[Folder]:
-    """Return the folder of the repository a person is in; with `--all`, of each not known."""
+    """Return the folder of the current repository; with `--all`, each that is not in `known`."""
     if not options.everywhere:
         return [open_folder(world, begins=begins)]
     folders = []
@@ -27661,10 +27661,9 @@ PROMPT_LIMIT_BYTES = 256 * 1024
 
 
 def find_task_file(folder: Folder, options: Namespace) -> str:
-    """Return what was typed, else the nearest task file up to the checkout's top, or nothing.
+    """Return the typed task file, or the nearest one up to the top of the checkout, or "".
 
-    From inside a task's own worktree, that is the one of the main checkout,
-    as it is with --all.
+    In a task's own worktree, and with --all, it is the one of the main checkout.
     """
     if options.task_file is not None:
         return str(options.task_file)
@@ -27677,7 +27676,7 @@ def find_task_file(folder: Folder, options: Namespace) -> str:
 
 
 class KnownTasks(Record):
-    """What is known in a repository before anything is done there."""
+    """The tasks and the fleet of a repository, before a command changes anything."""
 
     states: Mapping[str, TaskState]
     plan: TaskPlan
@@ -27698,7 +27697,7 @@ class KnownTasks(Record):
 
 
 def know_tasks(folder: Folder, options: Namespace, *, needs_fleet: bool = True) -> KnownTasks:
-    """Read the task file and the fleet of a repository, and where its tasks stand."""
+    """Read the task file, the fleet and the states of tasks of a repository."""
     fleet = load_fleet_for_tasks(options, folder.world, folder) if needs_fleet else \
         load_fleet_if_valid(options, folder.world, folder, tells=False)
     path = find_task_file(folder, options)
@@ -27707,7 +27706,7 @@ def know_tasks(folder: Folder, options: Namespace, *, needs_fleet: bool = True) 
 
 
 def load_tasks(world: World, path: str, fleet: Fleet | None) -> TaskPlan:
-    """Read a task file; any error refuses it, all of them at once."""
+    """Read a task file; refuse one with errors, and report all of them."""
     source = ("<stdin>" if path == "-"
               else path.removeprefix(world.real_path(world.directory) + "/"))
     plan = read_checked(world, path, source, lambda document: check_tasks(document, fleet))
@@ -27737,7 +27736,7 @@ def split_name(prompt: str) -> tuple[str, str]:
 
 def refuse_unquoted(words: Sequence[str], names: Collection[str], options: Namespace,
                     key: str) -> None:
-    """Refuse a sentence whose quotes were forgotten: words of which none is like a name."""
+    """Refuse a sentence without quotes: several words, none of which is like a name."""
     if len(words) > 1 and not any(" " in word or ":" in word or word in names
                                   or nearest(word, names) for word in words):
         raise FleetError("usage", f"{options.row.name}: a task of several words is typed in "
@@ -27746,7 +27745,7 @@ def refuse_unquoted(words: Sequence[str], names: Collection[str], options: Names
 
 
 def typed_keys(options: Namespace) -> dict[str, Any]:
-    """Return the keys of new tasks that were typed as flags."""
+    """Return the keys for new tasks that were typed as flags."""
     words = [name_of(flag) for flag in TASK_WORDS]
     typed = {word: getattr(options, word) for word in words if word in TASK_KEYS}
     if str(options.coder).startswith("["):
@@ -27767,9 +27766,9 @@ def parse_check(text: str) -> str:
 
 def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTasks,
                      ) -> list[TaskSpec]:
-    """Return the tasks that were typed as words, checked as those of a file are.
+    """Return the tasks that were typed, checked like those of a file.
 
-    The defaults of the file hold for them, too.
+    The defaults of the task file apply to them, too.
     """
     if options.name and len(prompts) > 1:
         raise FleetError("usage", "--name is for one task", status=EXIT_USAGE,
@@ -27813,7 +27812,7 @@ def refuse_name(name: str, taken: Collection[str], known: KnownTasks) -> FleetEr
 
 
 def free_name(text: str, taken: Collection[str]) -> str:
-    """Return a name that no task has: the first words of a prompt, at most up to a colon."""
+    """Return a free name: the first words of a prompt, at most up to a colon."""
     words = re.findall("[A-Za-z0-9]+", text.partition(":")[0])[:4]
     stem = "-".join(words)[:40].lower().strip("-") or "task"
     name = stem
@@ -27826,7 +27825,7 @@ def free_name(text: str, taken: Collection[str]) -> str:
 
 def order_of(task: TaskSpec, folder: Folder, origin: str = "typed", where: str = ""
              ) -> dict[str, Any]:
-    """Return a task as it is handed to a supervisor: with the commit it starts from."""
+    """Return the order that adds a task, with the commit that it starts from."""
     return {"do": "add", "task": task.name, "spec": freeze(task), "origin": origin,
             "base": base_of(task, folder, where)}
 
@@ -27836,7 +27835,7 @@ def order_of(task: TaskSpec, folder: Folder, origin: str = "typed", where: str =
 # Tasks as text.
 
 def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
-    """Return what to type for tasks that are done and not in what is checked out."""
+    """Return what to type for tasks that are done and not merged into the current branch."""
     if not any(state.state == "done" for state in states.values()):
         return ""
     waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
@@ -27863,19 +27862,19 @@ TASK_MARKS = {**MARKS, "work": "▶", "wait": "·", "ask": "?"}
 
 
 def mark_task(state: str, look: Look) -> Cell:
-    """Return a state with the mark that says it: a tick is for what is finished alone."""
+    """Return a state with its mark; only a finished task gets a tick."""
     role = TASK_ROLES.get(state, "wait")
     colour = {"ask": "warn", "work": "bold", "wait": "dim"}.get(role, role)
     return Cell(f"{TASK_MARKS[role]} {state}" if look.marks else state, colour)
 
 
 TASK_NOW_WIDTH = 44
-TIDIED_LIMIT = 4  # so many in a list are more than its reader looks for
+TIDIED_LIMIT = 4  # tidied tasks in a list; with more, `tasks` suggests to forget them
 
 
 def format_tasks(rows: Sequence[TaskRow], look: Look = PLAIN) -> str:
     """Return the table of tasks, and below it what to type for those that need a person."""
-    # A narrow terminal does without what is the same in most rows.
+    # A narrow terminal leaves out the columns that are alike in most rows.
     text = format_table(
         ("NAME", "STATE", "TRY", "FOR", "TOTAL", "IDLE", "NOW", "CONTEXT", "DIFF", "WHERE",
          "USES"),
@@ -27893,22 +27892,22 @@ def format_tasks(rows: Sequence[TaskRow], look: Look = PLAIN) -> str:
 
 
 def format_task_event(name: str, word: str, text: str, width: int, look: Look = PLAIN) -> str:
-    """Return one thing that has happened to a task, in columns."""
+    """Return an event of a task, in columns."""
     return format_entry((name, word), (max(width, 8), 10), [text], look)
 
 
 def tell_task(world: World, name: str, word: str, text: str, width: int = 8) -> None:
-    """Print one thing that is so of a task, in columns."""
+    """Print an event or a state of a task, in columns."""
     world.out(format_task_event(name, word, text, width, look_of(world)))
 
 
 def see_folder(folder: Folder, options: Namespace) -> TaskSight:
-    """Return what is seen of a repository's tasks; those over that left its file are not."""
+    """Return the tasks of a repository, without finished ones that left the task file."""
     fleet = load_fleet_if_valid(options, folder.world, folder)
     backing = plan_backing(fleet, options, folder)
     named = read_named_tasks(folder, options)
     known = see_states(folder)[0]
-    # Those of the file that were never started wait, too.
+    # Tasks of the file that were never started count as waiting.
     sight = see_tasks(folder, backing, [
         {"do": "add", "spec": freeze(task), "origin": "file", "base": ""}
         for name, task in named.items() if name not in known])
@@ -27920,7 +27919,7 @@ def see_folder(folder: Folder, options: Namespace) -> TaskSight:
 
 
 def read_named_tasks(folder: Folder, options: Namespace) -> Mapping[str, TaskSpec]:
-    """Return the tasks of the task file; none where it is absent or wrong."""
+    """Return the tasks of the task file; none if it is missing or invalid."""
     try:
         path = find_task_file(folder, options)
         if path:
@@ -27931,7 +27930,7 @@ def read_named_tasks(folder: Folder, options: Namespace) -> Mapping[str, TaskSpe
 
 
 def find_task_rows(world: World, fleet: Fleet | None, options: Namespace) -> list[TaskRow]:
-    """Return what is shown of the tasks of this repository; nothing where it is none."""
+    """Return the rows of this repository's tasks; none outside of a repository."""
     with contextlib.suppress(FleetError):
         folder = open_folder(world)
         if folder.run:
@@ -27952,7 +27951,7 @@ def find_task(folder: Folder, name: str, command: str) -> TaskState:
 
 
 def suggest_run(tasks: Mapping[str, TaskState]) -> str:
-    """Return what to type where nothing supervises tasks that could go on; or nothing."""
+    """Return what to type if no supervisor runs and tasks could continue; or nothing."""
     if any(state.is_active for state in tasks.values()):
         return "Agents keep working, but nothing watches them. Continue: subagent-fleet run"
     if any(state.state == "waiting" for state in tasks.values()):
@@ -27962,15 +27961,15 @@ def suggest_run(tasks: Mapping[str, TaskState]) -> str:
 
 # == work/orders.py, from line 25 =============================================
 #
-# What is asked of tasks, and waiting until it is done.
+# Orders for tasks, and waiting until they are carried out.
 
 STOP_WAIT_SECONDS = 30.0
 
 
 def match_tasks(folder: Folder, options: Namespace, command: str) -> list[TaskState]:
-    """Return the tasks whose names patterns match; one that matches none is refused.
+    """Return the tasks whose names match the patterns; refuse a pattern that matches none.
 
-    A task that was forgotten can be tidied, and comes back when it is retried by its name.
+    A forgotten task can be tidied, and comes back when it is retried by its exact name.
     """
     tasks = {name: state for name, state in see_states(folder)[0].items()
              if not state.wish.forgotten or command == "task tidy"
@@ -27990,19 +27989,19 @@ def match_tasks(folder: Folder, options: Namespace, command: str) -> list[TaskSt
 
 
 class Carried(Record):
-    """What has become of orders."""
+    """The result of orders."""
 
     tasks: Mapping[str, TaskState]  # as they are now
-    left: frozenset[str] = frozenset()  # tasks whose orders nobody took in time
-    wait: str = ""  # what a person is told of those
+    left: frozenset[str] = frozenset()  # tasks whose orders were not taken in time
+    wait: str = ""  # the message about those
 
 
 def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Namespace
               ) -> Carried:
-    """Hand orders of one kind to whoever supervises, and wait until they are obeyed.
+    """Hand orders of one kind to the supervisor, and wait until they are carried out.
 
-    Where nobody does, that is done here; but what an agent needs to hear is left
-    for who comes.
+    If none is running, this command carries them out itself, except those that an agent must
+    hear: they wait for the next supervisor.
     """
     world = folder.world
     before = folder.read_states()[0]
@@ -28010,7 +28009,7 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Name
     kind = str(orders[0]["do"]) if orders else "add"
     if kind in ("add", "say") and not folder.holder():
         return Carried(before)
-    # Of the others no agent starts or goes on: they need no fleet.
+    # The other orders start or continue no agent, so they need no fleet.
     load = load_fleet_for_tasks if kind in ("add", "say", "answer") \
         else load_fleet_if_valid
     names = {*asked.values()}
@@ -28041,13 +28040,13 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Name
 
 
 def explain_no_answer(folder: Folder) -> str:
-    """Return what is so of an order that the `run` which is active has not taken."""
+    """Return the message for an order that the active `run` has not taken."""
     return (f"`run` (pid {folder.holder()}) did not respond in {STOP_WAIT_SECONDS:.0f} s; "
             "it does this when it continues")
 
 
 def is_carried_out(kind: str, before: TaskState | None, state: TaskState) -> bool:
-    """Tell whether an order that was written down has come to what it is for."""
+    """Tell whether an order that was taken has had its effect."""
     if kind == "say":
         return not (state.wish.says and state.state == "running" and state.task.talks)
     if kind == "stop":
@@ -28060,9 +28059,9 @@ def is_carried_out(kind: str, before: TaskState | None, state: TaskState) -> boo
 
 def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, carried: Carried, *,
                   starts: bool = True) -> int:
-    """Print what has become of tasks, and what works on them where nothing does.
+    """Print the result for each task, and the command that starts work if none is running.
 
-    Return the exit status: an order that nobody took is a problem.
+    Return the exit status: an order that was not taken is a problem.
     """
     width = max((width_of(name) for name, _, _ in rows), default=8)
     for name, word, text in rows:
@@ -28078,10 +28077,10 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, carried:
 
 # == work/land.py, from line 23 ===============================================
 #
-# Landing, as `task land` and `run --land` do it.
+# Landing, for `task land` and `run --land`.
 
 def find_target(folder: Folder, chosen: str) -> str:
-    """Return the branch that work lands on: the one that was typed, else where a person is."""
+    """Return the branch that work lands on: the typed one, or the current branch."""
     if chosen:
         return chosen
     head = folder.world.run_git(["symbolic-ref", "--quiet", "HEAD"], folder.repository.top)
@@ -28097,7 +28096,7 @@ def find_target(folder: Folder, chosen: str) -> str:
 
 def take_turn(folder: Folder, is_over: Callable[[], bool],
               waits: Callable[[], object]) -> Hold:
-    """Return the lock of landing: one lands, the other waits."""
+    """Return the lock of landing, after waiting for any other landing."""
     hold = folder.world.hold(folder.place("landing.lock"))
     if not hold:
         waits()
@@ -28111,7 +28110,7 @@ def take_turn(folder: Folder, is_over: Callable[[], bool],
 
 def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: bool,
          order: Callable[[Sequence[Mapping[str, Any]]], object]) -> Landed:
-    """Land what is done, move the branch, and let the tasks know."""
+    """Land finished work, move the branch, and order what that means for each task."""
     states = folder.read_states()[0]
     landed = landing.land(states, names)
     where = LANDED_BRANCH
@@ -28141,7 +28140,7 @@ def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: boo
 
 
 def merge_passes(passes: Sequence[Landed]) -> Landed | None:
-    """Return what several passes of one run came to together."""
+    """Return the result of several passes of one run together."""
     if not passes:
         return None
     first, last = passes[0], passes[-1]
@@ -28151,7 +28150,7 @@ def merge_passes(passes: Sequence[Landed]) -> Landed | None:
 
 
 def describe_landing(landed: Landed) -> list[str]:
-    """Return in sentences what has landed where, what has not, and what to type."""
+    """Return sentences that say what has landed where, what has not, and what to type."""
     lines = []
     span = f"({landed.begin[:7]}..{landed.tip[:7]})"
     checked = "checked as a whole" if landed.checks else "no task has a check"
@@ -28177,12 +28176,12 @@ def describe_landing(landed: Landed) -> list[str]:
 
 
 class Lander:
-    """Lands the tasks of a run as they get done, in a thread of its own."""
+    """Lands the tasks of a run as they get done, in its own thread."""
 
     def __init__(self, job: RunJob, into: str, stops: Sequence[str]) -> None:
         self._job = job
         self._into = find_target(job.folder, into)
-        self._tried: set[tuple[str, str]] = set()  # work that was tried, by task and commit
+        self._tried: set[tuple[str, str]] = set()  # work that a pass has tried: task and commit
         self._thread: threading.Thread | None = None
         self._is_left = False
         self._stops = stops
@@ -28191,12 +28190,12 @@ class Lander:
         self.passes: list[Landed] = []
 
     def look(self, *, is_last: bool) -> bool:
-        """Begin a pass where there is new work; tell whether anything goes on."""
+        """Begin a pass if there is new work; tell whether a pass is running or just ended."""
         if self._thread and self._thread.is_alive():
             return True
         if self._thread:
             self._thread = None
-            return True  # its orders are to be obeyed first
+            return True  # its orders must be carried out first
         tasks = list(self._job.supervisor.tasks.values())
         done = {(state.name, state.place.kept) for state in tasks if state.state == "done"
                 and not state.place.landed and not state.wish.forgotten
@@ -28224,11 +28223,11 @@ class Lander:
             finally:
                 hold.release()
         except KeyboardInterrupt:
-            pass  # what has passed stands on `run/landed`
+            pass  # what has passed is on `run/landed`
         except FleetError as error:
             supervisor.tell("landed", "failed", f"{error.what}; {error.fix}".rstrip("; "))
             self._has_failed = True
-        except Exception as error:  # a bug is told
+        except Exception as error:  # a bug ends the run, with a message
             supervisor.failures.append(error)
         finally:
             with supervisor.changed:
@@ -28242,7 +28241,7 @@ class Lander:
         return self._is_left or bool(self._stops)
 
     def leave(self) -> None:
-        """Wait for what cannot be left half done; a check that runs is ended."""
+        """Wait for steps that must not be left half done; a running check is ended."""
         self._is_left = True
         if self._thread:
             self._thread.join(10.0)
@@ -28258,11 +28257,11 @@ class Lander:
 
 # == work/run_words.py, from line 37 ==========================================
 #
-# What `run` says: what starts, what happens, what comes next.
+# The messages of `run`: what starts, what happens, and what to type next.
 
 def tell_events(folder: Folder, names: Iterable[str], options: Namespace
                 ) -> Callable[[str, str, str], None]:
-    """Return what prints the things that happen to tasks, in columns."""
+    """Return the function that prints events of tasks, in columns."""
     world = folder.world
     prefix = f"{world.split(folder.repository.main)[1]}/" if options.everywhere else ""
     width = max((width_of(prefix + name) for name in names), default=8)
@@ -28271,10 +28270,10 @@ def tell_events(folder: Folder, names: Iterable[str], options: Namespace
 
 def watch_tasks(world: World, path: str, fleet: Fleet | None,
                 most: int | None, options: Namespace) -> Callable[[], TaskPlan | None]:
-    """Return what reads the task file again when it has changed; `most` is its `max:`.
+    """Return the function that reads the task file again after a change; `most` is its `max:`.
 
-    A `max:` that has not changed is left out: one that was typed meanwhile counts until
-    it does, and one that the run began with counts to its end.
+    It leaves out a `max:` that has not changed, because one that was typed meanwhile counts
+    until then. One that the run was started with counts to its end.
     """
     if path in ("", "-"):
         return lambda: None
@@ -28284,7 +28283,7 @@ def watch_tasks(world: World, path: str, fleet: Fleet | None,
         nonlocal seen, most
         now = world.changed_at(path)
         if now in (0.0, seen):
-            return None  # where it was removed, what it said before stays
+            return None  # without the file, its last content still counts
         seen = now
         try:
             plan = load_tasks(world, path, fleet)
@@ -28301,7 +28300,7 @@ def watch_tasks(world: World, path: str, fleet: Fleet | None,
 
 
 def tell_starts(job: RunJob) -> None:
-    """Say how many tasks start now, why the others do not, and how to use other machines."""
+    """Say how many tasks start now, why the others don't, and how to use other machines."""
     sight = see_tasks(job.folder, job.backing)
     tasks = {name: state for name, state in sight.tasks.items()
              if state.state != "waiting" or not job.only or name in job.only}
@@ -28329,7 +28328,7 @@ def tell_starts(job: RunJob) -> None:
 
 
 def suggest_after_stop(jobs: Sequence[RunJob]) -> list[str]:
-    """Return what to type where agents go on after the run was stopped."""
+    """Return what to type if agents continue after the run was stopped."""
     if not any(state.is_active for job in jobs
                for state in job.folder.read_states()[0].values()):
         return []
@@ -28343,16 +28342,16 @@ def suggest_after_stop(jobs: Sequence[RunJob]) -> list[str]:
 
 
 def suggest_next(jobs: Sequence[RunJob], meant: Sequence[Mapping[str, TaskState]]) -> list[str]:
-    """Return what to type after a run, a line each; empty where there is nothing to type."""
+    """Return what to type after a run, a line for each command; "" if there is none."""
     lines = [line for tasks in meant if tasks
              for line in (suggest_look(tasks), suggest_retry(tasks))]
-    if len(jobs) == 1 and meant[0]:  # else it is not said in which directory
+    if len(jobs) == 1 and meant[0]:  # otherwise it would not say in which directory
         lines.append(suggest_merge(jobs[0].folder, meant[0]))
     return lines
 
 
 def tell_homes(job: RunJob, tasks: Mapping[str, TaskState]) -> str:
-    """Return where tasks with a ladder were done, as their receipts say; or nothing."""
+    """Return where tasks with a ladder were done, by their receipts; "" without any."""
     fleet = job.backing.fleet
     meant = [state for state in tasks.values()
              if state.attempt.tried and len(plan_ladder(state.task, fleet).rungs) > 1]
@@ -28371,7 +28370,7 @@ def tell_homes(job: RunJob, tasks: Mapping[str, TaskState]) -> str:
 
 
 def tell_none(jobs: Sequence[RunJob]) -> str:
-    """Return why there is no task: those of the file may be forgotten."""
+    """Return why there is nothing to run: the tasks of the file may be forgotten."""
     forgotten = [name for job in jobs for name, state in job.folder.read_states()[0].items()
                  if state.wish.forgotten and state.origin == "file"]
     if not forgotten:
@@ -28382,7 +28381,7 @@ def tell_none(jobs: Sequence[RunJob]) -> str:
 
 def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
                landers: Sequence[Lander] = ()) -> int:
-    """Say what has become of the tasks, and what to type next; return the exit status."""
+    """Print the results of the tasks, and what to type next; return the exit status."""
     meant = [job.find_meant() for job in jobs]
     shown = [state for tasks, _ in meant for state in tasks.values()]
     words = ["in review" if state.state == "review" else state.state for state in shown]
@@ -28407,14 +28406,14 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
 # One repository that `run` works on.
 
 def tell_trouble(folder: Folder, error: FleetError) -> None:
-    """Say what is wrong in one repository; the others go on."""
+    """Say what is wrong in one repository; the others continue."""
     text = format_finding((*error.findings, error.finding)[0],
                           look=look_of(folder.world, "stderr"))
     folder.world.err(f"{clean_line(folder.repository.main)}: {text}")
 
 
 def refuse_idle(options: Namespace, known: KnownTasks) -> None:
-    """Refuse flags that count for new tasks alone, where none is typed."""
+    """Refuse flags for new tasks if no new task is typed."""
     idle = [flag.name for flag in TASK_WORDS if getattr(options, name_of(flag))]
     if not idle:
         return
@@ -28427,7 +28426,7 @@ def refuse_idle(options: Namespace, known: KnownTasks) -> None:
 
 
 def split_words(options: Namespace, known: KnownTasks) -> tuple[list[str], list[str]]:
-    """Return (new prompts, names of tasks that are there) of what was typed."""
+    """Return (prompts of new tasks, names of existing tasks) from the typed words."""
     prompts = [word for word in options.words if word not in known.names
                and (" " in word.strip() or split_name(word)[0])]
     only = [word for word in options.words if word not in prompts]
@@ -28444,7 +28443,7 @@ def split_words(options: Namespace, known: KnownTasks) -> tuple[list[str], list[
 
 def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
              options: Namespace) -> Backing:
-    """Return what serves the agents of a run, after what a person has to agree to or know."""
+    """Return the services for a run, after a person has agreed to what they involve."""
     world, fleet, file = folder.world, known.fleet, known.plan.file
     backing = replace(
         plan_backing(fleet, options, folder), most=options.most or file.max or 0,
@@ -28464,7 +28463,7 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
 
 
 def confine_tasks(folder: Folder, tasks: Mapping[str, TaskSpec]) -> Confinement:
-    """Find out whether commands are confined here; say it once, or refuse who needs it."""
+    """Find out whether commands are confined here; if not, say so once, or refuse."""
     confinement = Confinement(folder)
     if all(task.sandbox == "off" for task in tasks.values()) or confinement.find():
         return confinement
@@ -28481,7 +28480,7 @@ AIDER_FILES = (".aider.conf.yml", ".env")  # in which aider looks for a model or
 
 
 def refuse_keyless_aider(tasks: Mapping[str, TaskSpec], folder: Folder) -> None:
-    """Refuse aider where it would wait five minutes for a login in a browser (0.86.2)."""
+    """Refuse aider if it would wait five minutes for a login in a browser (0.86.2)."""
     world = folder.world
     names = [name for name, task in tasks.items() if task.coder == "aider" and not task.model]
     if not names or any(word.endswith("_API_KEY") for word in world.environ):
@@ -28496,7 +28495,7 @@ def refuse_keyless_aider(tasks: Mapping[str, TaskSpec], folder: Folder) -> None:
 
 
 def tell_dirty(folder: Folder) -> None:
-    """Say that what is not committed is in no worktree."""
+    """Say that uncommitted changes are in no worktree."""
     listed = git_of(folder).names("status", "--porcelain=v1", "-z", "--no-renames")
     own = (*TASK_FILES, *CONFIG_NAMES, ENVIRONMENT_FILE, LITELLM_FILE, f"{STATE_DIRECTORY}/",
            ".claude/", ".gitignore")
@@ -28507,7 +28506,7 @@ def tell_dirty(folder: Folder) -> None:
 
 
 def refuse_bypass(tasks: Mapping[str, TaskSpec], world: World) -> None:
-    """Refuse what Claude Code also refuses to root (2.1.327): permission for everything."""
+    """Refuse `permission: bypass` for root, as Claude Code does (2.1.327)."""
     names = [name for name, task in tasks.items()
              if task.permission == "bypass" and task.talks]
     if names and world.is_root and world.environ.get("IS_SANDBOX") != "1":
@@ -28517,10 +28516,10 @@ def refuse_bypass(tasks: Mapping[str, TaskSpec], world: World) -> None:
 
 
 class RunJob:
-    """A repository whose tasks are worked on."""
+    """A repository in which `run` works."""
 
     def __init__(self, folder: Folder, options: Namespace) -> None:
-        """Read what shall be done, and refuse what cannot be before anything begins."""
+        """Read the tasks, and refuse what is not possible before anything starts."""
         self.folder = folder
         self.lock: Hold | None = None
         self.supervisor: Any = None  # from `begin` on
@@ -28551,18 +28550,18 @@ class RunJob:
         refuse_bypass(tasks, folder.world)
         if options.land:
             find_target(folder, "")
-        self.only = {*expand_names(only, tasks), *self.typed}  # that are meant; none: all
-        # When those ended that had ended before.
+        self.only = {*expand_names(only, tasks), *self.typed}  # the tasks to run; none: all
+        # The tasks that were over before this run, and when they ended.
         self.over = {name: state.at for name, state in known.states.items() if state.is_over}
         self.backing = back_run(folder, known, tasks, options)
         if self.orders and not folder.holder():
             tell_dirty(folder)
 
     def take_lock(self) -> bool:
-        """Become the supervisor; False: somebody is.
+        """Become the supervisor; return False if there is one already.
 
-        One that was killed in the moment in which it started a program leaves the lock to
-        that one until it has become another program: a moment, but longer on a busy machine.
+        A supervisor that is killed while it starts a program leaves the lock to that process
+        for a moment, until it has become the program. On a busy machine that takes longer.
         """
         world = self.folder.world
         self.folder.make()
@@ -28575,17 +28574,17 @@ class RunJob:
         return bool(self.lock)
 
     def hand_in(self, **more: object) -> set[str]:
-        """Leave the tasks where any supervisor finds them; return the names of the orders."""
+        """Write the tasks into the inbox for any supervisor; return the names of the orders."""
         return {self.folder.ask({**order, **more}) for order in self.orders}
 
     def relay(self, events: Tail) -> None:
-        """Print what another `run` has written into its log of the tasks that were typed."""
+        """Print the events of the typed tasks from the log of another `run`."""
         for event in filter(None, map(parse_object, events.lines())):
             if event.get("task") in self.typed:
                 self.backing.tell(str(event["task"]), str(event["event"]), str(event["text"]))
 
     def find_meant(self) -> tuple[dict[str, TaskState], bool]:
-        """Return the tasks that were named or else changed; all, and True, if none did."""
+        """Return the tasks to run, or those that changed; all and True if none has changed."""
         tasks = {name: state for name, state in self.folder.read_states()[0].items()
                  if not state.wish.forgotten and (not self.only or name in self.only)}
         changed = {name: state for name, state in tasks.items()
@@ -28594,7 +28593,7 @@ class RunJob:
         return tasks if self.only or is_idle else changed, is_idle
 
     def begin(self, changed: threading.Condition) -> None:
-        """Take up what is there, and accept what is new."""
+        """Continue the tasks that exist, and accept the new ones."""
         assert self.lock
         self.supervisor = Supervisor(self.folder, self.lock, self.backing, self.only or None,
                                      changed=changed)
@@ -28602,7 +28601,7 @@ class RunJob:
             self.supervisor.accept(order["spec"], order["base"], order["origin"])
 
     def leave(self) -> None:
-        """Give it up, and the gateway that was started for agents where none is at work."""
+        """Stop supervising, and end the gateway that was started for agents if none is left."""
         if self.supervisor:
             self.supervisor.leave()
         end_serving(self.folder)

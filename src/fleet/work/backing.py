@@ -1,4 +1,4 @@
-"""What serves the agents of tasks."""
+"""The services for the agents of tasks: the fleet, its key and its gateway."""
 from __future__ import annotations
 
 import contextlib
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def load_fleet_for_tasks(options: Namespace, world: World, folder: Folder) -> Fleet | None:
-    """Return the fleet near a repository; None where there is none and none was typed."""
+    """Return the fleet near a repository; None if there is none and none was typed."""
     if options.config or world.environ.get(CONFIG_VARIABLE):
         return load_config(world, options.config).fleet
     here = [] if options.everywhere else [world.directory]
@@ -44,7 +44,7 @@ def load_fleet_for_tasks(options: Namespace, world: World, folder: Folder) -> Fl
 
 def load_fleet_if_valid(options: Namespace, world: World, folder: Folder, *,
                         tells: bool = True) -> Fleet | None:
-    """Return the fleet, or None if its file is wrong: tasks are only looked at or ended."""
+    """Return the fleet, or None if its file is invalid, for commands that start no agent."""
     try:
         return load_fleet_for_tasks(options, world, folder)
     except FleetError as error:
@@ -56,19 +56,19 @@ def load_fleet_if_valid(options: Namespace, world: World, folder: Folder, *,
 
 
 def workspace_of(fleet: Fleet, options: Namespace, world: World) -> Workspace:
-    """Return the directory of what was generated from the fleet that serves tasks."""
+    """Return the directory with the generated files of the fleet that serves tasks."""
     return Workspace(world, options.out or world.parent(fleet.document.source))
 
 
 def need_key(workspace: Workspace, fleet: Fleet) -> str:
-    """Return the gateway's key; the first who needs one makes it, as `generate` does."""
+    """Return the gateway's key; if there is none yet, make it, as `generate` does."""
     if not workspace.find_key(fleet):
         workspace.write(workspace.compare(fleet, ("env",)))
     return workspace.read_key(fleet)
 
 
 def plan_backing(fleet: Fleet | None, options: Namespace, folder: Folder) -> Backing:
-    """Return what is known of the gateway without asking anybody for anything."""
+    """Return the services as far as they are known, without asking a person for anything."""
     if fleet is None:
         return Backing()
     world = folder.world
@@ -101,9 +101,9 @@ GATEWAY_START_SECONDS = 15.0
 
 
 def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
-    """See that the fleet is served; a gateway started for it lives as long as agents do.
+    """Make sure that a gateway serves the fleet; one that is started here lives for the agents.
 
-    It is a program of its own: agents go on when their supervisor is gone, and still need it.
+    It is a separate process: agents continue without their supervisor, and still need it.
     """
     world = folder.world
     workspace = workspace_of(fleet, options, world)
@@ -137,7 +137,7 @@ def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
 
 
 def end_serving(folder: Folder) -> bool:
-    """End the gateway started for agents, now that there are none; tell whether it ran."""
+    """End the gateway that was started for agents, if there are none left; tell if it ran."""
     world = folder.world
     pid = world.read_part(folder.place("serve.pid"), 0, 32)
     if any(state.is_active or state.attempt.spoken and folder.is_attached(name)

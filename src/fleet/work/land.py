@@ -1,4 +1,4 @@
-"""Landing, as `task land` and `run --land` do it."""
+"""Landing, for `task land` and `run --land`."""
 from __future__ import annotations
 
 import threading
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def find_target(folder: Folder, chosen: str) -> str:
-    """Return the branch that work lands on: the one that was typed, else where a person is."""
+    """Return the branch that work lands on: the typed one, or the current branch."""
     if chosen:
         return chosen
     head = folder.world.run_git(["symbolic-ref", "--quiet", "HEAD"], folder.repository.top)
@@ -37,7 +37,7 @@ def find_target(folder: Folder, chosen: str) -> str:
 
 def take_turn(folder: Folder, is_over: Callable[[], bool],
               waits: Callable[[], object]) -> Hold:
-    """Return the lock of landing: one lands, the other waits."""
+    """Return the lock of landing, after waiting for any other landing."""
     hold = folder.world.hold(folder.place("landing.lock"))
     if not hold:
         waits()
@@ -51,7 +51,7 @@ def take_turn(folder: Folder, is_over: Callable[[], bool],
 
 def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: bool,
          order: Callable[[Sequence[Mapping[str, Any]]], object]) -> Landed:
-    """Land what is done, move the branch, and let the tasks know."""
+    """Land finished work, move the branch, and order what that means for each task."""
     states = folder.read_states()[0]
     landed = landing.land(states, names)
     where = LANDED_BRANCH
@@ -81,7 +81,7 @@ def land(landing: Landing, folder: Folder, names: Collection[str], *, moves: boo
 
 
 def merge_passes(passes: Sequence[Landed]) -> Landed | None:
-    """Return what several passes of one run came to together."""
+    """Return the result of several passes of one run together."""
     if not passes:
         return None
     first, last = passes[0], passes[-1]
@@ -91,7 +91,7 @@ def merge_passes(passes: Sequence[Landed]) -> Landed | None:
 
 
 def describe_landing(landed: Landed) -> list[str]:
-    """Return in sentences what has landed where, what has not, and what to type."""
+    """Return sentences that say what has landed where, what has not, and what to type."""
     lines = []
     span = f"({landed.begin[:7]}..{landed.tip[:7]})"
     checked = "checked as a whole" if landed.checks else "no task has a check"
@@ -117,12 +117,12 @@ def describe_landing(landed: Landed) -> list[str]:
 
 
 class Lander:
-    """Lands the tasks of a run as they get done, in a thread of its own."""
+    """Lands the tasks of a run as they get done, in its own thread."""
 
     def __init__(self, job: RunJob, into: str, stops: Sequence[str]) -> None:
         self._job = job
         self._into = find_target(job.folder, into)
-        self._tried: set[tuple[str, str]] = set()  # work that was tried, by task and commit
+        self._tried: set[tuple[str, str]] = set()  # work that a pass has tried: task and commit
         self._thread: threading.Thread | None = None
         self._is_left = False
         self._stops = stops
@@ -131,12 +131,12 @@ class Lander:
         self.passes: list[Landed] = []
 
     def look(self, *, is_last: bool) -> bool:
-        """Begin a pass where there is new work; tell whether anything goes on."""
+        """Begin a pass if there is new work; tell whether a pass is running or just ended."""
         if self._thread and self._thread.is_alive():
             return True
         if self._thread:
             self._thread = None
-            return True  # its orders are to be obeyed first
+            return True  # its orders must be carried out first
         tasks = list(self._job.supervisor.tasks.values())
         done = {(state.name, state.place.kept) for state in tasks if state.state == "done"
                 and not state.place.landed and not state.wish.forgotten
@@ -164,11 +164,11 @@ class Lander:
             finally:
                 hold.release()
         except KeyboardInterrupt:
-            pass  # what has passed stands on `run/landed`
+            pass  # what has passed is on `run/landed`
         except FleetError as error:
             supervisor.tell("landed", "failed", f"{error.what}; {error.fix}".rstrip("; "))
             self._has_failed = True
-        except Exception as error:  # a bug is told
+        except Exception as error:  # a bug ends the run, with a message
             supervisor.failures.append(error)
         finally:
             with supervisor.changed:
@@ -182,7 +182,7 @@ class Lander:
         return self._is_left or bool(self._stops)
 
     def leave(self) -> None:
-        """Wait for what cannot be left half done; a check that runs is ended."""
+        """Wait for steps that must not be left half done; a running check is ended."""
         self._is_left = True
         if self._thread:
             self._thread.join(10.0)

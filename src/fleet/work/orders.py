@@ -1,4 +1,4 @@
-"""What is asked of tasks, and waiting until it is done."""
+"""Orders for tasks, and waiting until they are carried out."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -26,9 +26,9 @@ STOP_WAIT_SECONDS = 30.0
 
 
 def match_tasks(folder: Folder, options: Namespace, command: str) -> list[TaskState]:
-    """Return the tasks whose names patterns match; one that matches none is refused.
+    """Return the tasks whose names match the patterns; refuse a pattern that matches none.
 
-    A task that was forgotten can be tidied, and comes back when it is retried by its name.
+    A forgotten task can be tidied, and comes back when it is retried by its exact name.
     """
     tasks = {name: state for name, state in see_states(folder)[0].items()
              if not state.wish.forgotten or command == "task tidy"
@@ -48,19 +48,19 @@ def match_tasks(folder: Folder, options: Namespace, command: str) -> list[TaskSt
 
 
 class Carried(Record):
-    """What has become of orders."""
+    """The result of orders."""
 
     tasks: Mapping[str, TaskState]  # as they are now
-    left: frozenset[str] = frozenset()  # tasks whose orders nobody took in time
-    wait: str = ""  # what a person is told of those
+    left: frozenset[str] = frozenset()  # tasks whose orders were not taken in time
+    wait: str = ""  # the message about those
 
 
 def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Namespace
               ) -> Carried:
-    """Hand orders of one kind to whoever supervises, and wait until they are obeyed.
+    """Hand orders of one kind to the supervisor, and wait until they are carried out.
 
-    Where nobody does, that is done here; but what an agent needs to hear is left
-    for who comes.
+    If none is running, this command carries them out itself, except those that an agent must
+    hear: they wait for the next supervisor.
     """
     world = folder.world
     before = folder.read_states()[0]
@@ -68,7 +68,7 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Name
     kind = str(orders[0]["do"]) if orders else "add"
     if kind in ("add", "say") and not folder.holder():
         return Carried(before)
-    # Of the others no agent starts or goes on: they need no fleet.
+    # The other orders start or continue no agent, so they need no fleet.
     load = load_fleet_for_tasks if kind in ("add", "say", "answer") \
         else load_fleet_if_valid
     names = {*asked.values()}
@@ -99,13 +99,13 @@ def carry_out(folder: Folder, orders: Sequence[Mapping[str, Any]], options: Name
 
 
 def explain_no_answer(folder: Folder) -> str:
-    """Return what is so of an order that the `run` which is active has not taken."""
+    """Return the message for an order that the active `run` has not taken."""
     return (f"`run` (pid {folder.holder()}) did not respond in {STOP_WAIT_SECONDS:.0f} s; "
             "it does this when it continues")
 
 
 def is_carried_out(kind: str, before: TaskState | None, state: TaskState) -> bool:
-    """Tell whether an order that was written down has come to what it is for."""
+    """Tell whether an order that was taken has had its effect."""
     if kind == "say":
         return not (state.wish.says and state.state == "running" and state.task.talks)
     if kind == "stop":
@@ -118,9 +118,9 @@ def is_carried_out(kind: str, before: TaskState | None, state: TaskState) -> boo
 
 def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, carried: Carried, *,
                   starts: bool = True) -> int:
-    """Print what has become of tasks, and what works on them where nothing does.
+    """Print the result for each task, and the command that starts work if none is running.
 
-    Return the exit status: an order that nobody took is a problem.
+    Return the exit status: an order that was not taken is a problem.
     """
     width = max((width_of(name) for name, _, _ in rows), default=8)
     for name, word, text in rows:

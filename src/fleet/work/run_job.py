@@ -59,14 +59,14 @@ if TYPE_CHECKING:
 
 
 def tell_trouble(folder: Folder, error: FleetError) -> None:
-    """Say what is wrong in one repository; the others go on."""
+    """Say what is wrong in one repository; the others continue."""
     text = format_finding((*error.findings, error.finding)[0],
                           look=look_of(folder.world, "stderr"))
     folder.world.err(f"{clean_line(folder.repository.main)}: {text}")
 
 
 def refuse_idle(options: Namespace, known: KnownTasks) -> None:
-    """Refuse flags that count for new tasks alone, where none is typed."""
+    """Refuse flags for new tasks if no new task is typed."""
     idle = [flag.name for flag in TASK_WORDS if getattr(options, name_of(flag))]
     if not idle:
         return
@@ -79,7 +79,7 @@ def refuse_idle(options: Namespace, known: KnownTasks) -> None:
 
 
 def split_words(options: Namespace, known: KnownTasks) -> tuple[list[str], list[str]]:
-    """Return (new prompts, names of tasks that are there) of what was typed."""
+    """Return (prompts of new tasks, names of existing tasks) from the typed words."""
     prompts = [word for word in options.words if word not in known.names
                and (" " in word.strip() or split_name(word)[0])]
     only = [word for word in options.words if word not in prompts]
@@ -96,7 +96,7 @@ def split_words(options: Namespace, known: KnownTasks) -> tuple[list[str], list[
 
 def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
              options: Namespace) -> Backing:
-    """Return what serves the agents of a run, after what a person has to agree to or know."""
+    """Return the services for a run, after a person has agreed to what they involve."""
     world, fleet, file = folder.world, known.fleet, known.plan.file
     backing = replace(
         plan_backing(fleet, options, folder), most=options.most or file.max or 0,
@@ -116,7 +116,7 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
 
 
 def confine_tasks(folder: Folder, tasks: Mapping[str, TaskSpec]) -> Confinement:
-    """Find out whether commands are confined here; say it once, or refuse who needs it."""
+    """Find out whether commands are confined here; if not, say so once, or refuse."""
     confinement = Confinement(folder)
     if all(task.sandbox == "off" for task in tasks.values()) or confinement.find():
         return confinement
@@ -133,7 +133,7 @@ AIDER_FILES = (".aider.conf.yml", ".env")  # in which aider looks for a model or
 
 
 def refuse_keyless_aider(tasks: Mapping[str, TaskSpec], folder: Folder) -> None:
-    """Refuse aider where it would wait five minutes for a login in a browser (0.86.2)."""
+    """Refuse aider if it would wait five minutes for a login in a browser (0.86.2)."""
     world = folder.world
     names = [name for name, task in tasks.items() if task.coder == "aider" and not task.model]
     if not names or any(word.endswith("_API_KEY") for word in world.environ):
@@ -148,7 +148,7 @@ def refuse_keyless_aider(tasks: Mapping[str, TaskSpec], folder: Folder) -> None:
 
 
 def tell_dirty(folder: Folder) -> None:
-    """Say that what is not committed is in no worktree."""
+    """Say that uncommitted changes are in no worktree."""
     listed = git_of(folder).names("status", "--porcelain=v1", "-z", "--no-renames")
     own = (*TASK_FILES, *CONFIG_NAMES, ENVIRONMENT_FILE, LITELLM_FILE, f"{STATE_DIRECTORY}/",
            ".claude/", ".gitignore")
@@ -159,7 +159,7 @@ def tell_dirty(folder: Folder) -> None:
 
 
 def refuse_bypass(tasks: Mapping[str, TaskSpec], world: World) -> None:
-    """Refuse what Claude Code also refuses to root (2.1.327): permission for everything."""
+    """Refuse `permission: bypass` for root, as Claude Code does (2.1.327)."""
     names = [name for name, task in tasks.items()
              if task.permission == "bypass" and task.talks]
     if names and world.is_root and world.environ.get("IS_SANDBOX") != "1":
@@ -169,10 +169,10 @@ def refuse_bypass(tasks: Mapping[str, TaskSpec], world: World) -> None:
 
 
 class RunJob:
-    """A repository whose tasks are worked on."""
+    """A repository in which `run` works."""
 
     def __init__(self, folder: Folder, options: Namespace) -> None:
-        """Read what shall be done, and refuse what cannot be before anything begins."""
+        """Read the tasks, and refuse what is not possible before anything starts."""
         self.folder = folder
         self.lock: Hold | None = None
         self.supervisor: Any = None  # from `begin` on
@@ -203,18 +203,18 @@ class RunJob:
         refuse_bypass(tasks, folder.world)
         if options.land:
             find_target(folder, "")
-        self.only = {*expand_names(only, tasks), *self.typed}  # that are meant; none: all
-        # When those ended that had ended before.
+        self.only = {*expand_names(only, tasks), *self.typed}  # the tasks to run; none: all
+        # The tasks that were over before this run, and when they ended.
         self.over = {name: state.at for name, state in known.states.items() if state.is_over}
         self.backing = back_run(folder, known, tasks, options)
         if self.orders and not folder.holder():
             tell_dirty(folder)
 
     def take_lock(self) -> bool:
-        """Become the supervisor; False: somebody is.
+        """Become the supervisor; return False if there is one already.
 
-        One that was killed in the moment in which it started a program leaves the lock to
-        that one until it has become another program: a moment, but longer on a busy machine.
+        A supervisor that is killed while it starts a program leaves the lock to that process
+        for a moment, until it has become the program. On a busy machine that takes longer.
         """
         world = self.folder.world
         self.folder.make()
@@ -227,17 +227,17 @@ class RunJob:
         return bool(self.lock)
 
     def hand_in(self, **more: object) -> set[str]:
-        """Leave the tasks where any supervisor finds them; return the names of the orders."""
+        """Write the tasks into the inbox for any supervisor; return the names of the orders."""
         return {self.folder.ask({**order, **more}) for order in self.orders}
 
     def relay(self, events: Tail) -> None:
-        """Print what another `run` has written into its log of the tasks that were typed."""
+        """Print the events of the typed tasks from the log of another `run`."""
         for event in filter(None, map(parse_object, events.lines())):
             if event.get("task") in self.typed:
                 self.backing.tell(str(event["task"]), str(event["event"]), str(event["text"]))
 
     def find_meant(self) -> tuple[dict[str, TaskState], bool]:
-        """Return the tasks that were named or else changed; all, and True, if none did."""
+        """Return the tasks to run, or those that changed; all and True if none has changed."""
         tasks = {name: state for name, state in self.folder.read_states()[0].items()
                  if not state.wish.forgotten and (not self.only or name in self.only)}
         changed = {name: state for name, state in tasks.items()
@@ -246,7 +246,7 @@ class RunJob:
         return tasks if self.only or is_idle else changed, is_idle
 
     def begin(self, changed: threading.Condition) -> None:
-        """Take up what is there, and accept what is new."""
+        """Continue the tasks that exist, and accept the new ones."""
         assert self.lock
         self.supervisor = Supervisor(self.folder, self.lock, self.backing, self.only or None,
                                      changed=changed)
@@ -254,7 +254,7 @@ class RunJob:
             self.supervisor.accept(order["spec"], order["base"], order["origin"])
 
     def leave(self) -> None:
-        """Give it up, and the gateway that was started for agents where none is at work."""
+        """Stop supervising, and end the gateway that was started for agents if none is left."""
         if self.supervisor:
             self.supervisor.leave()
         end_serving(self.folder)

@@ -1,4 +1,4 @@
-"""What `run` says: what starts, what happens, what comes next."""
+"""The messages of `run`: what starts, what happens, and what to type next."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def tell_events(folder: Folder, names: Iterable[str], options: Namespace
                 ) -> Callable[[str, str, str], None]:
-    """Return what prints the things that happen to tasks, in columns."""
+    """Return the function that prints events of tasks, in columns."""
     world = folder.world
     prefix = f"{world.split(folder.repository.main)[1]}/" if options.everywhere else ""
     width = max((width_of(prefix + name) for name in names), default=8)
@@ -45,10 +45,10 @@ def tell_events(folder: Folder, names: Iterable[str], options: Namespace
 
 def watch_tasks(world: World, path: str, fleet: Fleet | None,
                 most: int | None, options: Namespace) -> Callable[[], TaskPlan | None]:
-    """Return what reads the task file again when it has changed; `most` is its `max:`.
+    """Return the function that reads the task file again after a change; `most` is its `max:`.
 
-    A `max:` that has not changed is left out: one that was typed meanwhile counts until
-    it does, and one that the run began with counts to its end.
+    It leaves out a `max:` that has not changed, because one that was typed meanwhile counts
+    until then. One that the run was started with counts to its end.
     """
     if path in ("", "-"):
         return lambda: None
@@ -58,7 +58,7 @@ def watch_tasks(world: World, path: str, fleet: Fleet | None,
         nonlocal seen, most
         now = world.changed_at(path)
         if now in (0.0, seen):
-            return None  # where it was removed, what it said before stays
+            return None  # without the file, its last content still counts
         seen = now
         try:
             plan = load_tasks(world, path, fleet)
@@ -75,7 +75,7 @@ def watch_tasks(world: World, path: str, fleet: Fleet | None,
 
 
 def tell_starts(job: RunJob) -> None:
-    """Say how many tasks start now, why the others do not, and how to use other machines."""
+    """Say how many tasks start now, why the others don't, and how to use other machines."""
     sight = see_tasks(job.folder, job.backing)
     tasks = {name: state for name, state in sight.tasks.items()
              if state.state != "waiting" or not job.only or name in job.only}
@@ -103,7 +103,7 @@ def tell_starts(job: RunJob) -> None:
 
 
 def suggest_after_stop(jobs: Sequence[RunJob]) -> list[str]:
-    """Return what to type where agents go on after the run was stopped."""
+    """Return what to type if agents continue after the run was stopped."""
     if not any(state.is_active for job in jobs
                for state in job.folder.read_states()[0].values()):
         return []
@@ -117,16 +117,16 @@ def suggest_after_stop(jobs: Sequence[RunJob]) -> list[str]:
 
 
 def suggest_next(jobs: Sequence[RunJob], meant: Sequence[Mapping[str, TaskState]]) -> list[str]:
-    """Return what to type after a run, a line each; empty where there is nothing to type."""
+    """Return what to type after a run, a line for each command; "" if there is none."""
     lines = [line for tasks in meant if tasks
              for line in (suggest_look(tasks), suggest_retry(tasks))]
-    if len(jobs) == 1 and meant[0]:  # else it is not said in which directory
+    if len(jobs) == 1 and meant[0]:  # otherwise it would not say in which directory
         lines.append(suggest_merge(jobs[0].folder, meant[0]))
     return lines
 
 
 def tell_homes(job: RunJob, tasks: Mapping[str, TaskState]) -> str:
-    """Return where tasks with a ladder were done, as their receipts say; or nothing."""
+    """Return where tasks with a ladder were done, by their receipts; "" without any."""
     fleet = job.backing.fleet
     meant = [state for state in tasks.values()
              if state.attempt.tried and len(plan_ladder(state.task, fleet).rungs) > 1]
@@ -145,7 +145,7 @@ def tell_homes(job: RunJob, tasks: Mapping[str, TaskState]) -> str:
 
 
 def tell_none(jobs: Sequence[RunJob]) -> str:
-    """Return why there is no task: those of the file may be forgotten."""
+    """Return why there is nothing to run: the tasks of the file may be forgotten."""
     forgotten = [name for job in jobs for name, state in job.folder.read_states()[0].items()
                  if state.wish.forgotten and state.origin == "file"]
     if not forgotten:
@@ -156,7 +156,7 @@ def tell_none(jobs: Sequence[RunJob]) -> str:
 
 def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
                landers: Sequence[Lander] = ()) -> int:
-    """Say what has become of the tasks, and what to type next; return the exit status."""
+    """Print the results of the tasks, and what to type next; return the exit status."""
     meant = [job.find_meant() for job in jobs]
     shown = [state for tasks, _ in meant for state in tasks.values()]
     words = ["in review" if state.state == "review" else state.state for state in shown]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
-    """Return what to type for tasks that are done and not in what is checked out."""
+    """Return what to type for tasks that are done and not merged into the current branch."""
     if not any(state.state == "done" for state in states.values()):
         return ""
     waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
@@ -59,19 +59,19 @@ TASK_MARKS = {**MARKS, "work": "▶", "wait": "·", "ask": "?"}
 
 
 def mark_task(state: str, look: Look) -> Cell:
-    """Return a state with the mark that says it: a tick is for what is finished alone."""
+    """Return a state with its mark; only a finished task gets a tick."""
     role = TASK_ROLES.get(state, "wait")
     colour = {"ask": "warn", "work": "bold", "wait": "dim"}.get(role, role)
     return Cell(f"{TASK_MARKS[role]} {state}" if look.marks else state, colour)
 
 
 TASK_NOW_WIDTH = 44
-TIDIED_LIMIT = 4  # so many in a list are more than its reader looks for
+TIDIED_LIMIT = 4  # tidied tasks in a list; with more, `tasks` suggests to forget them
 
 
 def format_tasks(rows: Sequence[TaskRow], look: Look = PLAIN) -> str:
     """Return the table of tasks, and below it what to type for those that need a person."""
-    # A narrow terminal does without what is the same in most rows.
+    # A narrow terminal leaves out the columns that are alike in most rows.
     text = format_table(
         ("NAME", "STATE", "TRY", "FOR", "TOTAL", "IDLE", "NOW", "CONTEXT", "DIFF", "WHERE",
          "USES"),
@@ -89,22 +89,22 @@ def format_tasks(rows: Sequence[TaskRow], look: Look = PLAIN) -> str:
 
 
 def format_task_event(name: str, word: str, text: str, width: int, look: Look = PLAIN) -> str:
-    """Return one thing that has happened to a task, in columns."""
+    """Return an event of a task, in columns."""
     return format_entry((name, word), (max(width, 8), 10), [text], look)
 
 
 def tell_task(world: World, name: str, word: str, text: str, width: int = 8) -> None:
-    """Print one thing that is so of a task, in columns."""
+    """Print an event or a state of a task, in columns."""
     world.out(format_task_event(name, word, text, width, look_of(world)))
 
 
 def see_folder(folder: Folder, options: Namespace) -> TaskSight:
-    """Return what is seen of a repository's tasks; those over that left its file are not."""
+    """Return the tasks of a repository, without finished ones that left the task file."""
     fleet = load_fleet_if_valid(options, folder.world, folder)
     backing = plan_backing(fleet, options, folder)
     named = read_named_tasks(folder, options)
     known = see_states(folder)[0]
-    # Those of the file that were never started wait, too.
+    # Tasks of the file that were never started count as waiting.
     sight = see_tasks(folder, backing, [
         {"do": "add", "spec": freeze(task), "origin": "file", "base": ""}
         for name, task in named.items() if name not in known])
@@ -116,7 +116,7 @@ def see_folder(folder: Folder, options: Namespace) -> TaskSight:
 
 
 def read_named_tasks(folder: Folder, options: Namespace) -> Mapping[str, TaskSpec]:
-    """Return the tasks of the task file; none where it is absent or wrong."""
+    """Return the tasks of the task file; none if it is missing or invalid."""
     try:
         path = find_task_file(folder, options)
         if path:
@@ -127,7 +127,7 @@ def read_named_tasks(folder: Folder, options: Namespace) -> Mapping[str, TaskSpe
 
 
 def find_task_rows(world: World, fleet: Fleet | None, options: Namespace) -> list[TaskRow]:
-    """Return what is shown of the tasks of this repository; nothing where it is none."""
+    """Return the rows of this repository's tasks; none outside of a repository."""
     with contextlib.suppress(FleetError):
         folder = open_folder(world)
         if folder.run:
@@ -148,7 +148,7 @@ def find_task(folder: Folder, name: str, command: str) -> TaskState:
 
 
 def suggest_run(tasks: Mapping[str, TaskState]) -> str:
-    """Return what to type where nothing supervises tasks that could go on; or nothing."""
+    """Return what to type if no supervisor runs and tasks could continue; or nothing."""
     if any(state.is_active for state in tasks.values()):
         return "Agents keep working, but nothing watches them. Continue: subagent-fleet run"
     if any(state.state == "waiting" for state in tasks.values()):

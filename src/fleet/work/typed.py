@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def look_at_project(world: World, directory: str) -> ProjectGuess:
-    """Return how the project in a directory is set up and checked, by its files."""
+    """Return the guess how to set up and check the project in a directory, by its files."""
     names = world.names_in(directory)
     files = {name: "" for name in names if name in PROJECT_DIRECTORIES}
     for name in PROJECT_FILES:
@@ -62,10 +62,10 @@ def look_at_project(world: World, directory: str) -> ProjectGuess:
     return guess_project(files)
 
 
-# Whoever holds the lock obeys orders; a command hands them over as files, or takes the
-# lock itself for as long as they take. What lies in a repository's folder of tasks is
-# shown to everybody. For anything else there is one door, `open_tasks`: tasks that came
-# with a copy or an archive name commands, places and revisions, and are never obeyed.
+# The process that holds the lock carries out orders. A command writes them as files, or takes the
+# lock itself until they are carried out. Any folder of tasks can be shown. For everything else
+# there is one way in, `open_tasks`: tasks that came with a copy or an archive name commands,
+# places and revisions, so they are never run.
 
 TASK_KEYS = keys_of(TaskSpec)
 
@@ -113,12 +113,12 @@ ADD_A_TASK = "subagent-fleet run 'NAME:what to do'"
 
 
 def open_folder(world: World, *, begins: bool = False) -> Folder:
-    """Return the tasks of the repository that a person stands in, to be shown."""
+    """Return the folder of tasks of the current repository, for showing them."""
     return Folder(world, find_repository(world, world.directory, begins=begins))
 
 
 def open_tasks(folder: Folder) -> Folder:
-    """Return tasks for anything but showing; those that this user did not add are refused."""
+    """Return the folder of tasks for any other use; refuse tasks that this user did not add."""
     world = folder.world
     run = folder.run
     if run and read_repositories(world).get(folder.repository.main) == run:
@@ -135,7 +135,7 @@ def open_tasks(folder: Folder) -> Folder:
 
 def find_folders(options: Namespace, world: World, known: set[str], *,
                  begins: bool = False) -> list[Folder]:
-    """Return the folder of the repository a person is in; with `--all`, of each not known."""
+    """Return the folder of the current repository; with `--all`, each that is not in `known`."""
     if not options.everywhere:
         return [open_folder(world, begins=begins)]
     folders = []
@@ -156,10 +156,9 @@ PROMPT_LIMIT_BYTES = 256 * 1024
 
 
 def find_task_file(folder: Folder, options: Namespace) -> str:
-    """Return what was typed, else the nearest task file up to the checkout's top, or nothing.
+    """Return the typed task file, or the nearest one up to the top of the checkout, or "".
 
-    From inside a task's own worktree, that is the one of the main checkout,
-    as it is with --all.
+    In a task's own worktree, and with --all, it is the one of the main checkout.
     """
     if options.task_file is not None:
         return str(options.task_file)
@@ -172,7 +171,7 @@ def find_task_file(folder: Folder, options: Namespace) -> str:
 
 
 class KnownTasks(Record):
-    """What is known in a repository before anything is done there."""
+    """The tasks and the fleet of a repository, before a command changes anything."""
 
     states: Mapping[str, TaskState]
     plan: TaskPlan
@@ -193,7 +192,7 @@ class KnownTasks(Record):
 
 
 def know_tasks(folder: Folder, options: Namespace, *, needs_fleet: bool = True) -> KnownTasks:
-    """Read the task file and the fleet of a repository, and where its tasks stand."""
+    """Read the task file, the fleet and the states of tasks of a repository."""
     fleet = load_fleet_for_tasks(options, folder.world, folder) if needs_fleet else \
         load_fleet_if_valid(options, folder.world, folder, tells=False)
     path = find_task_file(folder, options)
@@ -202,7 +201,7 @@ def know_tasks(folder: Folder, options: Namespace, *, needs_fleet: bool = True) 
 
 
 def load_tasks(world: World, path: str, fleet: Fleet | None) -> TaskPlan:
-    """Read a task file; any error refuses it, all of them at once."""
+    """Read a task file; refuse one with errors, and report all of them."""
     source = ("<stdin>" if path == "-"
               else path.removeprefix(world.real_path(world.directory) + "/"))
     plan = read_checked(world, path, source, lambda document: check_tasks(document, fleet))
@@ -232,7 +231,7 @@ def split_name(prompt: str) -> tuple[str, str]:
 
 def refuse_unquoted(words: Sequence[str], names: Collection[str], options: Namespace,
                     key: str) -> None:
-    """Refuse a sentence whose quotes were forgotten: words of which none is like a name."""
+    """Refuse a sentence without quotes: several words, none of which is like a name."""
     if len(words) > 1 and not any(" " in word or ":" in word or word in names
                                   or nearest(word, names) for word in words):
         raise FleetError("usage", f"{options.row.name}: a task of several words is typed in "
@@ -241,7 +240,7 @@ def refuse_unquoted(words: Sequence[str], names: Collection[str], options: Names
 
 
 def typed_keys(options: Namespace) -> dict[str, Any]:
-    """Return the keys of new tasks that were typed as flags."""
+    """Return the keys for new tasks that were typed as flags."""
     words = [name_of(flag) for flag in TASK_WORDS]
     typed = {word: getattr(options, word) for word in words if word in TASK_KEYS}
     if str(options.coder).startswith("["):
@@ -262,9 +261,9 @@ def parse_check(text: str) -> str:
 
 def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTasks,
                      ) -> list[TaskSpec]:
-    """Return the tasks that were typed as words, checked as those of a file are.
+    """Return the tasks that were typed, checked like those of a file.
 
-    The defaults of the file hold for them, too.
+    The defaults of the task file apply to them, too.
     """
     if options.name and len(prompts) > 1:
         raise FleetError("usage", "--name is for one task", status=EXIT_USAGE,
@@ -308,7 +307,7 @@ def refuse_name(name: str, taken: Collection[str], known: KnownTasks) -> FleetEr
 
 
 def free_name(text: str, taken: Collection[str]) -> str:
-    """Return a name that no task has: the first words of a prompt, at most up to a colon."""
+    """Return a free name: the first words of a prompt, at most up to a colon."""
     words = re.findall("[A-Za-z0-9]+", text.partition(":")[0])[:4]
     stem = "-".join(words)[:40].lower().strip("-") or "task"
     name = stem
@@ -321,6 +320,6 @@ def free_name(text: str, taken: Collection[str]) -> str:
 
 def order_of(task: TaskSpec, folder: Folder, origin: str = "typed", where: str = ""
              ) -> dict[str, Any]:
-    """Return a task as it is handed to a supervisor: with the commit it starts from."""
+    """Return the order that adds a task, with the commit that it starts from."""
     return {"do": "add", "task": task.name, "spec": freeze(task), "origin": origin,
             "base": base_of(task, folder, where)}
