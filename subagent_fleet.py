@@ -28247,7 +28247,7 @@ class Lander:
             self._thread.join(10.0)
 
     def sum_up(self) -> tuple[list[str], bool]:
-        """Return what has landed in sentences, and whether all of it has."""
+        """Return sentences that say what has landed, and whether everything has."""
         landed = merge_passes(self.passes)
         if not landed:
             return [], not self._has_failed
@@ -33506,9 +33506,9 @@ branch without any task, `task land` says so: nothing lands, and no task goes ba
   TEXT`); `failed` (the check, the diff, the deadline, stuck twice); `parked`, with its reason
   (setup failed, changed what it may not touch, a program is missing); `stopped`. `task retry`
   tries again with the task as the file describes it now (a task that you typed: with another
-  check after `--check`), `task say` resumes with your words, `task attach` opens the session in your terminal and gives it back (Claude Code asks once
-  whether you trust the task's worktree: choose Yes). `task forget` drops
-  finished tasks from every list.
+  check after `--check`), `task say` resumes with your words, `task attach` opens the session in
+  your terminal and gives it back (Claude Code asks once whether you trust the task's worktree:
+  choose Yes). `task forget` drops finished tasks from every list.
 - **Checked is what is kept**: before the check, everything the agent left running is ended, a
   snapshot is taken, and the check runs on that snapshot in a second repository. Both borrow
   your objects and share nothing else with yours (no settings, refs, stash, hooks). The branch

@@ -188,7 +188,7 @@ class Lander:
             self._thread.join(10.0)
 
     def sum_up(self) -> tuple[list[str], bool]:
-        """Return what has landed in sentences, and whether all of it has."""
+        """Return sentences that say what has landed, and whether everything has."""
         landed = merge_passes(self.passes)
         if not landed:
             return [], not self._has_failed
