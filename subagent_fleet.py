@@ -22987,6 +22987,11 @@ class Landed(Record):
     why_not: str = ""  # why the branch was not moved
     step: str = ""  # what to type then
 
+    @property
+    def is_good(self) -> bool:
+        """Whether all work that could be merged has landed, and the branch could be moved."""
+        return not (self.returned or self.evicted or self.why_not)
+
 
 class Landing:
     """One pass of the merge queue of a repository, by the process that holds its lock."""
@@ -27756,11 +27761,11 @@ def typed_keys(options: Namespace) -> dict[str, Any]:
     return {word: value for word, value in typed.items() if value}
 
 
-def parse_check(text: str) -> str:
-    """Return a check of a task, as a task file may say it: "" for `none`."""
+def parse_check(text: str) -> object:
+    """Return a check of a task, as a task file may say it: None for `none`."""
     rule = RULES["check"]
     if obeys(text, "check") and rule.normal:
-        return str(rule.normal(text))
+        return rule.normal(text)
     raise argparse.ArgumentTypeError(f"expected {rule.words}, not `{text}`")
 
 
@@ -28251,8 +28256,7 @@ class Lander:
         landed = merge_passes(self.passes)
         if not landed:
             return [], not self._has_failed
-        is_good = not (self._has_failed or landed.evicted or landed.returned or landed.why_not)
-        return describe_landing(landed), is_good
+        return describe_landing(landed), landed.is_good and not self._has_failed
 
 
 # == work/run_words.py, from line 37 ==========================================
@@ -28421,6 +28425,8 @@ def refuse_idle(options: Namespace, known: KnownTasks) -> None:
     if known.path and idle[0] != "--name":
         key = "setup: []" if idle[0] == "--no-setup" else f"{idle[0].lstrip('-')}:"
         fix = f"write `{key}` below `defaults:`, or below a task, in {known.path}"
+    elif idle == ["--check"] and options.words:
+        fix = f"subagent-fleet task retry {options.words[0]} --check {quote_shell(options.check)}"
     raise FleetError("usage", f"run: {some_of(idle)}: for new tasks only", status=EXIT_USAGE,
                      fix=fix)
 
@@ -32092,7 +32098,7 @@ def cmd_task_stop(options: Namespace, world: World) -> int:
          TASK_PATTERNS, Flag("--say", "also tell the agent this", "TEXT", {"default": ""}),
          Flag("--fresh", "start over with a new worktree, branch and session"),
          Flag("--check", "another check, for tasks that are not in the task file", "COMMAND",
-              {"type": parse_check, "default": None}), TASK_FILE,
+              {"type": parse_check, "default": ""}), TASK_FILE,
          group=WORK, examples=("task retry parser", "task retry parser --say 'keep it short'",
                                "task retry 'jwt-*' --fresh"))
 def cmd_task_retry(options: Namespace, world: World) -> int:
@@ -32104,7 +32110,7 @@ def cmd_task_retry(options: Namespace, world: World) -> int:
             if not known:
                 known.append(know_tasks(folder, options, needs_fleet=False))
             spec = known[0].plan.tasks.get(state.name)
-        if options.check is not None:
+        if options.check != "":  # None is no check
             if spec:
                 raise FleetError(
                     "usage", f"task retry: --check: {state.name} is in the task file",
@@ -32429,8 +32435,7 @@ def cmd_task_land(options: Namespace, world: World) -> int:
     if landed.returned and not folder.holder():
         lines.append(f"To go on with {count_of(landed.returned, 'task')}: subagent-fleet run")
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
-    is_good = not (landed.returned or landed.evicted or landed.why_not)
-    return EXIT_OK if is_good else EXIT_PROBLEM
+    return EXIT_OK if landed.is_good else EXIT_PROBLEM
 
 
 def explain_idle(names: Sequence[str], states: Mapping[str, TaskState]) -> list[str]:

@@ -1252,6 +1252,10 @@ def test_words_that_do_not_do_name_those_that_do(shop):
     done = shop.run("a")
     assert done.code == 1 and "change `check:`" not in done.out, done
     assert "task retry a --check COMMAND" in " ".join(done.out.split()), done
+    (shop.repo / "tasks.json").rename(shop.place / "tasks.json")
+    done = shop.run("a", "--check", "grep two a.txt")
+    assert done.code == 2 and "fix: subagent-fleet task retry a --check 'grep two a.txt'" in done.err, done
+    (shop.place / "tasks.json").rename(shop.repo / "tasks.json")
     done = shop.type("task", "retry", "a", "--check", "grep two a.txt")
     assert done.code == 0 and shop.run().code == 0, done
     assert shop.state("a") == "done" and shop.row("a")["reason"] == ""

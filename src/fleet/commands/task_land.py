@@ -73,8 +73,7 @@ def cmd_task_land(options: Namespace, world: World) -> int:
     if landed.returned and not folder.holder():
         lines.append(f"To go on with {count_of(landed.returned, 'task')}: subagent-fleet run")
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
-    is_good = not (landed.returned or landed.evicted or landed.why_not)
-    return EXIT_OK if is_good else EXIT_PROBLEM
+    return EXIT_OK if landed.is_good else EXIT_PROBLEM
 
 
 def explain_idle(names: Sequence[str], states: Mapping[str, TaskState]) -> list[str]:

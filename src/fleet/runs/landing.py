@@ -101,6 +101,11 @@ class Landed(Record):
     why_not: str = ""  # why the branch was not moved
     step: str = ""  # what to type then
 
+    @property
+    def is_good(self) -> bool:
+        """Whether all work that could be merged has landed, and the branch could be moved."""
+        return not (self.returned or self.evicted or self.why_not)
+
 
 class Landing:
     """One pass of the merge queue of a repository, by the process that holds its lock."""

@@ -192,5 +192,4 @@ class Lander:
         landed = merge_passes(self.passes)
         if not landed:
             return [], not self._has_failed
-        is_good = not (self._has_failed or landed.evicted or landed.returned or landed.why_not)
-        return describe_landing(landed), is_good
+        return describe_landing(landed), landed.is_good and not self._has_failed

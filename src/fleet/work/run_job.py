@@ -24,7 +24,7 @@ from fleet.start.record import replace
 from fleet.tasks.spec import expand_names, is_another
 from fleet.tasks.state import UNREADABLE
 from fleet.text.json import parse_object
-from fleet.text.phrases import count_of, some_of
+from fleet.text.phrases import count_of, quote_shell, some_of
 from fleet.text.tables import format_finding
 from fleet.text.terminal import clean_line
 from fleet.work.backing import end_serving, need_key, plan_backing, workspace_of
@@ -74,6 +74,8 @@ def refuse_idle(options: Namespace, known: KnownTasks) -> None:
     if known.path and idle[0] != "--name":
         key = "setup: []" if idle[0] == "--no-setup" else f"{idle[0].lstrip('-')}:"
         fix = f"write `{key}` below `defaults:`, or below a task, in {known.path}"
+    elif idle == ["--check"] and options.words:
+        fix = f"subagent-fleet task retry {options.words[0]} --check {quote_shell(options.check)}"
     raise FleetError("usage", f"run: {some_of(idle)}: for new tasks only", status=EXIT_USAGE,
                      fix=fix)
 

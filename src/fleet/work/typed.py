@@ -251,11 +251,11 @@ def typed_keys(options: Namespace) -> dict[str, Any]:
     return {word: value for word, value in typed.items() if value}
 
 
-def parse_check(text: str) -> str:
-    """Return a check of a task, as a task file may say it: "" for `none`."""
+def parse_check(text: str) -> object:
+    """Return a check of a task, as a task file may say it: None for `none`."""
     rule = RULES["check"]
     if obeys(text, "check") and rule.normal:
-        return str(rule.normal(text))
+        return rule.normal(text)
     raise argparse.ArgumentTypeError(f"expected {rule.words}, not `{text}`")
 
 
