@@ -2182,21 +2182,21 @@ _URL = "^[Hh][Tt][Tt][Pp][Ss]?://[^\\s@?#]+$"  # no credentials, query or fragme
 # LiteLLM reads `os.environ/NAME` as that variable's value, everywhere.
 _ALIAS = "^(?!os[.]environ/)[A-Za-z0-9._:/@-]{1,128}$"
 _DURATION = "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
-# The ending keeps a fleet file that somebody else wrote from handing out other secrets of the
-# environment; of what is left, not what shells, loaders and the generated file itself use.
+# The ending keeps a foreign fleet file from sending other secrets of the environment as the key.
+# The excluded names are used by shells, loaders and the generated file.
 _VARIABLE = ("^(?!(BASH|ZSH|PYTHON)|"
              "(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_)"
              "[A-Za-z_][A-Za-z0-9_]{0,115}_(MASTER|GATEWAY)_KEY$")
-# So that a fleet file cannot send just any secret of the environment to a node.
+# The ending keeps a fleet file from sending any other secret to a node.
 _KEY_VARIABLE = "^[A-Za-z_][A-Za-z0-9_]{0,115}_API_(KEY|TOKEN)$"
 
-# -- Normal forms: what a value becomes once it fits its rule --
+# -- Normal forms of values that fit their rules --
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def normal_keep_alive(duration: int | str) -> int:
-    """Return it as seconds: numbers stay, `1h30m` is added up, negative is for ever."""
+    """Return a duration in seconds: `1h30m` is 5400; -1 means forever."""
     if isinstance(duration, int):
         return duration
     if duration.startswith("-"):
@@ -2206,7 +2206,7 @@ def normal_keep_alive(duration: int | str) -> int:
     return sum(int(number) * UNIT_SECONDS[unit] for number, unit in parts)
 
 
-# -- Rules: what a value may be, and what is written by mistake --
+# -- Rules: which values are valid, and what is meant by mistakes --
 
 _QUOTES = f"{_CURLY}'\"` "
 DURATION_SECONDS = {**UNIT_SECONDS, "ms": 0.001}  # by a unit's first letter, or the whole of it
@@ -2215,13 +2215,13 @@ _AMOUNT = LatePattern(r"(-?\d{1,3}(?:,\d{3})+|-?\d{1,12}(?:\.\d{1,6})?) ?([a-z]*
 
 
 class Rule(Record):
-    """What a value may be, as a fragment of JSON Schema and in words."""
+    """Which values are valid, as a fragment of JSON Schema and in words."""
 
     schema: dict[str, Any]
     words: str
     example: Any = None  # what a person may write
-    normal: Callable[[Any], object] | None = None  # what becomes of a value that fits
-    slips: Callable[[str], Sequence[Any]] | None = None  # what may be meant by other text
+    normal: Callable[[Any], object] | None = None  # returns the normal form of a valid value
+    slips: Callable[[str], Sequence[Any]] | None = None  # guesses the meaning of other text
     item: Rule | None = None  # of a list: the rule of its items
 
     def fits(self, value: object) -> bool:
@@ -2279,7 +2279,7 @@ def amount_slips(text: str, units: Mapping[str, float]) -> list[float]:
 
 
 def _address_slips(text: str) -> list[str]:
-    """Return the URL and the host of an address whose scheme or port is missing or wrong."""
+    """Return URLs and hosts that an address with a wrong scheme or port may mean."""
     scheme = "https" if text.lower().startswith("https") else "http"
     text = re.sub(r"^\w*[:;]?/+\s*|\s+(?=[:/])|[,?#].*|[^/]*@", "", text)
     slips = []
@@ -2296,11 +2296,10 @@ TARGET_NAMES = (  # the rows of TARGETS
     "litellm", "claude", "env", "opencode", "codex", "aider", "qwen")
 USUAL_TARGETS = TARGET_NAMES[:3]
 CLAUDE = "claude"  # the coder that can be asked, steered and resumed
-# codex 0.169.0, opencode 1.18.33, aider 0.86.2, qwen-code 0.24.4. What they keep of their own
-# would be taken for work: aider's history of the chat, its map of the repository.
-# They read the prompt on stdin, write files, and end; with these words they may write,
-# and ask nobody. A coder's row of HARNESSES leads it to the fleet; without a fleet it has
-# its own login.
+# codex 0.169.0, opencode 1.18.33, aider 0.86.2, qwen-code 0.24.4. They read the prompt on
+# stdin, write files and end. With these arguments they may write without asking, and aider
+# keeps no files of its own, which would count as work. A row of HARNESSES connects a coder to
+# the fleet; without a fleet it uses its own login.
 CODERS = {
     "codex": ("exec", "-s", "danger-full-access", "-"),
     "opencode": ("run",),
@@ -2819,20 +2818,20 @@ def section_schema(section: type[Record]) -> dict[str, Any]:
 #
 # From a parsed fleet file to a Fleet, or to its problems.
 
-# Takes a Document, gives a Fleet, or a Finding for everything that is wrong. A mistake is said
+# Makes a Fleet of a Document, or a Finding for each mistake in it. Each mistake is reported
 # once, with what to type.
 
 # Claude Code resolves these words itself, so an alias must not be one (2.1.326).
 CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default", "opusplan")
 AGENT_OWN_KEYS = ("name", "description", "model", "tools")  # never in `frontmatter`
-FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
+FINDINGS_LIMIT = 100  # a file with more mistakes is not a fleet file
 
 
 class Checker:
-    """Collects the `findings` about one `document` while its sections are read.
+    """Reads the sections of a `document` into records and collects `findings` about them.
 
-    In the records that are made, what is wrong has its default, or is None where there is
-    none. A key that is not known is reported and then read as the one that it means.
+    In a record, a wrong value is replaced by its default, or by None. An unknown key is
+    reported, then read as the key that was probably meant.
     """
 
     def __init__(self, document: Document) -> None:
@@ -2849,7 +2848,7 @@ class Checker:
             what = f"{_dotted(path)} {what}"
         where, excerpt = self.document.locate(path, key=key)
         finding = Finding(slug, "error", what, where, excerpt, fix)
-        if finding not in self.findings:  # what two share is wrong once
+        if finding not in self.findings:  # two values may share one mistake
             self.findings.append(finding)
 
     def section(self, kind: type[_Section], path: tuple, section: Any) -> _Section:
@@ -2868,7 +2867,7 @@ class Checker:
         for key in keys_of(kind).values():
             name = spellings.get(key.key, key.key)
             if name in section:
-                # Later lookups of its place know only its first name.
+                # Later lookups of its place use its first spelling.
                 places, at = self.document.places, (*path, name)
                 if at in places:
                     places.setdefault((*path, key.key), places[at])
@@ -2930,7 +2929,7 @@ class Checker:
                          for place, each in enumerate(value))
         is_text = isinstance(value, str)
         if rule is RULES["reference"] and is_text and value:
-            self.references.append((path, value))  # checked further than by a rule
+            self.references.append((path, value))  # checked when all names are known
             return value
 
         slug, why = "bad-value", f"; accepted: {rule.words}"
@@ -3013,7 +3012,7 @@ def _suggest_value(rule: Rule, path: tuple, value: Any, default: Any) -> str:
 
 
 def _suggest_place(kind: type[Record], path: tuple, name: object) -> str:
-    """Return where a key belongs that a kind of section does not have, else what it has."""
+    """Return where an unknown key belongs, or else the known keys of its section."""
     if name == "name" and name_rule(kind):
         return f"remove it: the {path[0][:-1]}'s name is the key above"
     for home, place in PLACES.items():
@@ -3026,7 +3025,7 @@ def _suggest_place(kind: type[Record], path: tuple, name: object) -> str:
 
 
 def _suggest_keys(kind: type[Record], path: tuple, value: object) -> str:
-    """Return what to write in place of something that is not keys."""
+    """Return what to write instead of a value where keys are expected."""
     keys = keys_of(kind)
     if name_rule(kind) and path[-1] in keys:
         return f"indent `{path[-1]}:` deeper, under its {path[0][:-1]}"
@@ -5046,26 +5045,25 @@ def _plan_ties(measured: Iterable[Measurement]) -> Iterator[str]:
 
 # == files/target.py, from line 16 ============================================
 #
-# A kind of generated file, a change of one, what tells two configs apart.
+# Kinds of generated files, changes to them, and a digest that tells configs apart.
 
-# Takes a checked Fleet and what was planned for it; gives the text of every file that
-# LiteLLM, Claude Code and shells read. A kind of file is a Target, a row of TARGETS:
-# who may read such a file, and which paths are ours, is asked of the rows.
-# Every value goes through its format's one quoting function (`quote_yaml`, `dump_yaml`,
-# `quote_shell`).
+# This room renders a checked Fleet as text for LiteLLM, Claude Code, shells and other programs.
+# A kind of file is a Target, a row of TARGETS, which says who may read such a file and which
+# paths are ours. Every value goes through its format's one quoting function (`quote_yaml`,
+# `dump_yaml`, `quote_shell`).
 
 
 class Change(Record):
-    """What there is at a path and what shall be there, as bytes; None is no file."""
+    """The content found at a path and the content wanted there; None: no file."""
 
     path: str
     found: bytes | None
     wanted: bytes | None
-    ours: bool  # what is there is what was last written
+    ours: bool  # the content is what we wrote last
 
     @property
     def action(self) -> str:
-        """One word: created, updated, removed, unchanged, or edited, which is the user's."""
+        """One word: created, updated, removed, unchanged, or edited (by the user)."""
         if self.found == self.wanted:
             return "unchanged"
         if self.found is None:
@@ -5076,8 +5074,8 @@ class Change(Record):
 
 
 def fleet_digest(fleet: Fleet) -> str:
-    """Return what tells two configs apart whose models are not served alike."""
-    # All of a node counts but what is only said to people, so that a new key counts unasked.
+    """Return a digest that differs for configs whose models are served differently."""
+    # Every key of a node counts, except those that only people read.
     nodes = [replace(node, tags=(), memory_gb=None, mac=None)
              for node in fleet.nodes.values()]
     return digest(repr([*nodes, *fleet.models.values()]).encode("utf-8"))[:16]
@@ -5094,7 +5092,7 @@ class Target(Record):
     """A kind of generated file: its paths, who may read it, and what writes it."""
 
     name: str  # as --target has it
-    # Its paths, and none that could be anybody else's: what matches may be removed.
+    # Matches only our paths: a file that matches may be removed.
     pattern: str
     mode: int
     render: Callable[[Fleet, str], dict[str, str]]  # of a fleet and its key: {path: text}
@@ -5144,7 +5142,7 @@ LITELLM_PREFIXES = {  # of a model's name: which of LiteLLM's providers
 
 def _litellm_deployment(name: str, model: Model, node: Node, *,
                         has_others: bool) -> dict[str, object]:
-    """Return the entry of one model; `has_others` may answer for its alias, too."""
+    """Return the entry of one model; `has_others`: its alias can be served elsewhere."""
     prefix = LITELLM_PREFIXES[node.provider]
     params: dict[str, object] = {"model": f"{prefix}/{model.ollama_model}",
                                  "api_base": node.endpoint}
@@ -5179,7 +5177,7 @@ def _litellm_deployment(name: str, model: Model, node: Node, *,
 
 def _litellm_router(sharing: dict[str, list[Model]],
                     fallbacks: dict[str, list[str]]) -> dict[str, object]:
-    """Return how LiteLLM chooses among deployments, and who comes after them."""
+    """Return how LiteLLM chooses a deployment, and the fallbacks."""
     router = {
         "routing_strategy": "simple-shuffle",
         "enable_weighted_failover": True,
@@ -5187,7 +5185,7 @@ def _litellm_router(sharing: dict[str, list[Model]],
         "allowed_fails": 0,
         "cooldown_time": 30,
     }
-    # Only where it can choose: it refuses on an estimate of a prompt's length.
+    # Only if contexts differ, because it refuses by an estimate of the prompt's length.
     if any(len({model.context for model in models}) > 1 for models in sharing.values()):
         router["enable_pre_call_checks"] = True
     if fallbacks:
@@ -5270,17 +5268,17 @@ ENVIRONMENT_TARGET = Target(
 
 # == files/harness.py, from line 26 ===========================================
 #
-# What a row on another program says, and how its files are made of it.
+# A row for another program, and how its files are made from it.
 
 class Page(Record):
-    """A file of a program: $name stands for a value, $models for a row for each alias."""
+    """A template for a file: $name is a value, $models has a row for each alias."""
 
     text: str
     row: str = ""
 
 
 class Start(Record):
-    """With which words and variables a program is started on the fleet."""
+    """The arguments and variables that start a program on the fleet."""
 
     words: tuple[str, ...]
     environment: dict[str, str]
@@ -5294,20 +5292,20 @@ class Harness(Record):
     program: str
     install: str
     files: dict[str, Page]
-    words: str  # it is started with, as a template
+    words: str  # its arguments, as a template
     environment: dict[str, str]  # its values are templates
-    agent_file: str = ""  # of its agents, where each has a file of its own
-    agent: str = ""  # a template; without one it has no agents
-    # Ours, as it names them; None: it cannot limit an agent.
+    agent_file: str = ""  # path of an agent's file, if each agent has one
+    agent: str = ""  # a template for an agent; "": it has no agents
+    # {our name of a tool: its name}; None: it cannot limit an agent's tools.
     tools: dict[str, str] | None = None
-    taken_names: tuple[str, ...] = ()  # agents of its own, which ours would replace
-    prefix: str = ""  # of an alias, where it is named
+    taken_names: tuple[str, ...] = ()  # its own agents, which ours must not replace
+    prefix: str = ""  # before each alias
 
     def directory(self) -> str:
         return f"{STATE_DIRECTORY}/{self.name}"
 
     def render(self, fleet: Fleet, key: str = "") -> dict[str, str]:
-        """Return {path: text}, without the key: that comes by the environment."""
+        """Return {path: text}, without the key, which the environment holds."""
         agents = self._render_agents(fleet)
         files = {path: self._fill(fleet, path, page, agents.values())
                  for path, page in self.files.items()}
@@ -5316,7 +5314,7 @@ class Harness(Record):
         return {f"{self.directory()}/{path}": text for path, text in files.items()}
 
     def _render_agents(self, fleet: Fleet) -> dict[str, str]:
-        """Return the text of each agent, without those that would replace its own."""
+        """Return the text of each agent that does not replace one of the program's own."""
         path = self.agent_file or next(iter(self.files))
         windows = plan_windows(fleet)
         texts = {}
@@ -5331,9 +5329,9 @@ class Harness(Record):
         return texts
 
     def _show_tools(self, agent: Agent) -> str:
-        """Return the entry of an agent's tools, as it names them; nothing where it has all.
+        """Return the entry for an agent's tools, in the program's names; "" for all tools.
 
-        A tool that is limited, as `Bash(git *)`, is none there: the limit could not be kept.
+        A limited tool, such as `Bash(git *)`, is left out, because the limit could not be kept.
         """
         if agent.tools is None:
             return ""
@@ -5344,7 +5342,7 @@ class Harness(Record):
         return f',\n      "tools": {json.dumps({"*": False, **dict.fromkeys(tools, True)})}'
 
     def start(self, fleet: Fleet, directory: str, key: str) -> Start:
-        """Return how it is started in its directory."""
+        """Return how to start it in its directory."""
         content = next(iter(self.render(fleet).values()))
         values = {"directory": directory, "key": key, "content": content,
                   "url": gateway_url(fleet.gateway), "main": plan_tier_alias(fleet, "main")}
@@ -5383,12 +5381,12 @@ class Harness(Record):
 
 
 SMALL_BILLIONS = 8
-# What needs no quotes, or has them in the template: a checked address, a checked name.
+# Values that need no quotes, or have them in the template: checked addresses and names.
 _RAW = ("headline", "url", "variable", "models", "agents", "tools")
 
 
 def _substitute(path: str, text: str, values: Mapping[str, Any]) -> str:
-    """Return a template with every word quoted as the file's format has it."""
+    """Fill in a template; each text is quoted as the file's format needs."""
     quote = quote_yaml
     if path.endswith(".json"):
         quote = quote_json
@@ -5398,9 +5396,8 @@ def _substitute(path: str, text: str, values: Mapping[str, Any]) -> str:
     for name, value in values.items():
         if isinstance(value, str) and name not in _RAW:
             words[name] = quote(value)
-    if path.endswith(".md"):  # behind its frontmatter a prompt stands as it is
-        # What qwen-code takes for a place to fill in, and does not know, ends the agent at
-        # once.
+    if path.endswith(".md"):  # a prompt below frontmatter is not quoted
+        # qwen-code ends the agent at once if it does not know a `${NAME}`.
         words["prompt"] = re.sub(r"\$\{(\w+)\}", r"$\1", values["prompt"]).rstrip()
     return string.Template(text).substitute(words)
 
@@ -6067,7 +6064,7 @@ TARGETS = (LITELLM_TARGET, CLAUDE_TARGET, ENVIRONMENT_TARGET,
 
 
 def target_of(path: str) -> Target | None:
-    """Return whose a generated path is; None for all that is never removed."""
+    """Return the target of a generated path; None: never remove it."""
     for target in (*TARGETS, *TAUGHT, FORMER_TARGET):
         if re.fullmatch(target.pattern, path):
             return target
@@ -6076,7 +6073,7 @@ def target_of(path: str) -> Target | None:
 
 def render_files(fleet: Fleet, key: str, names: Collection[str] = USUAL_TARGETS
                  ) -> dict[str, bytes]:
-    """Return {path: bytes} of everything that is generated for these targets."""
+    """Return {path: bytes} of all files of these targets."""
     files = {}
     for target in TARGETS:
         if target.name not in names:
@@ -6087,7 +6084,7 @@ def render_files(fleet: Fleet, key: str, names: Collection[str] = USUAL_TARGETS
 
 
 def plan_compared(fleet: Fleet | None, written: Iterable[str]) -> list[str]:
-    """Return the targets that are looked at unasked: a fleet's, and what was written."""
+    """Return the targets to compare by default: the fleet's, and those written before."""
     there = {target.name for target in map(target_of, written) if target}
     if fleet:
         there.update(fleet.targets)
@@ -6095,19 +6092,19 @@ def plan_compared(fleet: Fleet | None, written: Iterable[str]) -> list[str]:
 
 
 def render_manifest(hashes: dict[str, str]) -> bytes:
-    """Return the manifest: the hash of each file; two while a run may yet be cut off."""
+    """Return the manifest: the hash of each file, or two while it is being written."""
     value = {"schema": "subagent-fleet/manifest/1", "files": hashes}
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode("utf-8")
 
 
 class Manifest(Record):
-    """Which files were written, and the hashes of what each one held then."""
+    """The files that were written, and the hashes of their content."""
 
     files: dict[str, str]
 
 
 def parse_manifest(content: bytes | None) -> dict[str, str] | None:
-    """Return {path: hashes}; none where no manifest is, None when it cannot be read."""
+    """Return {path: hashes}; {} if there is no manifest, None if it cannot be read."""
     if content is None:
         return {}
     page = read_page(Manifest, content, "manifest/1")
@@ -6153,7 +6150,7 @@ def render_starter(tree: Mapping[str, Any], has_models: bool,
                    port: int = Gateway.port) -> str:
     """Return a fleet.yaml that teaches by its comments.
 
-    They tell why each model is there (`notes`), or that the models were not found.
+    The comments say why each model was chosen (`notes`), or that no models were found.
     """
     blocks = {kind: _starter_block(kind, tree[kind], notes)
               for kind in ("nodes", "models", "agents")}
@@ -6170,7 +6167,7 @@ def render_starter(tree: Mapping[str, Any], has_models: bool,
 
 def _starter_block(kind: str, sections: dict[str, dict[str, object]],
                    notes: Mapping[str, str]) -> str:
-    """Return the sections of one kind; the first one shows every key, and what it is for."""
+    """Return the sections of one kind; the first one shows and explains every key."""
     lines: list[str] = []
     for name, values in sections.items():
         is_first = not lines
@@ -6187,7 +6184,7 @@ def _starter_block(kind: str, sections: dict[str, dict[str, object]],
             else:
                 continue
 
-            # An agent's description fills its line, and a note behind it the next.
+            # An agent's description fills its line, so that a note would not fit.
             fits = kind != "agents" or len(line) < _STARTER_NOTE_COLUMN
             if is_first and fits:
                 line = f"{line:{_STARTER_NOTE_COLUMN}} # {declared.words}"
@@ -6199,7 +6196,7 @@ def _starter_block(kind: str, sections: dict[str, dict[str, object]],
 
 
 class Rewrite:
-    """The edits that give a file other values. Lines whose values stay are not touched.
+    """Edits that change values in a file. Lines with unchanged values stay as they are.
 
     Example: with another `b` and a new `c`, `a: 1  # mine` stays, `b: 2  # why` becomes
     `b: 3  # why`, and `c: 4` goes below the last line of `b`.
@@ -6219,7 +6216,7 @@ class Rewrite:
         return text
 
     def change(self, path: tuple, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Plan the edits of the mapping at a path."""
+        """Plan the edits of a mapping."""
         for key, value in old.items():
             if key not in new:
                 self.remove((*path, key))
@@ -6230,7 +6227,7 @@ class Rewrite:
             self.add((*path, list(old)[-1]), added)
 
     def replace(self, path: tuple, old: Any, new: Any) -> None:
-        """Plan another value for a key."""
+        """Plan a new value for a key."""
         if old and new and isinstance(old, dict) and isinstance(new, dict):
             is_block = self.is_block((*path, next(iter(old))))
             if is_block or not set(old) - set(new):  # between braces a comma would be left
@@ -6246,7 +6243,7 @@ class Rewrite:
             self.edits.append((line, self.end_of(path), _show_block({path[-1]: new}, margin)))
 
     def remove(self, path: tuple) -> None:
-        """Plan that an entry of block style goes, with the note of ours above it."""
+        """Plan to remove an entry of block style, with our note above it."""
         line, _ = self.line_of(path)
         self.edits += [(*self.note_of(path), ""), (line, self.end_of(path), "")]
 
@@ -6265,7 +6262,7 @@ class Rewrite:
         self.edits.append((value_end, value_end, rows))
 
     def note(self, path: tuple, note: str, *, is_new: bool) -> None:
-        """Plan the note above an entry of block style: in place of an old one, or a first one."""
+        """Plan the note above an entry of block style; a new one only if `is_new`."""
         _, margin = self.line_of(path)
         start, end = self.note_of(path)
         if self.is_block(path) and (is_new or start < end):
@@ -6303,7 +6300,7 @@ class Rewrite:
         rows = self.text[line:end].splitlines(keepends=True)
         while not rows[-1].strip() or (rows[-1].lstrip().startswith("#")
                                        and not rows[-1].startswith(f"{margin} ")):
-            rows.pop()  # what is above the next entry belongs to that one
+            rows.pop()  # comments above the next entry belong to that entry
         return line + sum(map(len, rows))
 
     def show_flow(self, value: Any, start: int) -> str:
@@ -6343,9 +6340,9 @@ def show_block(path: str, block: Mapping[str, Any]) -> str:
 
 def rewrite_fleet(document: Document, wanted: Mapping[str, Any],
                   notes: Mapping[str, str] = {}) -> str:
-    """Return a fleet file's text with other values, and notes above its models.
+    """Return a fleet file's text with new values, and notes above its models.
 
-    What it says is what is wanted, nothing else, or nothing is written.
+    The new text is read again: if it does not hold exactly what is wanted, this fails.
     """
     try:
         rewrite = Rewrite(document)
@@ -6378,10 +6375,9 @@ def rewrite_fleet(document: Document, wanted: Mapping[str, Any],
 #
 # Facts, checks and the verdict; fixes as text.
 
-# Takes a Fleet and the Facts that were gathered; gives Findings: what is so, and what fixes
-# it. A finding is a function with its row, `@check`, above it. The row says what it needs:
-# `validate` runs those that the file is enough for, `doctor` runs all, after it has seen
-# nodes and disk.
+# A check takes a Fleet and Facts and yields Findings: each says what is so and how to fix it.
+# It is a function with `@check` above it, which says what it needs: `validate` runs checks
+# that need only the file; `doctor` runs all, after it has looked at nodes and disk.
 
 
 def fix_for_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
@@ -6394,7 +6390,7 @@ def fix_for_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
         return f"`subagent-fleet recommend --write` uses the models that {state.name} has"
     names = {able.name.lower(): able.name for able in state.models if rate_model(able).score}
     near = names.get(find_nearest(model.ollama_model.lower(), names))
-    if near and near != model.ollama_model:  # a pull takes an hour, a typing mistake a second
+    if near and near != model.ollama_model:  # fixing a typo is faster than a download
         return (f"write `{model.name_key}: {quote_yaml(near)}` in models.{model.name}, which "
                 f"{state.name} has, or {pull}")
     return pull
@@ -6415,8 +6411,8 @@ def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
                    routes: Mapping[str, RouteState], gateway: Finding) -> NextStep:
     """Return a sentence: ready, or the next thing to type."""
     def urgency(name: str) -> tuple[bool, int]:
-        # `warmup` loads no model that is missing, so that comes before a cold one, whoever
-        # stands in for it.
+        # A missing model comes before a cold one, even if it has a fallback, because
+        # `warmup` cannot load it.
         route = routes[name]
         can_wait = route.fallback is not None and route.state != "model missing"
         return can_wait, ROUTE_STATES.index(route.state)
@@ -6462,7 +6458,7 @@ EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 
 
 class Facts(Record):
-    """What doctor saw, gathered once: beside the fleet its checks look at nothing else."""
+    """What doctor observed. Checks look only at this and at the fleet."""
 
     # The config's own findings.
     problems: Sequence[Finding] = ()
@@ -6471,14 +6467,14 @@ class Facts(Record):
     addresses: dict[str, tuple[str, ...]] = {}
     measured: Sequence[Measurement] = ()  # by `bench`
     memory: dict[str, float] = {}  # GB for models, where that is known
-    # Who holds the gateway's port; see check_gateway.
+    # The program at the gateway's port; see check_gateway.
     holder: str = ""
-    # The version of Claude Code, None where it was not found; whether LiteLLM is there.
+    # The version of Claude Code, None if not found; whether LiteLLM is installed.
     claude: str | None = None
     has_litellm: bool = False
-    # By path: what that settings file puts into the environment.
+    # {path of a settings file: the variables that it sets}
     settings: dict[str, dict[str, object]] = {}
-    # What `generate` would do, or why that is not known.
+    # What `generate` would change, or why that is unknown.
     changes: Sequence[Change] = ()
     file_problems: Sequence[Finding] = ()
     # The environment file, and the ids of what is wrong with it.
@@ -6568,7 +6564,7 @@ def check_claude(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("This machine", "nothing")
 def check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Find the LiteLLM that is there or needed."""
+    """Report whether LiteLLM is installed, if it matters."""
     if facts.has_litellm:
         yield Finding("litellm", "ok", "LiteLLM is on the PATH")
     elif fleet is not None and fleet.gateway.provider == "litellm":
@@ -6604,7 +6600,7 @@ def lint_gateway_host(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Config", "file")
 def lint_nodes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of endpoints that cannot be meant, and of machines that get no work."""
+    """Warn of endpoints that are probably wrong, and of machines without work."""
     busy = {model.node for model in fleet.models.values()}
     for name, node in fleet.nodes.items():
         path = ("nodes", name, "endpoint")
@@ -6660,7 +6656,7 @@ def plan_prompt_tokens(fleet: Fleet) -> dict[str, list[str]]:
 
 @check("Config", "file")
 def lint_tokens(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of a context that Claude Code's prompt fills, or that is less than an answer."""
+    """Warn of a context that is too small for Claude Code's prompt, or for an answer."""
     served = plan_prompt_tokens(fleet)
     for name, model in fleet.models.items():
         least = SMALL_CONTEXT_TOKENS
@@ -6673,7 +6669,7 @@ def lint_tokens(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             yield warn(fleet, "small-context", ("models", name, "context"),
                        what=f"{model.context}; {why}",
                        fix=f"write `context: {least}` or more")
-        # The default is nobody's wish: of a context below it `small-context` says enough.
+        # Nobody chose the default; `small-context` is enough for a context below it.
         if model.max_output > model.context and model.max_output != Model.max_output:
             most = max(model.context // 2, LEAST_CONTEXT_TOKENS)
             yield warn(fleet, "output-above-context", ("models", name, "max_output"),
@@ -6684,7 +6680,7 @@ def lint_tokens(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Config", "file")
 def lint_main_fallback(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of a main session that ends with one machine, where another could go on."""
+    """Warn if the main session depends on one machine although another could take over."""
     main = fleet.models[plan_tiers(fleet)["main"]]
     helpers = [fleet.models[name] for name in main.fallback]
     helpers += [model for model in fleet.models.values() if model.alias == main.alias]
@@ -6704,7 +6700,7 @@ def lint_main_fallback(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Config", "file")
 def lint_unused_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of models that get no work: from agents, tiers, or as fallbacks and twins of those."""
+    """Warn of models that no agent or tier uses, not even as a fallback or by its alias."""
     twins = models_by_alias(fleet)
     used = set()
     pending = [agent.model for agent in fleet.agents.values()]
@@ -6739,7 +6735,7 @@ def lint_agents(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 
 def _lint_tool(fleet: Fleet, path: tuple[str | int, ...], tool: str) -> Iterator[Finding]:
-    """Yield that Claude Code has no such tool any more, or that it was mistyped."""
+    """Yield a warning for a tool that Claude Code no longer has, or that was mistyped."""
     if tool in GONE_TOOLS:
         heir = GONE_TOOLS[tool]
         yield warn(fleet, "tool-gone", path,
@@ -6753,7 +6749,7 @@ def _lint_tool(fleet: Fleet, path: tuple[str | int, ...], tool: str) -> Iterator
 
 
 def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield that the environment holds a weak key, which beats the one generated."""
+    """Yield a finding if the key in the environment, which is used first, is weak."""
     variable = fleet.gateway.master_key_env
     key = environ.get(variable)
     is_exposed = not is_loopback(fleet.gateway.host)
@@ -6775,7 +6771,7 @@ def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
 
 @check("Machines", "nodes")
 def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say of each node what it answered, or why it did not and which fallback takes over."""
+    """Report each node: its answer, or why there is none and which models have no fallback."""
     for state in facts.states.values():
         if state.online:
             yield Finding("node-online", "ok", f"{state.name}: {state.runs} at "
@@ -6794,10 +6790,10 @@ def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Machines", "nodes")
 def check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Name the nodes that the internet may use."""
+    """Warn of nodes that the internet may reach."""
     for name, addresses in facts.addresses.items():
         for address in addresses:
-            is_named = address in fleet.nodes[name].endpoint  # then it is a warning of the config
+            is_named = address in fleet.nodes[name].endpoint  # then the file has a warning
             if address_kind(address) == "public" and not is_named:
                 yield public_address(name, address, "warning")
 
@@ -6811,7 +6807,7 @@ def public_address(who: str, address: str, level: str) -> Finding:
 
 @check("Machines", "nodes")
 def check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say how much memory each model is expected to take, takes, and how many agents stay warm."""
+    """Report each model's expected and measured memory, and how many agents stay warm."""
     for state in facts.states.values():
         for load in plan_loads(fleet, state):
             if load.held is None or load.warm is None:
@@ -6823,7 +6819,7 @@ def check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             if load.warm >= len(load.users) or state.provider not in ("ollama", "llamacpp"):
                 yield Finding("room", "ok", what)
                 continue
-            # In whole GiB, as its server counts, and a little for what it notes beside them.
+            # In whole GiB, as its server counts, and a little more for its own records.
             wanted = len(load.users) - load.model.max_parallel + 1
             cache = 1.02 * wanted * plan_kept_gigabytes(load.held, load.context)
             gibibytes = int(cache * 1e9 / 2**30) + 1
@@ -6836,7 +6832,7 @@ def check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Machines", "file")
 def check_memory(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Name the models larger than their machine, then those that evict each other."""
+    """Warn of models larger than their machine, then of models that evict each other."""
     for name, node in fleet.nodes.items():
         state = facts.states.get(name) or NodeState(name, node.endpoint, "not asked")
         memory = node.memory_gb or float("inf")
@@ -6881,14 +6877,14 @@ def _name_large_model(fleet: Fleet, load: Load) -> Finding:
 
 @check("Routes", "nodes")
 def check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say of each model that its node serves it as planned, or what is wrong."""
+    """Report each model: its node serves it as planned, or what is wrong."""
     prompts = plan_prompt_tokens(fleet)
     for model in fleet.models.values():
         users = [agent.name for agent in fleet.agents.values()
                  if agent.model == model.name and agent.tools != ()] + prompts[model.name]
         state = facts.states[model.node]
         if not state.online:
-            continue  # said of the node
+            continue  # check_nodes_answer reports it
         flaws = [*_presence_flaws(fleet, model, state),
                  *_ability_flaws(fleet, model, facts, users),
                  *_context_flaws(fleet, model, state)]
@@ -6899,7 +6895,7 @@ def check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 
 def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
-    """Yield that a model is missing, or runs at ollama.com."""
+    """Yield findings if a model is missing, or runs at ollama.com."""
     if model.cloud:
         return
     held = held_model(model, state)
@@ -6916,7 +6912,7 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
 
 def _ability_flaws(fleet: Fleet, model: Model, facts: Facts, users: Sequence[str]
                    ) -> Iterator[Finding]:
-    """Yield tasks of a model that it cannot do, or did not do in `bench`."""
+    """Yield findings for what a model has to do but cannot, or did not in `bench`."""
     state = facts.states[model.node]
     held = held_model(model, state)
     capabilities = held.capabilities
@@ -6940,7 +6936,7 @@ def _ability_flaws(fleet: Fleet, model: Model, facts: Facts, users: Sequence[str
 
 
 def _context_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
-    """Yield that a context is more than the model was made for, or than it is loaded with."""
+    """Yield findings if a context is larger than the model was trained for or loaded with."""
     what = f"models.{model.name}: {model.ollama_model}"
     where = locate_key(fleet, "models", model.name, "context")
     trained = held_model(model, state).trained_context
@@ -6965,7 +6961,7 @@ def _context_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fin
 
 @check("Gateway", "nodes")
 def check_gateway_port(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say which program has the gateway's port."""
+    """Report which program has the gateway's port."""
     yield check_gateway(fleet, facts.holder)
 
 
@@ -7009,7 +7005,7 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
 
 @check("Claude Code", "disk")
 def check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Name the settings files that beat the fleet's environment; their values are secrets."""
+    """Report settings files that override the fleet's environment, without their values."""
     for path, environment in facts.settings.items():
         names = overridden_names(fleet, environment) if fleet else []
         if names:
@@ -7021,7 +7017,7 @@ def check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 
 def overridden_names(fleet: Fleet, environment: Mapping[str, object]) -> list[str]:
-    """Return the fleet's variables that the `env` of a settings file sets otherwise."""
+    """Return the fleet's variables to which a settings file's `env` gives other values."""
     return [variable.name for variable in plan_environment(fleet)
             if variable.name in environment
             and (variable.holds_key or variable.is_unset
@@ -7042,7 +7038,7 @@ def leads_away(name: str) -> bool:
 
 @check("Files", "disk")
 def check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Tell whether the generated files match the config."""
+    """Report whether the generated files match the config."""
     yield from facts.file_problems
     groups: dict[str, list[str]] = {}
     for change in facts.changes:
@@ -7055,7 +7051,7 @@ def check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
                           ("removed", "their agents are gone")):
         if action in groups:
             fix = "subagent-fleet doctor --fix"
-            # Else it writes nothing at all.
+            # `generate` writes nothing if a file was edited.
             if action == "created" and "edited" not in groups:
                 fix = "subagent-fleet generate"
             yield Finding(f"files-{action}", "warning",
@@ -7067,7 +7063,7 @@ def check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("Files", "disk")
 def check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Warn if others may get the key."""
+    """Report if other people can read the key."""
     path = quote_shell(facts.env_path)
     if "env-readable" in facts.leaks:
         yield Finding("env-readable", "error", f"other users can read the key in {path}",
@@ -7086,7 +7082,7 @@ def check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 def check_worker(program: str, state: NodeState,
                  reached: Iterable[NodeState]) -> list[Finding]:
-    """Return what keeps this machine from being a node, with fixes."""
+    """Return the problems that keep this machine from being a node, with fixes."""
     if not program and not state.online:
         return [Finding("ollama-absent", "error", "Ollama is not installed",
                         fix="install it from ollama.com/download")]

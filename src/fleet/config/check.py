@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     _Section = TypeVar("_Section", bound=Record)
 
 
-# Takes a Document, gives a Fleet, or a Finding for everything that is wrong. A mistake is said
+# Makes a Fleet of a Document, or a Finding for each mistake in it. Each mistake is reported
 # once, with what to type.
 
 # Claude Code resolves these words itself, so an alias must not be one (2.1.326).
 CLAUDE_WORDS = ("sonnet", "opus", "haiku", "fable", "best", "inherit", "default", "opusplan")
 AGENT_OWN_KEYS = ("name", "description", "model", "tools")  # never in `frontmatter`
-FINDINGS_LIMIT = 100  # a file with more of them is no fleet file
+FINDINGS_LIMIT = 100  # a file with more mistakes is not a fleet file
 
 
 class Checker:
-    """Collects the `findings` about one `document` while its sections are read.
+    """Reads the sections of a `document` into records and collects `findings` about them.
 
-    In the records that are made, what is wrong has its default, or is None where there is
-    none. A key that is not known is reported and then read as the one that it means.
+    In a record, a wrong value is replaced by its default, or by None. An unknown key is
+    reported, then read as the key that was probably meant.
     """
 
     def __init__(self, document: Document) -> None:
@@ -57,7 +57,7 @@ class Checker:
             what = f"{_dotted(path)} {what}"
         where, excerpt = self.document.locate(path, key=key)
         finding = Finding(slug, "error", what, where, excerpt, fix)
-        if finding not in self.findings:  # what two share is wrong once
+        if finding not in self.findings:  # two values may share one mistake
             self.findings.append(finding)
 
     def section(self, kind: type[_Section], path: tuple, section: Any) -> _Section:
@@ -76,7 +76,7 @@ class Checker:
         for key in keys_of(kind).values():
             name = spellings.get(key.key, key.key)
             if name in section:
-                # Later lookups of its place know only its first name.
+                # Later lookups of its place use its first spelling.
                 places, at = self.document.places, (*path, name)
                 if at in places:
                     places.setdefault((*path, key.key), places[at])
@@ -138,7 +138,7 @@ class Checker:
                          for place, each in enumerate(value))
         is_text = isinstance(value, str)
         if rule is RULES["reference"] and is_text and value:
-            self.references.append((path, value))  # checked further than by a rule
+            self.references.append((path, value))  # checked when all names are known
             return value
 
         slug, why = "bad-value", f"; accepted: {rule.words}"
@@ -221,7 +221,7 @@ def _suggest_value(rule: Rule, path: tuple, value: Any, default: Any) -> str:
 
 
 def _suggest_place(kind: type[Record], path: tuple, name: object) -> str:
-    """Return where a key belongs that a kind of section does not have, else what it has."""
+    """Return where an unknown key belongs, or else the known keys of its section."""
     if name == "name" and name_rule(kind):
         return f"remove it: the {path[0][:-1]}'s name is the key above"
     for home, place in PLACES.items():
@@ -234,7 +234,7 @@ def _suggest_place(kind: type[Record], path: tuple, name: object) -> str:
 
 
 def _suggest_keys(kind: type[Record], path: tuple, value: object) -> str:
-    """Return what to write in place of something that is not keys."""
+    """Return what to write instead of a value where keys are expected."""
     keys = keys_of(kind)
     if name_rule(kind) and path[-1] in keys:
         return f"indent `{path[-1]}:` deeper, under its {path[0][:-1]}"

@@ -36,21 +36,21 @@ _URL = "^[Hh][Tt][Tt][Pp][Ss]?://[^\\s@?#]+$"  # no credentials, query or fragme
 # LiteLLM reads `os.environ/NAME` as that variable's value, everywhere.
 _ALIAS = "^(?!os[.]environ/)[A-Za-z0-9._:/@-]{1,128}$"
 _DURATION = "^-?([0-9]{1,4}h|[0-9]{1,6}[ms])+$"
-# The ending keeps a fleet file that somebody else wrote from handing out other secrets of the
-# environment; of what is left, not what shells, loaders and the generated file itself use.
+# The ending keeps a foreign fleet file from sending other secrets of the environment as the key.
+# The excluded names are used by shells, loaders and the generated file.
 _VARIABLE = ("^(?!(BASH|ZSH|PYTHON)|"
              "(ANTHROPIC|CLAUDE|API|NO|LC|LD|DYLD|FISH|NODE|LITELLM_LOCAL)_)"
              "[A-Za-z_][A-Za-z0-9_]{0,115}_(MASTER|GATEWAY)_KEY$")
-# So that a fleet file cannot send just any secret of the environment to a node.
+# The ending keeps a fleet file from sending any other secret to a node.
 _KEY_VARIABLE = "^[A-Za-z_][A-Za-z0-9_]{0,115}_API_(KEY|TOKEN)$"
 
-# -- Normal forms: what a value becomes once it fits its rule --
+# -- Normal forms of values that fit their rules --
 
 UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def normal_keep_alive(duration: int | str) -> int:
-    """Return it as seconds: numbers stay, `1h30m` is added up, negative is for ever."""
+    """Return a duration in seconds: `1h30m` is 5400; -1 means forever."""
     if isinstance(duration, int):
         return duration
     if duration.startswith("-"):
@@ -60,7 +60,7 @@ def normal_keep_alive(duration: int | str) -> int:
     return sum(int(number) * UNIT_SECONDS[unit] for number, unit in parts)
 
 
-# -- Rules: what a value may be, and what is written by mistake --
+# -- Rules: which values are valid, and what is meant by mistakes --
 
 _QUOTES = f"{_CURLY}'\"` "
 DURATION_SECONDS = {**UNIT_SECONDS, "ms": 0.001}  # by a unit's first letter, or the whole of it
@@ -69,13 +69,13 @@ _AMOUNT = LatePattern(r"(-?\d{1,3}(?:,\d{3})+|-?\d{1,12}(?:\.\d{1,6})?) ?([a-z]*
 
 
 class Rule(Record):
-    """What a value may be, as a fragment of JSON Schema and in words."""
+    """Which values are valid, as a fragment of JSON Schema and in words."""
 
     schema: dict[str, Any]
     words: str
     example: Any = None  # what a person may write
-    normal: Callable[[Any], object] | None = None  # what becomes of a value that fits
-    slips: Callable[[str], Sequence[Any]] | None = None  # what may be meant by other text
+    normal: Callable[[Any], object] | None = None  # returns the normal form of a valid value
+    slips: Callable[[str], Sequence[Any]] | None = None  # guesses the meaning of other text
     item: Rule | None = None  # of a list: the rule of its items
 
     def fits(self, value: object) -> bool:
@@ -133,7 +133,7 @@ def amount_slips(text: str, units: Mapping[str, float]) -> list[float]:
 
 
 def _address_slips(text: str) -> list[str]:
-    """Return the URL and the host of an address whose scheme or port is missing or wrong."""
+    """Return URLs and hosts that an address with a wrong scheme or port may mean."""
     scheme = "https" if text.lower().startswith("https") else "http"
     text = re.sub(r"^\w*[:;]?/+\s*|\s+(?=[:/])|[,?#].*|[^/]*@", "", text)
     slips = []
@@ -150,11 +150,10 @@ TARGET_NAMES = (  # the rows of TARGETS
     "litellm", "claude", "env", "opencode", "codex", "aider", "qwen")
 USUAL_TARGETS = TARGET_NAMES[:3]
 CLAUDE = "claude"  # the coder that can be asked, steered and resumed
-# codex 0.169.0, opencode 1.18.33, aider 0.86.2, qwen-code 0.24.4. What they keep of their own
-# would be taken for work: aider's history of the chat, its map of the repository.
-# They read the prompt on stdin, write files, and end; with these words they may write,
-# and ask nobody. A coder's row of HARNESSES leads it to the fleet; without a fleet it has
-# its own login.
+# codex 0.169.0, opencode 1.18.33, aider 0.86.2, qwen-code 0.24.4. They read the prompt on
+# stdin, write files and end. With these arguments they may write without asking, and aider
+# keeps no files of its own, which would count as work. A row of HARNESSES connects a coder to
+# the fleet; without a fleet it uses its own login.
 CODERS = {
     "codex": ("exec", "-s", "danger-full-access", "-"),
     "opencode": ("run",),

@@ -1,4 +1,4 @@
-"""What a row on another program says, and how its files are made of it."""
+"""A row for another program, and how its files are made from it."""
 from __future__ import annotations
 
 import json
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Page(Record):
-    """A file of a program: $name stands for a value, $models for a row for each alias."""
+    """A template for a file: $name is a value, $models has a row for each alias."""
 
     text: str
     row: str = ""
 
 
 class Start(Record):
-    """With which words and variables a program is started on the fleet."""
+    """The arguments and variables that start a program on the fleet."""
 
     words: tuple[str, ...]
     environment: dict[str, str]
@@ -45,20 +45,20 @@ class Harness(Record):
     program: str
     install: str
     files: dict[str, Page]
-    words: str  # it is started with, as a template
+    words: str  # its arguments, as a template
     environment: dict[str, str]  # its values are templates
-    agent_file: str = ""  # of its agents, where each has a file of its own
-    agent: str = ""  # a template; without one it has no agents
-    # Ours, as it names them; None: it cannot limit an agent.
+    agent_file: str = ""  # path of an agent's file, if each agent has one
+    agent: str = ""  # a template for an agent; "": it has no agents
+    # {our name of a tool: its name}; None: it cannot limit an agent's tools.
     tools: dict[str, str] | None = None
-    taken_names: tuple[str, ...] = ()  # agents of its own, which ours would replace
-    prefix: str = ""  # of an alias, where it is named
+    taken_names: tuple[str, ...] = ()  # its own agents, which ours must not replace
+    prefix: str = ""  # before each alias
 
     def directory(self) -> str:
         return f"{STATE_DIRECTORY}/{self.name}"
 
     def render(self, fleet: Fleet, key: str = "") -> dict[str, str]:
-        """Return {path: text}, without the key: that comes by the environment."""
+        """Return {path: text}, without the key, which the environment holds."""
         agents = self._render_agents(fleet)
         files = {path: self._fill(fleet, path, page, agents.values())
                  for path, page in self.files.items()}
@@ -67,7 +67,7 @@ class Harness(Record):
         return {f"{self.directory()}/{path}": text for path, text in files.items()}
 
     def _render_agents(self, fleet: Fleet) -> dict[str, str]:
-        """Return the text of each agent, without those that would replace its own."""
+        """Return the text of each agent that does not replace one of the program's own."""
         path = self.agent_file or next(iter(self.files))
         windows = plan_windows(fleet)
         texts = {}
@@ -82,9 +82,9 @@ class Harness(Record):
         return texts
 
     def _show_tools(self, agent: Agent) -> str:
-        """Return the entry of an agent's tools, as it names them; nothing where it has all.
+        """Return the entry for an agent's tools, in the program's names; "" for all tools.
 
-        A tool that is limited, as `Bash(git *)`, is none there: the limit could not be kept.
+        A limited tool, such as `Bash(git *)`, is left out, because the limit could not be kept.
         """
         if agent.tools is None:
             return ""
@@ -95,7 +95,7 @@ class Harness(Record):
         return f',\n      "tools": {json.dumps({"*": False, **dict.fromkeys(tools, True)})}'
 
     def start(self, fleet: Fleet, directory: str, key: str) -> Start:
-        """Return how it is started in its directory."""
+        """Return how to start it in its directory."""
         content = next(iter(self.render(fleet).values()))
         values = {"directory": directory, "key": key, "content": content,
                   "url": gateway_url(fleet.gateway), "main": plan_tier_alias(fleet, "main")}
@@ -134,12 +134,12 @@ class Harness(Record):
 
 
 SMALL_BILLIONS = 8
-# What needs no quotes, or has them in the template: a checked address, a checked name.
+# Values that need no quotes, or have them in the template: checked addresses and names.
 _RAW = ("headline", "url", "variable", "models", "agents", "tools")
 
 
 def _substitute(path: str, text: str, values: Mapping[str, Any]) -> str:
-    """Return a template with every word quoted as the file's format has it."""
+    """Fill in a template; each text is quoted as the file's format needs."""
     quote = quote_yaml
     if path.endswith(".json"):
         quote = quote_json
@@ -149,9 +149,8 @@ def _substitute(path: str, text: str, values: Mapping[str, Any]) -> str:
     for name, value in values.items():
         if isinstance(value, str) and name not in _RAW:
             words[name] = quote(value)
-    if path.endswith(".md"):  # behind its frontmatter a prompt stands as it is
-        # What qwen-code takes for a place to fill in, and does not know, ends the agent at
-        # once.
+    if path.endswith(".md"):  # a prompt below frontmatter is not quoted
+        # qwen-code ends the agent at once if it does not know a `${NAME}`.
         words["prompt"] = re.sub(r"\$\{(\w+)\}", r"$\1", values["prompt"]).rstrip()
     return string.Template(text).substitute(words)
 

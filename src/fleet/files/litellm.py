@@ -53,7 +53,7 @@ LITELLM_PREFIXES = {  # of a model's name: which of LiteLLM's providers
 
 def _litellm_deployment(name: str, model: Model, node: Node, *,
                         has_others: bool) -> dict[str, object]:
-    """Return the entry of one model; `has_others` may answer for its alias, too."""
+    """Return the entry of one model; `has_others`: its alias can be served elsewhere."""
     prefix = LITELLM_PREFIXES[node.provider]
     params: dict[str, object] = {"model": f"{prefix}/{model.ollama_model}",
                                  "api_base": node.endpoint}
@@ -88,7 +88,7 @@ def _litellm_deployment(name: str, model: Model, node: Node, *,
 
 def _litellm_router(sharing: dict[str, list[Model]],
                     fallbacks: dict[str, list[str]]) -> dict[str, object]:
-    """Return how LiteLLM chooses among deployments, and who comes after them."""
+    """Return how LiteLLM chooses a deployment, and the fallbacks."""
     router = {
         "routing_strategy": "simple-shuffle",
         "enable_weighted_failover": True,
@@ -96,7 +96,7 @@ def _litellm_router(sharing: dict[str, list[Model]],
         "allowed_fails": 0,
         "cooldown_time": 30,
     }
-    # Only where it can choose: it refuses on an estimate of a prompt's length.
+    # Only if contexts differ, because it refuses by an estimate of the prompt's length.
     if any(len({model.context for model in models}) > 1 for models in sharing.values()):
         router["enable_pre_call_checks"] = True
     if fallbacks:

@@ -56,7 +56,7 @@ def render_starter(tree: Mapping[str, Any], has_models: bool,
                    port: int = Gateway.port) -> str:
     """Return a fleet.yaml that teaches by its comments.
 
-    They tell why each model is there (`notes`), or that the models were not found.
+    The comments say why each model was chosen (`notes`), or that no models were found.
     """
     blocks = {kind: _starter_block(kind, tree[kind], notes)
               for kind in ("nodes", "models", "agents")}
@@ -73,7 +73,7 @@ def render_starter(tree: Mapping[str, Any], has_models: bool,
 
 def _starter_block(kind: str, sections: dict[str, dict[str, object]],
                    notes: Mapping[str, str]) -> str:
-    """Return the sections of one kind; the first one shows every key, and what it is for."""
+    """Return the sections of one kind; the first one shows and explains every key."""
     lines: list[str] = []
     for name, values in sections.items():
         is_first = not lines
@@ -90,7 +90,7 @@ def _starter_block(kind: str, sections: dict[str, dict[str, object]],
             else:
                 continue
 
-            # An agent's description fills its line, and a note behind it the next.
+            # An agent's description fills its line, so that a note would not fit.
             fits = kind != "agents" or len(line) < _STARTER_NOTE_COLUMN
             if is_first and fits:
                 line = f"{line:{_STARTER_NOTE_COLUMN}} # {declared.words}"
@@ -102,7 +102,7 @@ def _starter_block(kind: str, sections: dict[str, dict[str, object]],
 
 
 class Rewrite:
-    """The edits that give a file other values. Lines whose values stay are not touched.
+    """Edits that change values in a file. Lines with unchanged values stay as they are.
 
     Example: with another `b` and a new `c`, `a: 1  # mine` stays, `b: 2  # why` becomes
     `b: 3  # why`, and `c: 4` goes below the last line of `b`.
@@ -122,7 +122,7 @@ class Rewrite:
         return text
 
     def change(self, path: tuple, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        """Plan the edits of the mapping at a path."""
+        """Plan the edits of a mapping."""
         for key, value in old.items():
             if key not in new:
                 self.remove((*path, key))
@@ -133,7 +133,7 @@ class Rewrite:
             self.add((*path, list(old)[-1]), added)
 
     def replace(self, path: tuple, old: Any, new: Any) -> None:
-        """Plan another value for a key."""
+        """Plan a new value for a key."""
         if old and new and isinstance(old, dict) and isinstance(new, dict):
             is_block = self.is_block((*path, next(iter(old))))
             if is_block or not set(old) - set(new):  # between braces a comma would be left
@@ -149,7 +149,7 @@ class Rewrite:
             self.edits.append((line, self.end_of(path), _show_block({path[-1]: new}, margin)))
 
     def remove(self, path: tuple) -> None:
-        """Plan that an entry of block style goes, with the note of ours above it."""
+        """Plan to remove an entry of block style, with our note above it."""
         line, _ = self.line_of(path)
         self.edits += [(*self.note_of(path), ""), (line, self.end_of(path), "")]
 
@@ -168,7 +168,7 @@ class Rewrite:
         self.edits.append((value_end, value_end, rows))
 
     def note(self, path: tuple, note: str, *, is_new: bool) -> None:
-        """Plan the note above an entry of block style: in place of an old one, or a first one."""
+        """Plan the note above an entry of block style; a new one only if `is_new`."""
         _, margin = self.line_of(path)
         start, end = self.note_of(path)
         if self.is_block(path) and (is_new or start < end):
@@ -206,7 +206,7 @@ class Rewrite:
         rows = self.text[line:end].splitlines(keepends=True)
         while not rows[-1].strip() or (rows[-1].lstrip().startswith("#")
                                        and not rows[-1].startswith(f"{margin} ")):
-            rows.pop()  # what is above the next entry belongs to that one
+            rows.pop()  # comments above the next entry belong to that entry
         return line + sum(map(len, rows))
 
     def show_flow(self, value: Any, start: int) -> str:
@@ -246,9 +246,9 @@ def show_block(path: str, block: Mapping[str, Any]) -> str:
 
 def rewrite_fleet(document: Document, wanted: Mapping[str, Any],
                   notes: Mapping[str, str] = {}) -> str:
-    """Return a fleet file's text with other values, and notes above its models.
+    """Return a fleet file's text with new values, and notes above its models.
 
-    What it says is what is wanted, nothing else, or nothing is written.
+    The new text is read again: if it does not hold exactly what is wanted, this fails.
     """
     try:
         rewrite = Rewrite(document)

@@ -1,4 +1,4 @@
-"""A kind of generated file, a change of one, what tells two configs apart."""
+"""Kinds of generated files, changes to them, and a digest that tells configs apart."""
 from __future__ import annotations
 
 import re
@@ -13,24 +13,23 @@ if TYPE_CHECKING:
     from fleet.config.sections import Fleet
 
 
-# Takes a checked Fleet and what was planned for it; gives the text of every file that
-# LiteLLM, Claude Code and shells read. A kind of file is a Target, a row of TARGETS:
-# who may read such a file, and which paths are ours, is asked of the rows.
-# Every value goes through its format's one quoting function (`quote_yaml`, `dump_yaml`,
-# `quote_shell`).
+# This room renders a checked Fleet as text for LiteLLM, Claude Code, shells and other programs.
+# A kind of file is a Target, a row of TARGETS, which says who may read such a file and which
+# paths are ours. Every value goes through its format's one quoting function (`quote_yaml`,
+# `dump_yaml`, `quote_shell`).
 
 
 class Change(Record):
-    """What there is at a path and what shall be there, as bytes; None is no file."""
+    """The content found at a path and the content wanted there; None: no file."""
 
     path: str
     found: bytes | None
     wanted: bytes | None
-    ours: bool  # what is there is what was last written
+    ours: bool  # the content is what we wrote last
 
     @property
     def action(self) -> str:
-        """One word: created, updated, removed, unchanged, or edited, which is the user's."""
+        """One word: created, updated, removed, unchanged, or edited (by the user)."""
         if self.found == self.wanted:
             return "unchanged"
         if self.found is None:
@@ -41,8 +40,8 @@ class Change(Record):
 
 
 def fleet_digest(fleet: Fleet) -> str:
-    """Return what tells two configs apart whose models are not served alike."""
-    # All of a node counts but what is only said to people, so that a new key counts unasked.
+    """Return a digest that differs for configs whose models are served differently."""
+    # Every key of a node counts, except those that only people read.
     nodes = [replace(node, tags=(), memory_gb=None, mac=None)
              for node in fleet.nodes.values()]
     return digest(repr([*nodes, *fleet.models.values()]).encode("utf-8"))[:16]
@@ -59,7 +58,7 @@ class Target(Record):
     """A kind of generated file: its paths, who may read it, and what writes it."""
 
     name: str  # as --target has it
-    # Its paths, and none that could be anybody else's: what matches may be removed.
+    # Matches only our paths: a file that matches may be removed.
     pattern: str
     mode: int
     render: Callable[[Fleet, str], dict[str, str]]  # of a fleet and its key: {path: text}

@@ -25,7 +25,7 @@ TARGETS = (LITELLM_TARGET, CLAUDE_TARGET, ENVIRONMENT_TARGET,
 
 
 def target_of(path: str) -> Target | None:
-    """Return whose a generated path is; None for all that is never removed."""
+    """Return the target of a generated path; None: never remove it."""
     for target in (*TARGETS, *TAUGHT, FORMER_TARGET):
         if re.fullmatch(target.pattern, path):
             return target
@@ -34,7 +34,7 @@ def target_of(path: str) -> Target | None:
 
 def render_files(fleet: Fleet, key: str, names: Collection[str] = USUAL_TARGETS
                  ) -> dict[str, bytes]:
-    """Return {path: bytes} of everything that is generated for these targets."""
+    """Return {path: bytes} of all files of these targets."""
     files = {}
     for target in TARGETS:
         if target.name not in names:
@@ -45,7 +45,7 @@ def render_files(fleet: Fleet, key: str, names: Collection[str] = USUAL_TARGETS
 
 
 def plan_compared(fleet: Fleet | None, written: Iterable[str]) -> list[str]:
-    """Return the targets that are looked at unasked: a fleet's, and what was written."""
+    """Return the targets to compare by default: the fleet's, and those written before."""
     there = {target.name for target in map(target_of, written) if target}
     if fleet:
         there.update(fleet.targets)
@@ -53,19 +53,19 @@ def plan_compared(fleet: Fleet | None, written: Iterable[str]) -> list[str]:
 
 
 def render_manifest(hashes: dict[str, str]) -> bytes:
-    """Return the manifest: the hash of each file; two while a run may yet be cut off."""
+    """Return the manifest: the hash of each file, or two while it is being written."""
     value = {"schema": "subagent-fleet/manifest/1", "files": hashes}
     return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode("utf-8")
 
 
 class Manifest(Record):
-    """Which files were written, and the hashes of what each one held then."""
+    """The files that were written, and the hashes of their content."""
 
     files: dict[str, str]
 
 
 def parse_manifest(content: bytes | None) -> dict[str, str] | None:
-    """Return {path: hashes}; none where no manifest is, None when it cannot be read."""
+    """Return {path: hashes}; {} if there is no manifest, None if it cannot be read."""
     if content is None:
         return {}
     page = read_page(Manifest, content, "manifest/1")

@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     _Rule = Callable[[Any, "Facts"], Iterator["Finding"]]  # of a Fleet, or None
 
 
-# Takes a Fleet and the Facts that were gathered; gives Findings: what is so, and what fixes
-# it. A finding is a function with its row, `@check`, above it. The row says what it needs:
-# `validate` runs those that the file is enough for, `doctor` runs all, after it has seen
-# nodes and disk.
+# A check takes a Fleet and Facts and yields Findings: each says what is so and how to fix it.
+# It is a function with `@check` above it, which says what it needs: `validate` runs checks
+# that need only the file; `doctor` runs all, after it has looked at nodes and disk.
 
 
 def fix_for_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
@@ -42,7 +41,7 @@ def fix_for_missing(fleet: Fleet | None, model: Model, state: NodeState) -> str:
         return f"`subagent-fleet recommend --write` uses the models that {state.name} has"
     names = {able.name.lower(): able.name for able in state.models if rate_model(able).score}
     near = names.get(find_nearest(model.ollama_model.lower(), names))
-    if near and near != model.ollama_model:  # a pull takes an hour, a typing mistake a second
+    if near and near != model.ollama_model:  # fixing a typo is faster than a download
         return (f"write `{model.name_key}: {quote_yaml(near)}` in models.{model.name}, which "
                 f"{state.name} has, or {pull}")
     return pull
@@ -63,8 +62,8 @@ def plan_next_step(fleet: Fleet, states: Mapping[str, NodeState],
                    routes: Mapping[str, RouteState], gateway: Finding) -> NextStep:
     """Return a sentence: ready, or the next thing to type."""
     def urgency(name: str) -> tuple[bool, int]:
-        # `warmup` loads no model that is missing, so that comes before a cold one, whoever
-        # stands in for it.
+        # A missing model comes before a cold one, even if it has a fallback, because
+        # `warmup` cannot load it.
         route = routes[name]
         can_wait = route.fallback is not None and route.state != "model missing"
         return can_wait, ROUTE_STATES.index(route.state)
@@ -110,7 +109,7 @@ EDIT_TOOLS = {"Edit", "Write", "NotebookEdit"}
 
 
 class Facts(Record):
-    """What doctor saw, gathered once: beside the fleet its checks look at nothing else."""
+    """What doctor observed. Checks look only at this and at the fleet."""
 
     # The config's own findings.
     problems: Sequence[Finding] = ()
@@ -119,14 +118,14 @@ class Facts(Record):
     addresses: dict[str, tuple[str, ...]] = {}
     measured: Sequence[Measurement] = ()  # by `bench`
     memory: dict[str, float] = {}  # GB for models, where that is known
-    # Who holds the gateway's port; see check_gateway.
+    # The program at the gateway's port; see check_gateway.
     holder: str = ""
-    # The version of Claude Code, None where it was not found; whether LiteLLM is there.
+    # The version of Claude Code, None if not found; whether LiteLLM is installed.
     claude: str | None = None
     has_litellm: bool = False
-    # By path: what that settings file puts into the environment.
+    # {path of a settings file: the variables that it sets}
     settings: dict[str, dict[str, object]] = {}
-    # What `generate` would do, or why that is not known.
+    # What `generate` would change, or why that is unknown.
     changes: Sequence[Change] = ()
     file_problems: Sequence[Finding] = ()
     # The environment file, and the ids of what is wrong with it.

@@ -65,7 +65,7 @@ def check_claude(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("This machine", "nothing")
 def check_litellm(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Find the LiteLLM that is there or needed."""
+    """Report whether LiteLLM is installed, if it matters."""
     if facts.has_litellm:
         yield Finding("litellm", "ok", "LiteLLM is on the PATH")
     elif fleet is not None and fleet.gateway.provider == "litellm":
@@ -101,7 +101,7 @@ def lint_gateway_host(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Config", "file")
 def lint_nodes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of endpoints that cannot be meant, and of machines that get no work."""
+    """Warn of endpoints that are probably wrong, and of machines without work."""
     busy = {model.node for model in fleet.models.values()}
     for name, node in fleet.nodes.items():
         path = ("nodes", name, "endpoint")
@@ -157,7 +157,7 @@ def plan_prompt_tokens(fleet: Fleet) -> dict[str, list[str]]:
 
 @check("Config", "file")
 def lint_tokens(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of a context that Claude Code's prompt fills, or that is less than an answer."""
+    """Warn of a context that is too small for Claude Code's prompt, or for an answer."""
     served = plan_prompt_tokens(fleet)
     for name, model in fleet.models.items():
         least = SMALL_CONTEXT_TOKENS
@@ -170,7 +170,7 @@ def lint_tokens(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             yield warn(fleet, "small-context", ("models", name, "context"),
                        what=f"{model.context}; {why}",
                        fix=f"write `context: {least}` or more")
-        # The default is nobody's wish: of a context below it `small-context` says enough.
+        # Nobody chose the default; `small-context` is enough for a context below it.
         if model.max_output > model.context and model.max_output != Model.max_output:
             most = max(model.context // 2, LEAST_CONTEXT_TOKENS)
             yield warn(fleet, "output-above-context", ("models", name, "max_output"),
@@ -181,7 +181,7 @@ def lint_tokens(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Config", "file")
 def lint_main_fallback(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of a main session that ends with one machine, where another could go on."""
+    """Warn if the main session depends on one machine although another could take over."""
     main = fleet.models[plan_tiers(fleet)["main"]]
     helpers = [fleet.models[name] for name in main.fallback]
     helpers += [model for model in fleet.models.values() if model.alias == main.alias]
@@ -201,7 +201,7 @@ def lint_main_fallback(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Config", "file")
 def lint_unused_models(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Warn of models that get no work: from agents, tiers, or as fallbacks and twins of those."""
+    """Warn of models that no agent or tier uses, not even as a fallback or by its alias."""
     twins = models_by_alias(fleet)
     used = set()
     pending = [agent.model for agent in fleet.agents.values()]
@@ -236,7 +236,7 @@ def lint_agents(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 
 def _lint_tool(fleet: Fleet, path: tuple[str | int, ...], tool: str) -> Iterator[Finding]:
-    """Yield that Claude Code has no such tool any more, or that it was mistyped."""
+    """Yield a warning for a tool that Claude Code no longer has, or that was mistyped."""
     if tool in GONE_TOOLS:
         heir = GONE_TOOLS[tool]
         yield warn(fleet, "tool-gone", path,
@@ -250,7 +250,7 @@ def _lint_tool(fleet: Fleet, path: tuple[str | int, ...], tool: str) -> Iterator
 
 
 def lint_key(fleet: Fleet, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield that the environment holds a weak key, which beats the one generated."""
+    """Yield a finding if the key in the environment, which is used first, is weak."""
     variable = fleet.gateway.master_key_env
     key = environ.get(variable)
     is_exposed = not is_loopback(fleet.gateway.host)

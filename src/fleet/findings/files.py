@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @check("Files", "disk")
 def check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Tell whether the generated files match the config."""
+    """Report whether the generated files match the config."""
     yield from facts.file_problems
     groups: dict[str, list[str]] = {}
     for change in facts.changes:
@@ -37,7 +37,7 @@ def check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
                           ("removed", "their agents are gone")):
         if action in groups:
             fix = "subagent-fleet doctor --fix"
-            # Else it writes nothing at all.
+            # `generate` writes nothing if a file was edited.
             if action == "created" and "edited" not in groups:
                 fix = "subagent-fleet generate"
             yield Finding(f"files-{action}", "warning",
@@ -49,7 +49,7 @@ def check_files(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 @check("Files", "disk")
 def check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Warn if others may get the key."""
+    """Report if other people can read the key."""
     path = quote_shell(facts.env_path)
     if "env-readable" in facts.leaks:
         yield Finding("env-readable", "error", f"other users can read the key in {path}",
@@ -68,7 +68,7 @@ def check_secret(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 def check_worker(program: str, state: NodeState,
                  reached: Iterable[NodeState]) -> list[Finding]:
-    """Return what keeps this machine from being a node, with fixes."""
+    """Return the problems that keep this machine from being a node, with fixes."""
     if not program and not state.online:
         return [Finding("ollama-absent", "error", "Ollama is not installed",
                         fix="install it from ollama.com/download")]

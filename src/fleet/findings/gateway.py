@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @check("Gateway", "nodes")
 def check_gateway_port(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say which program has the gateway's port."""
+    """Report which program has the gateway's port."""
     yield check_gateway(fleet, facts.holder)
 
 
@@ -73,7 +73,7 @@ def check_gateway(fleet: Fleet, holder: str) -> Finding:
 
 @check("Claude Code", "disk")
 def check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
-    """Name the settings files that beat the fleet's environment; their values are secrets."""
+    """Report settings files that override the fleet's environment, without their values."""
     for path, environment in facts.settings.items():
         names = overridden_names(fleet, environment) if fleet else []
         if names:
@@ -85,7 +85,7 @@ def check_settings(fleet: Fleet | None, facts: Facts) -> Iterator[Finding]:
 
 
 def overridden_names(fleet: Fleet, environment: Mapping[str, object]) -> list[str]:
-    """Return the fleet's variables that the `env` of a settings file sets otherwise."""
+    """Return the fleet's variables to which a settings file's `env` gives other values."""
     return [variable.name for variable in plan_environment(fleet)
             if variable.name in environment
             and (variable.holds_key or variable.is_unset

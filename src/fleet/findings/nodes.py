@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @check("Machines", "nodes")
 def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say of each node what it answered, or why it did not and which fallback takes over."""
+    """Report each node: its answer, or why there is none and which models have no fallback."""
     for state in facts.states.values():
         if state.online:
             yield Finding("node-online", "ok", f"{state.name}: {state.runs} at "
@@ -43,10 +43,10 @@ def check_nodes_answer(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Machines", "nodes")
 def check_exposure(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Name the nodes that the internet may use."""
+    """Warn of nodes that the internet may reach."""
     for name, addresses in facts.addresses.items():
         for address in addresses:
-            is_named = address in fleet.nodes[name].endpoint  # then it is a warning of the config
+            is_named = address in fleet.nodes[name].endpoint  # then the file has a warning
             if address_kind(address) == "public" and not is_named:
                 yield public_address(name, address, "warning")
 
@@ -60,7 +60,7 @@ def public_address(who: str, address: str, level: str) -> Finding:
 
 @check("Machines", "nodes")
 def check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say how much memory each model is expected to take, takes, and how many agents stay warm."""
+    """Report each model's expected and measured memory, and how many agents stay warm."""
     for state in facts.states.values():
         for load in plan_loads(fleet, state):
             if load.held is None or load.warm is None:
@@ -72,7 +72,7 @@ def check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
             if load.warm >= len(load.users) or state.provider not in ("ollama", "llamacpp"):
                 yield Finding("room", "ok", what)
                 continue
-            # In whole GiB, as its server counts, and a little for what it notes beside them.
+            # In whole GiB, as its server counts, and a little more for its own records.
             wanted = len(load.users) - load.model.max_parallel + 1
             cache = 1.02 * wanted * plan_kept_gigabytes(load.held, load.context)
             gibibytes = int(cache * 1e9 / 2**30) + 1
@@ -85,7 +85,7 @@ def check_room(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 @check("Machines", "file")
 def check_memory(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Name the models larger than their machine, then those that evict each other."""
+    """Warn of models larger than their machine, then of models that evict each other."""
     for name, node in fleet.nodes.items():
         state = facts.states.get(name) or NodeState(name, node.endpoint, "not asked")
         memory = node.memory_gb or float("inf")

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @check("Routes", "nodes")
 def check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
-    """Say of each model that its node serves it as planned, or what is wrong."""
+    """Report each model: its node serves it as planned, or what is wrong."""
     prompts = plan_prompt_tokens(fleet)
     for model in fleet.models.values():
         users = [agent.name for agent in fleet.agents.values()
                  if agent.model == model.name and agent.tools != ()] + prompts[model.name]
         state = facts.states[model.node]
         if not state.online:
-            continue  # said of the node
+            continue  # check_nodes_answer reports it
         flaws = [*_presence_flaws(fleet, model, state),
                  *_ability_flaws(fleet, model, facts, users),
                  *_context_flaws(fleet, model, state)]
@@ -38,7 +38,7 @@ def check_routes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 
 
 def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
-    """Yield that a model is missing, or runs at ollama.com."""
+    """Yield findings if a model is missing, or runs at ollama.com."""
     if model.cloud:
         return
     held = held_model(model, state)
@@ -55,7 +55,7 @@ def _presence_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Fi
 
 def _ability_flaws(fleet: Fleet, model: Model, facts: Facts, users: Sequence[str]
                    ) -> Iterator[Finding]:
-    """Yield tasks of a model that it cannot do, or did not do in `bench`."""
+    """Yield findings for what a model has to do but cannot, or did not in `bench`."""
     state = facts.states[model.node]
     held = held_model(model, state)
     capabilities = held.capabilities
@@ -79,7 +79,7 @@ def _ability_flaws(fleet: Fleet, model: Model, facts: Facts, users: Sequence[str
 
 
 def _context_flaws(fleet: Fleet, model: Model, state: NodeState) -> Iterator[Finding]:
-    """Yield that a context is more than the model was made for, or than it is loaded with."""
+    """Yield findings if a context is larger than the model was trained for or loaded with."""
     what = f"models.{model.name}: {model.ollama_model}"
     where = locate_key(fleet, "models", model.name, "context")
     trained = held_model(model, state).trained_context
