@@ -213,7 +213,7 @@ def cmd_task_stop(options: Namespace, world: World) -> int:
          TASK_PATTERNS, Flag("--say", "also tell the agent this", "TEXT", {"default": ""}),
          Flag("--fresh", "start over with a new worktree, branch and session"),
          Flag("--check", "another check, for tasks that are not in the task file", "COMMAND",
-              {"type": parse_check, "default": ""}), TASK_FILE,
+              {"type": parse_check, "default": False}), TASK_FILE,
          group=WORK, examples=("task retry parser", "task retry parser --say 'keep it short'",
                                "task retry 'jwt-*' --fresh"))
 def cmd_task_retry(options: Namespace, world: World) -> int:
@@ -225,7 +225,7 @@ def cmd_task_retry(options: Namespace, world: World) -> int:
             if not known:
                 known.append(know_tasks(folder, options, needs_fleet=False))
             spec = known[0].plan.tasks.get(state.name)
-        if options.check != "":  # None is no check
+        if options.check is not False:  # None is the check `none`
             if spec:
                 raise FleetError(
                     "usage", f"task retry: --check: {state.name} is in the task file",
