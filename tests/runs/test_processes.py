@@ -105,10 +105,24 @@ def known(shop):
     return {*json.loads(path.read_text())} if path else set()
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "plain"])
-def test_nothing_that_an_agent_left_runs_during_its_check(shop, left, way):
+def put_none_lives(shop, left):
+    """Put a program on the PATH that succeeds if nothing lives of what was left."""
     shop.program("none-lives", f"""for one in $(cat {left}); do
         case "$(sed 's/.*) //' {PROC}/$one/stat)" in ""|Z*) ;; *) exit 1;; esac; done""")
+
+
+@pytest.mark.parametrize("way", ["background", "no environment, no session", "twice forked"])
+def test_nothing_that_setup_left_runs_when_its_agent_starts(shop, left, way):
+    put_none_lives(shop, left)
+    setup = f"{left_so(way, left)}\nuntil [ -s {left} ]; do sleep 0.05; done"
+    assert shop.work(coder=shell(f"none-lives && {EDIT}"), setup=[setup], check="grep -q two a.txt",
+                     check_in="same") == "done", shop.said
+    assert left.numbers() and left.living() == []
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "plain"])
+def test_nothing_that_an_agent_left_runs_during_its_check(shop, left, way):
+    put_none_lives(shop, left)
     seen = "grep -q two a.txt && none-lives"
     coder = shell(EDIT, left_so(way, left), f"until [ -s {left} ]; do sleep 0.05; done")
     assert shop.work(coder=coder, check=seen) == "done", shop.said
