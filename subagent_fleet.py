@@ -2228,6 +2228,10 @@ class Rule(Record):
         """Tell whether a value obeys this rule."""
         return _fits_schema(value, self.schema)
 
+    def read(self, value: Any) -> Any:
+        """Return the normal form of a valid value."""
+        return self.normal(value) if self.normal else value
+
 
 def text_rule(pattern: str, words: str = "", example: str | None = None, **more: Any) -> Rule:
     return Rule({"type": "string", "pattern": pattern}, words, example, **more)
@@ -2489,8 +2493,7 @@ def fix_value(value: Any, rule: Rule) -> Any:
     for guess in guesses:
         if rule.fits(guess):
             with contextlib.suppress(FleetError):
-                if rule.normal:
-                    rule.normal(guess)
+                rule.read(guess)
                 return guess
     return None
 
@@ -2935,7 +2938,7 @@ class Checker:
         slug, why = "bad-value", f"; accepted: {rule.words}"
         if rule.fits(value):
             try:
-                return rule.normal(value) if rule.normal else value
+                return rule.read(value)
             except FleetError as error:
                 slug, why = error.slug, f": {error.what}"
         shown = show_value(value)
@@ -27757,12 +27760,11 @@ def typed_keys(options: Namespace) -> dict[str, Any]:
     return {word: value for word, value in typed.items() if value}
 
 
-def parse_check(text: str) -> object:
-    """Return a check of a task, as a task file may say it: None for `none`."""
-    rule = RULES["check"]
-    if obeys(text, "check") and rule.normal:
-        return rule.normal(text)
-    raise argparse.ArgumentTypeError(f"expected {rule.words}, not `{text}`")
+def parse_check(text: str) -> str:
+    """Return a check as a task file may have it; its rule reads `none` as no check."""
+    if obeys(text, "check"):
+        return text
+    raise argparse.ArgumentTypeError(f"expected {RULES['check'].words}, not `{text}`")
 
 
 def plan_typed_tasks(prompts: Sequence[str], options: Namespace, known: KnownTasks,
@@ -31143,7 +31145,7 @@ def cmd_warmup(options: Namespace, world: World) -> int:
     return EXIT_OK if all(warmth.ok for warmth in warmths.values()) else EXIT_PROBLEM
 
 
-# == commands/exam.py, from line 62 ===========================================
+# == commands/exam.py, from line 63 ===========================================
 #
 # `bench --exam`: have models redo this repository's own fixes.
 
@@ -31152,7 +31154,7 @@ EXAM_WORDS = (
          {"type": parse_count, "default": 0}),
     Flag("--times", "ask each question N times", "N", {"type": parse_count, "default": 0}),
     Flag("--check", "command that runs the tests", "COMMAND",
-         {"dest": "task_check", "default": ""}))
+         {"type": parse_check, "dest": "task_check", "default": None}))
 
 
 def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
@@ -31210,9 +31212,6 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
 def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
     """Return the plan of an exam, with the typed check, the task file's, or a usual one."""
     world = folder.world
-    if options.task_check and not obeys(options.task_check, "check"):
-        raise FleetError("usage", f"bench: --check: accepted: {RULES['check'].words}",
-                         status=EXIT_USAGE, fix="--check 'make test'")
     path = find_task_file(folder, options)
     usual = load_tasks(world, path, fleet).file.defaults if path else TaskSpec("")
     deadline = usual.deadline
@@ -31220,7 +31219,7 @@ def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
         deadline = EXAM_DEADLINE_SECONDS
     guess = look_at_project(world, folder.repository.top)
     for check, setup, source in (
-            (options.task_check, usual.setup, "typed"),
+            (RULES["check"].read(options.task_check), usual.setup, "typed"),
             (usual.check, usual.setup, world.split(path)[1]),
             (guess.check, usual.setup or guess.setup, f"guessed from {some_of(guess.seen, 3)}")):
         if check:
@@ -31921,7 +31920,7 @@ def show_key(word: str, value: object) -> str:
     return ", ".join(value) if isinstance(value, tuple) else str(value)
 
 
-# == commands/task_orders.py, from line 47 ====================================
+# == commands/task_orders.py, from line 48 ====================================
 #
 # `task add`, `say`, `answer`, `stop`, `retry`, `accept`, `forget`.
 
@@ -32094,7 +32093,7 @@ def cmd_task_stop(options: Namespace, world: World) -> int:
          TASK_PATTERNS, Flag("--say", "also tell the agent this", "TEXT", {"default": ""}),
          Flag("--fresh", "start over with a new worktree, branch and session"),
          Flag("--check", "another check, for tasks that are not in the task file", "COMMAND",
-              {"type": parse_check, "default": False}), TASK_FILE,
+              {"type": parse_check, "default": None}), TASK_FILE,
          group=WORK, examples=("task retry parser", "task retry parser --say 'keep it short'",
                                "task retry 'jwt-*' --fresh"))
 def cmd_task_retry(options: Namespace, world: World) -> int:
@@ -32106,13 +32105,13 @@ def cmd_task_retry(options: Namespace, world: World) -> int:
             if not known:
                 known.append(know_tasks(folder, options, needs_fleet=False))
             spec = known[0].plan.tasks.get(state.name)
-        if options.check is not False:  # None is the check `none`
+        if options.check is not None:
             if spec:
                 raise FleetError(
                     "usage", f"task retry: --check: {state.name} is in the task file",
                     fix=f"write `check:` below `{state.task.group}:` in {known[0].path}, then "
                         f"`subagent-fleet task retry {state.name}`", status=EXIT_USAGE)
-            spec = replace(state.newer or state.task, check=options.check)
+            spec = replace(state.newer or state.task, check=RULES["check"].read(options.check))
         return {"fresh": options.fresh, "say": options.say, "spec": freeze(spec)}
     return order_tasks("retry", options, world, words)
 

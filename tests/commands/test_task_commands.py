@@ -253,6 +253,15 @@ def test_a_flag_of_a_task_takes_what_its_key_takes(run_cli, words, said):
     assert done.returncode == 2 and said in done.stderr
 
 
+def test_a_command_whose_flags_check_their_words_takes_none():
+    """argparse reads a default that is a text as if it had been typed."""
+    for command in sf.COMMANDS:
+        for flag in command.flags:
+            default = flag.more.get("default")
+            if isinstance(default, str) and "type" in flag.more:
+                flag.more["type"](default)
+
+
 def test_the_help_of_a_flag_of_a_task_is_that_of_its_key():
     keys = sf.keys_of(sf.TaskSpec)
     notes = {flag.name[2:].replace("-", "_"): flag.note for flag in sf.TASK_WORDS}

@@ -8,7 +8,7 @@ from fleet.cli.live import LiveLine
 from fleet.cli.rows import Flag, parse_count
 from fleet.cli.say import open_workspace, print_report, render_report, tell
 from fleet.config.names import full_model_name
-from fleet.config.rules import RULES, obeys
+from fleet.config.rules import RULES
 from fleet.config.task_file import TaskSpec
 from fleet.plan.measured import Measurement, find_measurement, tell_apart
 from fleet.start.constants import (
@@ -43,6 +43,7 @@ from fleet.work.typed import (
     look_at_project,
     open_folder,
     open_tasks,
+    parse_check,
 )
 from fleet.workspace.config import look_of
 from fleet.workspace.records import read_measurements
@@ -64,7 +65,7 @@ EXAM_WORDS = (
          {"type": parse_count, "default": 0}),
     Flag("--times", "ask each question N times", "N", {"type": parse_count, "default": 0}),
     Flag("--check", "command that runs the tests", "COMMAND",
-         {"dest": "task_check", "default": ""}))
+         {"type": parse_check, "dest": "task_check", "default": None}))
 
 
 def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
@@ -122,9 +123,6 @@ def hold_exam(fleet: Fleet, options: Namespace, world: World) -> int:
 def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
     """Return the plan of an exam, with the typed check, the task file's, or a usual one."""
     world = folder.world
-    if options.task_check and not obeys(options.task_check, "check"):
-        raise FleetError("usage", f"bench: --check: accepted: {RULES['check'].words}",
-                         status=EXIT_USAGE, fix="--check 'make test'")
     path = find_task_file(folder, options)
     usual = load_tasks(world, path, fleet).file.defaults if path else TaskSpec("")
     deadline = usual.deadline
@@ -132,7 +130,7 @@ def plan_exam(folder: Folder, fleet: Fleet, options: Namespace) -> ExamPlan:
         deadline = EXAM_DEADLINE_SECONDS
     guess = look_at_project(world, folder.repository.top)
     for check, setup, source in (
-            (options.task_check, usual.setup, "typed"),
+            (RULES["check"].read(options.task_check), usual.setup, "typed"),
             (usual.check, usual.setup, world.split(path)[1]),
             (guess.check, usual.setup or guess.setup, f"guessed from {some_of(guess.seen, 3)}")):
         if check:

@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet.cli.rows import CONFIG, TRUST, WORK, YES, Flag, command
+from fleet.config.rules import RULES
 from fleet.runs.agent import shorten
 from fleet.runs.see import see_states
 from fleet.speech.claude_stream import plan_answers, questions_in
@@ -213,7 +214,7 @@ def cmd_task_stop(options: Namespace, world: World) -> int:
          TASK_PATTERNS, Flag("--say", "also tell the agent this", "TEXT", {"default": ""}),
          Flag("--fresh", "start over with a new worktree, branch and session"),
          Flag("--check", "another check, for tasks that are not in the task file", "COMMAND",
-              {"type": parse_check, "default": False}), TASK_FILE,
+              {"type": parse_check, "default": None}), TASK_FILE,
          group=WORK, examples=("task retry parser", "task retry parser --say 'keep it short'",
                                "task retry 'jwt-*' --fresh"))
 def cmd_task_retry(options: Namespace, world: World) -> int:
@@ -225,13 +226,13 @@ def cmd_task_retry(options: Namespace, world: World) -> int:
             if not known:
                 known.append(know_tasks(folder, options, needs_fleet=False))
             spec = known[0].plan.tasks.get(state.name)
-        if options.check is not False:  # None is the check `none`
+        if options.check is not None:
             if spec:
                 raise FleetError(
                     "usage", f"task retry: --check: {state.name} is in the task file",
                     fix=f"write `check:` below `{state.task.group}:` in {known[0].path}, then "
                         f"`subagent-fleet task retry {state.name}`", status=EXIT_USAGE)
-            spec = replace(state.newer or state.task, check=options.check)
+            spec = replace(state.newer or state.task, check=RULES["check"].read(options.check))
         return {"fresh": options.fresh, "say": options.say, "spec": freeze(spec)}
     return order_tasks("retry", options, world, words)
 

@@ -144,7 +144,7 @@ class Checker:
         slug, why = "bad-value", f"; accepted: {rule.words}"
         if rule.fits(value):
             try:
-                return rule.normal(value) if rule.normal else value
+                return rule.read(value)
             except FleetError as error:
                 slug, why = error.slug, f": {error.what}"
         shown = show_value(value)

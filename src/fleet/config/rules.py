@@ -82,6 +82,10 @@ class Rule(Record):
         """Tell whether a value obeys this rule."""
         return _fits_schema(value, self.schema)
 
+    def read(self, value: Any) -> Any:
+        """Return the normal form of a valid value."""
+        return self.normal(value) if self.normal else value
+
 
 def text_rule(pattern: str, words: str = "", example: str | None = None, **more: Any) -> Rule:
     return Rule({"type": "string", "pattern": pattern}, words, example, **more)
@@ -343,8 +347,7 @@ def fix_value(value: Any, rule: Rule) -> Any:
     for guess in guesses:
         if rule.fits(guess):
             with contextlib.suppress(FleetError):
-                if rule.normal:
-                    rule.normal(guess)
+                rule.read(guess)
                 return guess
     return None
 
