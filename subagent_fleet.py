@@ -19256,21 +19256,6 @@ def find_best(rows: Sequence[TaskRow]) -> TaskRow | None:
     return min(good, key=lambda row: row.plus + row.minus) if len(rows) > 1 and good else None
 
 
-def suggest_best(rows: Sequence[TaskRow]) -> str:
-    """Return a line for each group that names the twin to choose; or nothing."""
-    groups: dict[str, list[TaskRow]] = {}
-    for row in rows:
-        groups.setdefault(row.group, []).append(row)
-    lines = []
-    for group, twins in groups.items():
-        best = find_best(twins)
-        if best:
-            lines.append(f"Best of {group}: {best.name} ({best.state}, +{best.plus} "
-                         f"-{best.minus}). Compare: subagent-fleet tasks {group}. Take it: "
-                         f"subagent-fleet task accept {best.name}")
-    return "\n".join(lines)
-
-
 def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     """Return the row of one task."""
     place, attempt = state.place, state.attempt
@@ -19325,32 +19310,6 @@ def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
     return state.reason
 
 
-def suggest_look(states: Mapping[str, TaskState]) -> str:
-    """Return the commands that show the first task in review and why the first one failed."""
-    lines: dict[str, str] = {}
-    for state in states.values():
-        word = {"review": "Look at it", "failed": "See why", "parked": "See why"}.get(
-            state.state)
-        if word:
-            lines.setdefault(word, f"{word}: {suggest_task_step(state)}")
-    return "\n".join(lines.values())
-
-
-def suggest_retry(states: Mapping[str, TaskState]) -> str:
-    """Return a command for each kind of task that blocks itself or others; or nothing."""
-    stuck = {name for state in states.values() if state.state == "waiting"
-             for name in blockers_of(state, states)}
-    lines: dict[str, str] = {}
-    for state in states.values():
-        word = {"review": "Accept: subagent-fleet task accept"}.get(state.state, "")
-        if (state.state in ("failed", "parked")
-                or state.state == "stopped" and state.name in stuck):
-            word = "Try again: subagent-fleet task retry"
-        if word and not state.wish.forgotten:
-            lines[word] = f"{lines.get(word, word)} {state.name}"
-    return "\n".join(sorted(lines.values()))
-
-
 # The log that says why a task was parked, by its cause. For other causes nothing was started.
 LOGGED = {"check": " check", "setup-failed": " setup", "lost": " stderr", "coder": " stderr",
           "api": "", "too-large": ""}
@@ -19371,6 +19330,146 @@ def suggest_task_step(state: TaskState) -> str:
             kind = ""  # its output; `task log` says if there are only errors
         return f"subagent-fleet task log {name}{kind}"
     return f"subagent-fleet tasks {name}" if state.state in ("parked", UNREADABLE) else ""
+
+
+# == tasks/hints.py, from line 24 =============================================
+#
+# What to type next for tasks, after any command: one table.
+#
+# A `run` leaves a note of what it was asked (RunOptions), and takes it away when all of it is done.
+# So whoever is told to go on is told so with `--land`, `--max` and whatever else still counts:
+# after Ctrl-C, by `tasks` in another terminal, by `task retry` the next day. While a `run --land`
+# is at work, nobody is told to merge what it lands.
+
+class RunOptions(Record):
+    """What the last `run` was asked, named as its options are."""
+
+    words: tuple[str, ...] = ()  # the tasks that were meant; none: all
+    land: bool = False
+    keep_going: bool = False
+    everywhere: bool = False
+    most: int = 0
+    task_file: str = ""
+    config: str = ""
+    out: str = ""
+
+
+class Scene(Record):
+    """What the hints go by."""
+
+    tasks: Mapping[str, TaskState]  # those that are meant
+    asked: RunOptions = RunOptions()
+    again: str = "subagent-fleet run"  # what continues, with all that was asked
+    holder: int = 0  # the process of the active `run`; 0: none is
+    wants_land: bool = False  # the person has asked for --land
+    unmerged: Mapping[str, str] = {}  # {task: what git merges}: done, not in the checkout
+    rows: Sequence[TaskRow] = ()
+
+
+def plan_hints(scene: Scene, *names: str) -> list[str]:
+    """Return what to type next, a line each; the names are of HINTS."""
+    return [line for name in names for line in HINTS[name](scene)]
+
+
+def suggest_best(scene: Scene) -> list[str]:
+    """Return a line for each group that names the twin to choose."""
+    groups: dict[str, list[TaskRow]] = {}
+    for row in scene.rows:
+        groups.setdefault(row.group, []).append(row)
+    lines = []
+    for group, twins in groups.items():
+        best = find_best(twins)
+        if best:
+            lines.append(f"Best of {group}: {best.name} ({best.state}, +{best.plus} "
+                         f"-{best.minus}). Compare: subagent-fleet tasks {group}. Take it: "
+                         f"subagent-fleet task accept {best.name}")
+    return lines
+
+
+def suggest_look(scene: Scene) -> list[str]:
+    """Return the commands that show the first task in review and why the first one failed."""
+    lines: dict[str, str] = {}
+    for state in scene.tasks.values():
+        word = {"review": "Look at it", "failed": "See why", "parked": "See why"}.get(
+            state.state)
+        if word:
+            lines.setdefault(word, f"{word}: {suggest_task_step(state)}")
+    return [*lines.values()]
+
+
+def suggest_retry(scene: Scene) -> list[str]:
+    """Return a command for each kind of task that blocks itself or others."""
+    states = scene.tasks
+    stuck = {name for state in states.values() if state.state == "waiting"
+             for name in blockers_of(state, states)}
+    lines: dict[str, str] = {}
+    for state in states.values():
+        word = {"review": "Accept: subagent-fleet task accept"}.get(state.state, "")
+        if (state.state in ("failed", "parked")
+                or state.state == "stopped" and state.name in stuck):
+            word = "Try again: subagent-fleet task retry"
+        if word and not state.wish.forgotten:
+            lines[word] = f"{lines.get(word, word)} {state.name}"
+    return sorted(lines.values())
+
+
+def suggest_run(scene: Scene) -> list[str]:
+    """Return what to type if no supervisor runs and tasks could continue."""
+    states = scene.tasks.values()
+    if scene.holder:
+        return []
+    if any(state.is_active for state in states):
+        return ["Agents keep working, but nothing checks them or starts the next task.",
+                f"Continue: {scene.again}", "End them: subagent-fleet task stop '*'"]
+    if any(state.state == "waiting" and not state.wish.forgotten for state in states):
+        return [f"Nothing is running. Start: {scene.again}"]
+    return []
+
+
+def suggest_other(scene: Scene) -> list[str]:
+    """Return that another `run`, which was active before, continues."""
+    if not scene.holder or not any(state.is_active for state in scene.tasks.values()):
+        return []
+    return [f"The `run` that was active before (pid {scene.holder}) is working on these tasks "
+            "and continues. `subagent-fleet tasks` shows them."]
+
+
+def suggest_land(scene: Scene) -> list[str]:
+    """Return what to type for tasks that are done and not merged into the current branch."""
+    asked = scene.asked
+    done = [name for name in scene.tasks if name in scene.unmerged]
+    lines = []
+    if asked.land and scene.holder:
+        ours = [name for name in done if not asked.words or name in asked.words]
+        done = [name for name in done if name not in ours]
+        if ours:
+            lines.append(f"`run --land` (pid {scene.holder}) lands {count_of(ours, 'task')} when "
+                         "nothing is left to do.")
+    if not done or scene.wants_land and suggest_run(scene):  # which lands them
+        return lines
+    lines.append(f"Look at what is done: subagent-fleet task diff {done[0]}")
+    if len(done) == 1 and not scene.wants_land:
+        return [*lines, f"Merge: git merge {quote_shell(scene.unmerged[done[0]])}"]
+    all_of_them = f"all {len(done)}" if done[1:] else "it"
+    names = "".join(f" {name}" for name in done) if len(done) < len(scene.unmerged) else ""
+    return [*lines, f"Merge {all_of_them}, checked as a whole: subagent-fleet task land{names}"]
+
+
+TIDIED_LIMIT = 4  # tidied tasks in a list; with more, `tasks` suggests to forget them
+
+
+def suggest_forget(scene: Scene) -> list[str]:
+    """Return the command that shortens a list with many done and tidied tasks."""
+    names = [name for name, state in scene.tasks.items()
+             if state.state == "done" and not state.place.git and not state.wish.forgotten]
+    if len(names) < TIDIED_LIMIT:
+        return []
+    return [f"Shorten this list: subagent-fleet task forget {' '.join(names)}"]
+
+
+HINTS: dict[str, Callable[[Scene], list[str]]] = {
+    "best": suggest_best, "look": suggest_look, "retry": suggest_retry, "run": suggest_run,
+    "other": suggest_other, "forget": suggest_forget, "land": suggest_land}
 
 
 # == tasks/landing.py, from line 21 ===========================================
@@ -19628,7 +19727,7 @@ def describe_guess(guess: ProjectGuess) -> str:
 # =============================================================================
 
 
-# == runs/folder.py, from line 28 =============================================
+# == runs/folder.py, from line 29 =============================================
 #
 # A repository, and the folder with the files of its tasks.
 
@@ -19640,6 +19739,8 @@ OUTPUT_LINE_BYTES = 1024 * 1024  # a longer line of an agent's output is dropped
 STATE_LIMIT_BYTES = 16 * 1024 * 1024
 ORDER_LIMIT_BYTES = 1024 * 1024
 TAIL_BYTES = 256 * 1024
+ASKED_FILE = "asked.json"
+ASKED_SCHEMA = "asked/1"
 
 
 class Repository(Record):
@@ -19866,6 +19967,21 @@ class Folder:
         name = f"{self.world.now():017.6f}-{self.world.token(4)}.json"
         self.write(order, "inbox", name)
         return name
+
+    def note_asked(self, asked: RunOptions) -> None:
+        """Keep what a `run` was asked, until all of it is done; an empty note is taken away."""
+        if asked == RunOptions():
+            self.world.remove(self.place(ASKED_FILE))
+            return
+        self.write({"schema": f"subagent-fleet/{ASKED_SCHEMA}", **freeze(asked)}, ASKED_FILE)
+
+    def read_asked(self) -> RunOptions:
+        """Return what the last `run` was asked that still counts; of strangers' tasks nothing."""
+        run = self.run
+        if not run or read_repositories(self.world).get(self.repository.main) != run:
+            return RunOptions()
+        content = self.world.read_part(self.place(ASKED_FILE), 0, STATE_LIMIT_BYTES)
+        return read_page(RunOptions, content, ASKED_SCHEMA) or RunOptions()
 
     def tell(self, name: str, word: str, text: str) -> None:
         """Add an event to the supervisor's own log."""
@@ -22611,6 +22727,11 @@ class Supervisor:
         for name, state in self.tasks.items():
             if state.is_active or state.wish.stopping:  # even if not in `only`: nobody else can
                 self._begin(name)
+
+    @property
+    def meant(self) -> set[str]:
+        """The tasks that are meant, and those handed over since; none: all."""
+        return self._only or set()
 
     def leave(self) -> None:
         """Release the lock; agents continue, and so does a git that takes long."""
@@ -27833,29 +27954,56 @@ def order_of(task: TaskSpec, folder: Folder, origin: str = "typed", where: str =
             "base": base_of(task, folder, where)}
 
 
-# == work/shown.py, from line 34 ==============================================
+# == work/shown.py, from line 36 ==============================================
 #
 # Tasks as text.
 
-def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
-    """Return what to type for tasks that are done and not merged into the current branch."""
-    if not any(state.state == "done" for state in states.values()):
-        return ""
-    waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
-                                 "--format=%(refname:lstrip=2)",
-                                 "refs/heads").text.split("\n")
-    done = [state for state in states.values()
-            if state.state == "done" and not state.wish.forgotten and state.place.kept
-            and state.place.branch in waiting]
+def see_scene(folder: Folder, tasks: Mapping[str, TaskState], *, lands: bool = False,
+              names: Sequence[str] = (), rows: Sequence[TaskRow] = ()) -> Scene:
+    """Return what the hints for these tasks go by.
+
+    `lands`: landing was asked for by more than the last `run`. The tasks that are named were
+    ordered just now, so that `run` is to do them, too.
+    """
+    states = folder.read_states()[0]
+    asked = folder.read_asked()
+    words = asked.words
+    if words and not any(still_counts(states[name], asked) for name in words if name in states):
+        asked = RunOptions()
+    elif words:
+        asked = replace(asked, words=tuple(dict.fromkeys([*words, *names])))
+    holder = folder.holder()
+    wants_land = lands or asked.land and not holder
+    return Scene(tasks, asked, type_run(folder.world, replace(asked, land=wants_land)), holder,
+                 wants_land, find_unmerged(folder, states), rows)
+
+
+def still_counts(state: TaskState, asked: RunOptions) -> bool:
+    """Tell whether a `run` that meant a task has something left to do with it."""
+    return not state.is_over or asked.land and state.state == "done" and not (
+        state.place.landed or state.wish.forgotten)
+
+
+def type_run(world: World, asked: RunOptions) -> str:
+    """Return the `run` that continues with all that was asked; paths as seen from here."""
+    here = world.real_path(world.directory) + "/"
+    paths = {key: getattr(asked, key).removeprefix(here)
+             for key in ("task_file", "config", "out")}
+    return type_command(find_command("run"), {**vars(asked), "words": [*asked.words], **paths})
+
+
+def find_unmerged(folder: Folder, states: Mapping[str, TaskState]) -> dict[str, str]:
+    """Return {task: what git merges} of tasks that are done and not in what is checked out."""
+    done = {state.place.branch: state.name for state in states.values()
+            if state.state == "done" and state.place.kept and not state.wish.forgotten}
     if not done:
-        return ""
-    look = f"Look at what is done: subagent-fleet task diff {done[0].name}\n"
-    if done[1:]:
-        return f"{look}Merge all {len(done)}, checked as a whole: subagent-fleet task land"
-    branch = done[0].place.branch
-    if git_of(folder).commit_of(f"refs/tags/{branch}"):  # git would take the tag
-        branch = f"refs/heads/{branch}"
-    return f"{look}Merge: git merge {branch}"
+        return {}
+    git = git_of(folder)
+    waiting = git.run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
+                      "--format=%(refname:lstrip=2)", "refs/heads").text.split("\n")
+    # Of a branch and a tag with one name git would take the tag.
+    return {name: f"refs/heads/{branch}" if git.commit_of(f"refs/tags/{branch}") else branch
+            for branch, name in done.items() if branch in waiting}
 
 
 TASK_ROLES = {"done": "ok", "running": "work", "checking": "work", "waiting": "wait",
@@ -27872,7 +28020,6 @@ def mark_task(state: str, look: Look) -> Cell:
 
 
 TASK_NOW_WIDTH = 44
-TIDIED_LIMIT = 4  # tidied tasks in a list; with more, `tasks` suggests to forget them
 
 
 def format_tasks(rows: Sequence[TaskRow], look: Look = PLAIN) -> str:
@@ -27953,16 +28100,7 @@ def find_task(folder: Folder, name: str, command: str) -> TaskState:
     return tasks[name]
 
 
-def suggest_run(tasks: Mapping[str, TaskState]) -> str:
-    """Return what to type if no supervisor runs and tasks could continue; or nothing."""
-    if any(state.is_active for state in tasks.values()):
-        return "Agents keep working, but nothing watches them. Continue: subagent-fleet run"
-    if any(state.state == "waiting" for state in tasks.values()):
-        return "Nothing is running. Start: subagent-fleet run"
-    return ""
-
-
-# == work/orders.py, from line 25 =============================================
+# == work/orders.py, from line 26 =============================================
 #
 # Orders for tasks, and waiting until they are carried out.
 
@@ -28072,9 +28210,8 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, carried:
             word = "not taken"
             text = carried.wait
         tell_task(folder.world, name, word, text, width)
-    advice = suggest_run(see_states(folder)[0]) if starts and not folder.holder() else ""
-    if advice:
-        folder.world.err(f"{advice}\n")
+    scene = see_scene(folder, see_states(folder)[0], names=[name for name, _, _ in rows])
+    folder.world.err("".join(f"{line}\n" for line in plan_hints(scene, *["run"] * starts)))
     return EXIT_PROBLEM if carried.left else EXIT_OK
 
 
@@ -28329,27 +28466,20 @@ def tell_starts(job: RunJob) -> None:
     tell(job.folder.world, f"{text}\n")
 
 
-def suggest_after_stop(jobs: Sequence[RunJob]) -> list[str]:
-    """Return what to type if agents continue after the run was stopped."""
-    if not any(state.is_active for job in jobs
-               for state in job.folder.read_states()[0].values()):
-        return []
-    holders = [job.folder.holder() for job in jobs if job.folder.holder()]
-    if holders:
-        return [f"The `run` that was active before (pid {holders[0]}) is working on these tasks "
-                "and continues. `subagent-fleet tasks` shows them."]
-    return ["Agents keep running, but nothing checks them or starts the next task. "
-            "`subagent-fleet run` to watch them again, `subagent-fleet task stop '*'` to "
-            "end them."]
+def suggest_after_stop(job: RunJob) -> list[str]:
+    """Return what to type after a run was stopped, with all that it was asked."""
+    tasks = job.folder.read_states()[0]
+    words = job.folder.read_asked().words
+    scene = see_scene(job.folder, {
+        name: state for name, state in tasks.items()
+        if not words or name in words or state.is_active}, lands=job.asked.land)
+    return plan_hints(scene, "other", "run", "land")
 
 
-def suggest_next(jobs: Sequence[RunJob], meant: Sequence[Mapping[str, TaskState]]) -> list[str]:
-    """Return what to type after a run, a line for each command; "" if there is none."""
-    lines = [line for tasks in meant if tasks
-             for line in (suggest_look(tasks), suggest_retry(tasks))]
-    if len(jobs) == 1 and meant[0]:  # otherwise it would not say in which directory
-        lines.append(suggest_merge(jobs[0].folder, meant[0]))
-    return lines
+def suggest_next(job: RunJob, tasks: Mapping[str, TaskState], *, is_alone: bool) -> list[str]:
+    """Return what to type after a run; of several, nothing that is typed in a directory."""
+    scene = see_scene(job.folder, tasks, lands=job.asked.land)
+    return plan_hints(scene, "look", "retry", *(["land"] if is_alone else []))
 
 
 def tell_homes(job: RunJob, tasks: Mapping[str, TaskState]) -> str:
@@ -28389,21 +28519,26 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
     words = ["in review" if state.state == "review" else state.state for state in shown]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
     idle = "Nothing to do: " if shown and all(is_idle for _, is_idle in meant) else ""
-    advice = suggest_after_stop(jobs) if stops else suggest_next(jobs, [one for one, _ in meant])
+    advice = [line for job, (tasks, _) in zip(jobs, meant) for line in (
+        suggest_after_stop(job) if stops
+        else suggest_next(job, tasks, is_alone=len(jobs) == 1))]
     homes = [tell_homes(job, tasks) for job, (tasks, _) in zip(jobs, meant)]
     ends = [lander.sum_up() for lander in landers]
     first = f"{'' if stops else idle}{counts}." if counts else tell_none(jobs)
     lines = [first, *filter(None, homes),
-             *(line for lines, _ in ends for line in lines), *filter(None, advice)]
+             *(line for lines, _ in ends for line in lines), *dict.fromkeys(advice)]
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
     good = all(state.state in ("done", "review") for state in shown) \
         and all(has_landed for _, has_landed in ends)
+    for job in jobs if good else ():
+        if job.lock:
+            job.folder.note_asked(RunOptions())
     return EXIT_OK if good else EXIT_PROBLEM
 
 
-# == work/run_job.py, from line 61 ============================================
+# == work/run_job.py, from line 62 ============================================
 #
 # One repository that `run` works on.
 
@@ -28519,6 +28654,24 @@ def refuse_bypass(tasks: Mapping[str, TaskSpec], world: World) -> None:
                          fix="run it as another user, or write `permission: default`")
 
 
+def find_words(only: Collection[str], known: KnownTasks, new: Sequence[TaskSpec]
+               ) -> tuple[str, ...]:
+    """Return the tasks that were meant; none where a plain `run` means no other."""
+    states = known.states
+    names = dict.fromkeys([*states, *(task.name for task in new), *known.plan.tasks])
+    others = [name for name in names if name not in only and (
+        name not in states or not states[name].is_over or states[name].state == "done")]
+    return tuple(name for name in names if name in only) if only and others else ()
+
+
+def note_options(options: Namespace, world: World, words: tuple[str, ...]) -> RunOptions:
+    """Return what a `run` was asked, with paths that are right in every directory."""
+    paths = {key: world.real_path(path) for key in ("task_file", "config", "out")
+             for path in [getattr(options, key)] if path and path != "-"}
+    return RunOptions(words, options.land, options.keep_going, options.everywhere, options.most,
+                 **paths)
+
+
 class RunJob:
     """A repository in which `run` works."""
 
@@ -28557,6 +28710,7 @@ class RunJob:
         self.only = {*expand_names(only, tasks), *self.typed}  # the tasks to run; none: all
         # The tasks that were over before this run, and when they ended.
         self.over = {name: state.at for name, state in known.states.items() if state.is_over}
+        self.asked = note_options(options, folder.world, find_words(self.only, known, new))
         self.backing = back_run(folder, known, tasks, options)
         if self.orders and not folder.holder():
             tell_dirty(folder)
@@ -28603,10 +28757,15 @@ class RunJob:
                                      changed=changed)
         for order in self.orders:
             self.supervisor.accept(order["spec"], order["base"], order["origin"])
+        self.folder.note_asked(self.asked)
 
     def leave(self) -> None:
         """Stop supervising, and end the gateway that was started for agents if none is left."""
         if self.supervisor:
+            asked = self.folder.read_asked()  # another `run --max` may have changed it
+            if asked.words:
+                words = dict.fromkeys([*asked.words, *self.supervisor.meant])
+                self.folder.note_asked(replace(asked, words=tuple(words)))
             self.supervisor.leave()
         end_serving(self.folder)
 
@@ -29197,7 +29356,7 @@ def listen_for_page(world: World, gateway: Gateway, typed: int | None = None) ->
 # =============================================================================
 
 
-# == commands/up.py, from line 63 =============================================
+# == commands/up.py, from line 64 =============================================
 #
 # `up`: start everything in one step.
 
@@ -29258,8 +29417,9 @@ def tell_tasks_left(world: World) -> None:
             world.err(f"Tasks still running: {some_of(names, 3)}. `subagent-fleet run` "
                       "(active) serves their models now.\n")
         elif names:
+            again = see_scene(folder, {}).again
             world.err(f"Tasks still running, without a gateway: {some_of(names, 3)}. "
-                      "Continue: subagent-fleet run\n")
+                      f"Continue: {again}\n")
 
 
 def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
@@ -31540,7 +31700,7 @@ def refuse_tracked(workspace: Workspace, harness: Harness) -> None:
                              "it, then add --trust")
 
 
-# == commands/run.py, from line 29 ============================================
+# == commands/run.py, from line 30 ============================================
 #
 # `run`: run tasks.
 
@@ -31641,8 +31801,11 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
     if options.most:
         asked.add(folder.ask({"do": "limit", "most": options.most}))
     tell(world, f"`run` is already active here (pid {folder.holder()}): it does this, too.\n")
-    if options.land:
-        tell(world, "Land them when they are done: subagent-fleet task land\n")
+    active = folder.read_asked()
+    if options.land and (not active.land or active.words):
+        names = "".join(f" {name}" for name in sorted(job.typed))
+        tell(world, "It does not land them. When they are done: "
+             f"subagent-fleet task land{names}\n")
     stops: list[str] = []
     world.on_stop(stops.append)
     until = world.clock() + STOP_WAIT_SECONDS
@@ -31652,6 +31815,7 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
         job.relay(events)
         if is_taken and options.most:
             world.out(f"At most {count_of(options.most, 'agent')} at once from now on.\n")
+            folder.note_asked(replace(folder.read_asked(), most=options.most))
             options.most = 0
         if is_taken and (options.detach or not job.typed):
             return EXIT_OK
@@ -31716,7 +31880,7 @@ def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
         return False
 
 
-# == commands/tasks.py, from line 59 ==========================================
+# == commands/tasks.py, from line 52 ==========================================
 #
 # `tasks`: show tasks and their states.
 
@@ -31777,10 +31941,9 @@ def show_sight(folder: Folder, sight: TaskSight, world: World) -> None:
     if sight.unreadable:
         world.err(f"{count_of(sight.unreadable, 'state file')} could not be read.\n")
     world.out(format_tasks(rows, look) if rows else f"No tasks. Start one: {ADD_A_TASK}\n")
-    advice = [suggest_best(rows), suggest_retry(sight.tasks),
-              "" if sight.holder else suggest_run(sight.tasks), suggest_forget(sight.tasks),
-              suggest_merge(folder, sight.tasks)]
-    text = "".join(f"{line}\n" for line in advice if line)
+    scene = see_scene(folder, sight.tasks, rows=rows)
+    text = "".join(f"{line}\n" for line in plan_hints(scene, "best", "retry", "run", "forget",
+                                                      "land"))
     world.err(wrap_text(text, look_of(world, "stderr")))
 
 
@@ -31805,7 +31968,8 @@ def show_group(folder: Folder, options: Namespace) -> bool:
           show_span(row.total_seconds), f"{tokens[row.name]:,}" if tokens[row.name] else "-",
           f"+{row.plus} -{row.minus}" if row.files else "-", crop(clean_line(row.reason), 40)]
          for row in rows], look=look))
-    world.err(wrap_text(f"{suggest_best(rows)}\n" if best else "", look_of(world, "stderr")))
+    lines = plan_hints(Scene(sight.tasks, rows=rows), "best")
+    world.err(wrap_text("".join(f"{line}\n" for line in lines), look_of(world, "stderr")))
     return True
 
 
@@ -31817,15 +31981,6 @@ def count_tokens(folder: Folder, state: TaskState) -> int:
     words = ("input_tokens", "output_tokens", "input", "output")
     return sum(int(row.get(word) or 0) for receipt in receipts
                for row in receipt.get("served") or [] for word in words)
-
-
-def suggest_forget(tasks: Mapping[str, TaskState]) -> str:
-    """Return the command that shortens a list with many done and tidied tasks; or nothing."""
-    names = [name for name, state in tasks.items()
-             if state.state == "done" and not state.place.git and not state.wish.forgotten]
-    if len(names) < TIDIED_LIMIT:
-        return ""
-    return f"Shorten this list: subagent-fleet task forget {' '.join(names)}"
 
 
 def show_task(folder: Folder, name: str, options: Namespace) -> None:
@@ -31952,8 +32107,10 @@ def cmd_task_say(options: Namespace, world: World) -> int:
     if before and before.is_over:
         world.err(f"{before.name} was {before.state}; with this it starts again, from its own "
                   "last work.\n")
-    if not open_folder(world).holder():
-        world.err("It will be delivered at the next `subagent-fleet run`.\n")
+    folder = open_folder(world)
+    if not folder.holder():
+        again = see_scene(folder, {}, names=[options.task]).again
+        world.err(f"It will be delivered at the next `{again}`.\n")
     return status
 
 
@@ -32427,8 +32584,9 @@ def cmd_task_land(options: Namespace, world: World) -> int:
                if state.state == "review" and not state.wish.forgotten]
     idle = [name for name in names or reviews if name not in landed.names]
     lines = describe_landing(landed) + explain_idle(idle, states)
-    if landed.returned and not folder.holder():
-        lines.append(f"To go on with {count_of(landed.returned, 'task')}: subagent-fleet run")
+    if landed.returned:
+        scene = see_scene(folder, folder.read_states()[0], lands=True, names=[*landed.returned])
+        lines += plan_hints(scene, "run")
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     return EXIT_OK if landed.is_good else EXIT_PROBLEM
 
@@ -32448,7 +32606,7 @@ def explain_idle(names: Sequence[str], states: Mapping[str, TaskState]) -> list[
     return lines
 
 
-# == commands/task_tidy.py, from line 30 ======================================
+# == commands/task_tidy.py, from line 31 ======================================
 #
 # `task tidy`: remove worktrees that are no longer needed.
 
@@ -32475,9 +32633,8 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
         remove_landing(folder, folder.read_states()[0].values())
     text = format_tidying(plans, look_of(world), is_dry=options.dry_run)
     world.out(text or "Nothing to tidy.\n")
-    waiting = suggest_merge(folder, {state.name: state for state in states})
-    if waiting:
-        world.err(f"{waiting}\n")
+    scene = see_scene(folder, {state.name: state for state in states})
+    world.err("".join(f"{line}\n" for line in plan_hints(scene, "land")))
     return EXIT_OK
 
 

@@ -1,10 +1,12 @@
 """What a person is told to type next: the same command again keeps all that was asked."""
 import re
 import shlex
+import signal
 
 import pytest
 
 import subagent_fleet as sf
+from run_kit import WORKS, shell
 from tools import free_port
 
 EXAMPLES = [(row, example.split("subagent-fleet ")[-1]) for row in sf.COMMANDS for example in row.examples]
@@ -89,3 +91,87 @@ def test_every_flag_of_one_value_refuses_a_second():
             words = [flag.name, value, *["x"] * 2, flag.name, value]
             with pytest.raises(sf.FleetError, match="takes one value"):
                 sf.parse_arguments(row, words)
+
+
+# -- what a `run` was asked --
+
+# A person is at work in `a` until the test lets them go on; `b` waits for a slot, or is done.
+WORKING = {"a": {"prompt": "x", "coder": shell("echo a > a.txt", WORKS)},
+           "b": {"prompt": "x", "coder": shell("echo b > b.txt"), "check": "true"}}
+
+
+def interrupt(shop, child):
+    child.send_signal(signal.SIGINT)
+    done = shop.end(child)
+    assert done.code == 130, done
+    return done
+
+
+@pytest.mark.slow
+def test_what_a_run_was_asked_is_in_every_hint_until_all_of_it_is_done(shop):
+    shop.tasks(WORKING, max=1)
+    again = "subagent-fleet run --max 1 --land --keep-going"
+    child = shop.begin("run", "--land", "--keep-going", "--max", "1")
+    shop.wait(lambda: shop.works("a"))
+    said = interrupt(shop, child).out
+    assert said.endswith("nothing checks them or starts the next task.\n"
+                         f"Continue: {again}\nEnd them: subagent-fleet task stop '*'\n"), said
+    assert f"\nContinue: {again}\n" in shop.type("tasks").err
+    assert f"next `{again}`" in shop.type("task", "say", "b", "more").err
+    shop.type("task", "stop", "*")
+    assert shop.type("task", "retry", "a", "b").err == f"Nothing is running. Start: {again}\n"
+    shop.let_go()
+    assert shop.run("--land").code == 0  # which asks for less
+    assert "subagent-fleet run\n" in shop.type("task", "add", "later").err  # and is over
+    assert shop.files("main") == {"a.txt", "b.txt"}
+
+
+@pytest.mark.slow
+def test_a_landing_run_tells_nobody_to_merge_what_it_lands(shop):
+    shop.tasks(WORKING, max=2)
+    child = shop.begin("run", "--land")
+    shop.wait(lambda: shop.works("a") and shop.rows()["b"]["state"] == "done")
+    said = shop.type("tasks").err
+    assert re.fullmatch(r"`run --land` \(pid \d+\) lands 1 task when nothing is left to do\.\n", said), said
+    said = interrupt(shop, child).out
+    assert "Merge" not in said and "Continue: subagent-fleet run --land\n" in said, said
+    shop.type("task", "stop", "a")
+    said = shop.type("tasks").err
+    assert said.endswith("Look at what is done: subagent-fleet task diff b\n"
+                         "Merge it, checked as a whole: subagent-fleet task land\n"), said
+
+
+@pytest.mark.slow
+def test_a_run_of_some_tasks_continues_with_those(shop):
+    shop.tasks({**WORKING, "c": {"prompt": "x", "coder": shell("true")}}, max=1)
+    child = shop.begin("run", "a", "b", "--file", "tasks.json")
+    shop.wait(lambda: shop.works("a"))
+    shop.type("run", "d:later", "--coder", "[sh, -c, 'true']", "--detach")  # handed over
+    said = interrupt(shop, child).out
+    assert "\nContinue: subagent-fleet run a b d --file tasks.json\n" in said, said
+    (shop.repo / "sub").mkdir()
+    assert f"run a b d --file {shop.repo}/tasks.json\n" in shop.type("tasks", cwd=shop.repo / "sub").err
+    shop.type("task", "stop", "*")
+    assert "Start: subagent-fleet run\n" in shop.type("task", "add", "more").err  # those are over
+
+
+@pytest.mark.slow
+def test_who_hands_over_a_run_that_lands_is_told_how(shop):
+    shop.tasks(WORKING, max=2)
+    child = shop.begin("run")
+    shop.wait(lambda: shop.works("a"))
+    done = shop.run("c:x", "--coder", "[sh, -c, 'echo c > c.txt']", "--check", "true", "--land", "--max", "3")
+    assert "It does not land them. When they are done: subagent-fleet task land c\n" in done.err, done
+    assert done.out.endswith("Look at what is done: subagent-fleet task diff c\n"
+                             "Merge it, checked as a whole: subagent-fleet task land c\n"), done
+    said = interrupt(shop, child).out
+    assert "Continue: subagent-fleet run --max 3\n" in said, said
+
+
+def test_strangers_words_are_not_shown_as_what_was_asked(shop):
+    shop.type("task", "add", "a:x")
+    note = shop.repo / ".git/subagent-fleet/run/asked.json"
+    note.write_text('{"schema": "subagent-fleet/asked/1", "land": true, "config": "/evil", "most": "x"}')
+    assert shop.type("tasks").err == "Nothing is running. Start: subagent-fleet run --land --config /evil\n"
+    (shop.home / "state/subagent-fleet/repositories.json").unlink()
+    assert shop.type("tasks").err == "Nothing is running. Start: subagent-fleet run\n"

@@ -400,7 +400,7 @@ def test_a_question_survives_everything(shop, whom):
     assert "Which database?" in shop.type("task", "answer").out
     answered = shop.type("task", "answer", "t", "mariadb, please")
     assert answered.code == 0
-    goes_on = "Agents keep working, but nothing watches them. Continue: "
+    goes_on = "\nContinue: subagent-fleet run\n"
     assert (goes_on in answered.err) == (whom == "supervisor"), answered
     done = shop.run()
     assert shop.state() == "done", done
@@ -1286,7 +1286,7 @@ def test_a_task_that_waits_for_a_question_says_which(shop):
     shop.wait(lambda: shop.rows().get("db", {}).get("state") == "asking")
     child.send_signal(signal.SIGINT)
     assert "nothing checks them" in shop.end(child).out
-    assert "nothing watches them" in shop.type("tasks").err
+    assert "nothing checks them" in shop.type("tasks").err
     child = shop.begin("run", "fix")
     shop.wait(lambda: json.loads(shop.type("tasks", "--json").out)["supervisor"])
     time.sleep(1)

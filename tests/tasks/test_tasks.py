@@ -670,8 +670,7 @@ def test_what_to_type_is_said_of_what_waits_for_a_person():
               for number, (name, state, after) in enumerate([
                   ("good", "done", ()), ("seen", "review", ()), ("bad", "failed", ()),
                   ("held", "stopped", ()), ("left", "stopped", ()), ("next", "waiting", ("held",))])}
-    assert sf.suggest_look(states).splitlines() == ["Look at it: subagent-fleet task diff seen",
-                                                    "See why: subagent-fleet task log bad"]
-    assert sf.suggest_retry(states).splitlines() == ["Accept: subagent-fleet task accept seen",
-                                                     "Try again: subagent-fleet task retry bad held"]
-    assert sf.suggest_retry({"good": states["good"]}) == ""
+    assert sf.plan_hints(sf.Scene(states), "look", "retry") == [
+        "Look at it: subagent-fleet task diff seen", "See why: subagent-fleet task log bad",
+        "Accept: subagent-fleet task accept seen", "Try again: subagent-fleet task retry bad held"]
+    assert sf.plan_hints(sf.Scene({"good": states["good"]}), *sf.HINTS) == []

@@ -9,6 +9,7 @@ from fleet.cli.say import tell
 from fleet.runs.see import see_states
 from fleet.start.constants import EXIT_OK, EXIT_PROBLEM, EXIT_REFUSED, EXIT_USAGE
 from fleet.start.errors import FleetError
+from fleet.start.record import replace
 from fleet.text.phrases import count_of
 from fleet.text.terminal import clean_line
 from fleet.work.land import Lander
@@ -123,8 +124,11 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
     if options.most:
         asked.add(folder.ask({"do": "limit", "most": options.most}))
     tell(world, f"`run` is already active here (pid {folder.holder()}): it does this, too.\n")
-    if options.land:
-        tell(world, "Land them when they are done: subagent-fleet task land\n")
+    active = folder.read_asked()
+    if options.land and (not active.land or active.words):
+        names = "".join(f" {name}" for name in sorted(job.typed))
+        tell(world, "It does not land them. When they are done: "
+             f"subagent-fleet task land{names}\n")
     stops: list[str] = []
     world.on_stop(stops.append)
     until = world.clock() + STOP_WAIT_SECONDS
@@ -134,6 +138,7 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
         job.relay(events)
         if is_taken and options.most:
             world.out(f"At most {count_of(options.most, 'agent')} at once from now on.\n")
+            folder.note_asked(replace(folder.read_asked(), most=options.most))
             options.most = 0
         if is_taken and (options.detach or not job.typed):
             return EXIT_OK

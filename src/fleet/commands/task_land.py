@@ -8,13 +8,13 @@ from fleet.cli.say import check_names
 from fleet.runs.landing import Landing
 from fleet.start.constants import EXIT_OK, EXIT_PROBLEM
 from fleet.start.errors import FleetError
+from fleet.tasks.hints import plan_hints
 from fleet.tasks.spec import expand_names
-from fleet.text.phrases import count_of
 from fleet.text.tables import wrap_text
 from fleet.work.backing import load_fleet_if_valid
 from fleet.work.land import describe_landing, find_target, land, take_turn
 from fleet.work.orders import carry_out
-from fleet.work.shown import tell_task
+from fleet.work.shown import see_scene, tell_task
 from fleet.work.typed import ADD_A_TASK, TASK_FILE, know_tasks, open_folder, open_tasks
 from fleet.workspace.config import look_of
 
@@ -70,8 +70,9 @@ def cmd_task_land(options: Namespace, world: World) -> int:
                if state.state == "review" and not state.wish.forgotten]
     idle = [name for name in names or reviews if name not in landed.names]
     lines = describe_landing(landed) + explain_idle(idle, states)
-    if landed.returned and not folder.holder():
-        lines.append(f"To go on with {count_of(landed.returned, 'task')}: subagent-fleet run")
+    if landed.returned:
+        scene = see_scene(folder, folder.read_states()[0], lands=True, names=[*landed.returned])
+        lines += plan_hints(scene, "run")
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     return EXIT_OK if landed.is_good else EXIT_PROBLEM
 

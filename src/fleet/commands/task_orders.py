@@ -17,7 +17,7 @@ from fleet.text.phrases import count_of, some_of
 from fleet.text.tables import format_pairs
 from fleet.work.backing import end_serving
 from fleet.work.orders import carry_out, match_tasks, tell_outcomes
-from fleet.work.shown import find_task, tell_task
+from fleet.work.shown import find_task, see_scene, tell_task
 from fleet.work.typed import (
     MAYBE_TASK,
     NAMED_TASK,
@@ -73,8 +73,10 @@ def cmd_task_say(options: Namespace, world: World) -> int:
     if before and before.is_over:
         world.err(f"{before.name} was {before.state}; with this it starts again, from its own "
                   "last work.\n")
-    if not open_folder(world).holder():
-        world.err("It will be delivered at the next `subagent-fleet run`.\n")
+    folder = open_folder(world)
+    if not folder.holder():
+        again = see_scene(folder, {}, names=[options.task]).again
+        world.err(f"It will be delivered at the next `{again}`.\n")
     return status
 
 

@@ -9,11 +9,12 @@ from fleet.runs.landing import remove_landing
 from fleet.runs.tidy import Tidying, droppable_tip, tidy_task
 from fleet.start.constants import EXIT_OK
 from fleet.start.record import replace
+from fleet.tasks.hints import plan_hints
 from fleet.text.phrases import count_of
 from fleet.text.terminal import PLAIN
 from fleet.text.width import width_of
 from fleet.work.orders import carry_out, match_tasks
-from fleet.work.shown import format_task_event, suggest_merge
+from fleet.work.shown import format_task_event, see_scene
 from fleet.work.typed import TASK_PATTERNS, open_folder, open_tasks
 from fleet.workspace.config import look_of
 
@@ -50,9 +51,8 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
         remove_landing(folder, folder.read_states()[0].values())
     text = format_tidying(plans, look_of(world), is_dry=options.dry_run)
     world.out(text or "Nothing to tidy.\n")
-    waiting = suggest_merge(folder, {state.name: state for state in states})
-    if waiting:
-        world.err(f"{waiting}\n")
+    scene = see_scene(folder, {state.name: state for state in states})
+    world.err("".join(f"{line}\n" for line in plan_hints(scene, "land")))
     return EXIT_OK
 
 

@@ -14,25 +14,18 @@ from fleet.config.task_file import TaskSpec
 from fleet.start.constants import EXIT_OK
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
-from fleet.tasks.rows import (
-    find_best,
-    plan_task_row,
-    plan_task_rows,
-    suggest_best,
-    suggest_retry,
-)
+from fleet.tasks.hints import Scene, plan_hints
+from fleet.tasks.rows import find_best, plan_task_row, plan_task_rows
 from fleet.tasks.state import TERMINAL_STATES, freeze
 from fleet.text.phrases import count_of, show_span, some_of
 from fleet.text.tables import format_pairs, format_table, wrap_text
 from fleet.text.terminal import PLAIN, clean_line, crop
 from fleet.work.shown import (
-    TIDIED_LIMIT,
     find_task,
     format_tasks,
     mark_task,
     see_folder,
-    suggest_merge,
-    suggest_run,
+    see_scene,
 )
 from fleet.work.typed import (
     ADD_A_TASK,
@@ -113,10 +106,9 @@ def show_sight(folder: Folder, sight: TaskSight, world: World) -> None:
     if sight.unreadable:
         world.err(f"{count_of(sight.unreadable, 'state file')} could not be read.\n")
     world.out(format_tasks(rows, look) if rows else f"No tasks. Start one: {ADD_A_TASK}\n")
-    advice = [suggest_best(rows), suggest_retry(sight.tasks),
-              "" if sight.holder else suggest_run(sight.tasks), suggest_forget(sight.tasks),
-              suggest_merge(folder, sight.tasks)]
-    text = "".join(f"{line}\n" for line in advice if line)
+    scene = see_scene(folder, sight.tasks, rows=rows)
+    text = "".join(f"{line}\n" for line in plan_hints(scene, "best", "retry", "run", "forget",
+                                                      "land"))
     world.err(wrap_text(text, look_of(world, "stderr")))
 
 
@@ -141,7 +133,8 @@ def show_group(folder: Folder, options: Namespace) -> bool:
           show_span(row.total_seconds), f"{tokens[row.name]:,}" if tokens[row.name] else "-",
           f"+{row.plus} -{row.minus}" if row.files else "-", crop(clean_line(row.reason), 40)]
          for row in rows], look=look))
-    world.err(wrap_text(f"{suggest_best(rows)}\n" if best else "", look_of(world, "stderr")))
+    lines = plan_hints(Scene(sight.tasks, rows=rows), "best")
+    world.err(wrap_text("".join(f"{line}\n" for line in lines), look_of(world, "stderr")))
     return True
 
 
@@ -153,15 +146,6 @@ def count_tokens(folder: Folder, state: TaskState) -> int:
     words = ("input_tokens", "output_tokens", "input", "output")
     return sum(int(row.get(word) or 0) for receipt in receipts
                for row in receipt.get("served") or [] for word in words)
-
-
-def suggest_forget(tasks: Mapping[str, TaskState]) -> str:
-    """Return the command that shortens a list with many done and tidied tasks; or nothing."""
-    names = [name for name, state in tasks.items()
-             if state.state == "done" and not state.place.git and not state.wish.forgotten]
-    if len(names) < TIDIED_LIMIT:
-        return ""
-    return f"Shorten this list: subagent-fleet task forget {' '.join(names)}"
 
 
 def show_task(folder: Folder, name: str, options: Namespace) -> None:

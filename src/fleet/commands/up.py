@@ -46,6 +46,7 @@ from fleet.text.tables import wrap_text
 from fleet.text.terminal import clean_line
 from fleet.views.lookout import listen_for_page, open_dashboard
 from fleet.views.requests import format_served, list_failures
+from fleet.work.shown import see_scene
 from fleet.work.typed import open_folder
 from fleet.workspace.config import find_config, load_config, look_of
 from fleet.workspace.directory import Workspace
@@ -117,8 +118,9 @@ def tell_tasks_left(world: World) -> None:
             world.err(f"Tasks still running: {some_of(names, 3)}. `subagent-fleet run` "
                       "(active) serves their models now.\n")
         elif names:
+            again = see_scene(folder, {}).again
             world.err(f"Tasks still running, without a gateway: {some_of(names, 3)}. "
-                      "Continue: subagent-fleet run\n")
+                      f"Continue: {again}\n")
 
 
 def find_or_write_fleet(options: Namespace, world: World) -> Fleet:

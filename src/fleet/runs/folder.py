@@ -11,6 +11,7 @@ from fleet.config.task_file import TaskSpec
 from fleet.start.constants import ENVIRONMENT_FILE, EXIT_USAGE, STATE_DIRECTORY
 from fleet.start.errors import FleetError
 from fleet.start.record import Record, replace
+from fleet.tasks.hints import RunOptions
 from fleet.tasks.state import UNREADABLE, TaskState, freeze, thaw_state
 from fleet.text.json import parse_object, read_page
 from fleet.text.phrases import quote_shell
@@ -33,6 +34,8 @@ OUTPUT_LINE_BYTES = 1024 * 1024  # a longer line of an agent's output is dropped
 STATE_LIMIT_BYTES = 16 * 1024 * 1024
 ORDER_LIMIT_BYTES = 1024 * 1024
 TAIL_BYTES = 256 * 1024
+ASKED_FILE = "asked.json"
+ASKED_SCHEMA = "asked/1"
 
 
 class Repository(Record):
@@ -259,6 +262,21 @@ class Folder:
         name = f"{self.world.now():017.6f}-{self.world.token(4)}.json"
         self.write(order, "inbox", name)
         return name
+
+    def note_asked(self, asked: RunOptions) -> None:
+        """Keep what a `run` was asked, until all of it is done; an empty note is taken away."""
+        if asked == RunOptions():
+            self.world.remove(self.place(ASKED_FILE))
+            return
+        self.write({"schema": f"subagent-fleet/{ASKED_SCHEMA}", **freeze(asked)}, ASKED_FILE)
+
+    def read_asked(self) -> RunOptions:
+        """Return what the last `run` was asked that still counts; of strangers' tasks nothing."""
+        run = self.run
+        if not run or read_repositories(self.world).get(self.repository.main) != run:
+            return RunOptions()
+        content = self.world.read_part(self.place(ASKED_FILE), 0, STATE_LIMIT_BYTES)
+        return read_page(RunOptions, content, ASKED_SCHEMA) or RunOptions()
 
     def tell(self, name: str, word: str, text: str) -> None:
         """Add an event to the supervisor's own log."""

@@ -145,6 +145,11 @@ class Supervisor:
             if state.is_active or state.wish.stopping:  # even if not in `only`: nobody else can
                 self._begin(name)
 
+    @property
+    def meant(self) -> set[str]:
+        """The tasks that are meant, and those handed over since; none: all."""
+        return self._only or set()
+
     def leave(self) -> None:
         """Release the lock; agents continue, and so does a git that takes long."""
         with self.changed:

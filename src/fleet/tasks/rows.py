@@ -87,21 +87,6 @@ def find_best(rows: Sequence[TaskRow]) -> TaskRow | None:
     return min(good, key=lambda row: row.plus + row.minus) if len(rows) > 1 and good else None
 
 
-def suggest_best(rows: Sequence[TaskRow]) -> str:
-    """Return a line for each group that names the twin to choose; or nothing."""
-    groups: dict[str, list[TaskRow]] = {}
-    for row in rows:
-        groups.setdefault(row.group, []).append(row)
-    lines = []
-    for group, twins in groups.items():
-        best = find_best(twins)
-        if best:
-            lines.append(f"Best of {group}: {best.name} ({best.state}, +{best.plus} "
-                         f"-{best.minus}). Compare: subagent-fleet tasks {group}. Take it: "
-                         f"subagent-fleet task accept {best.name}")
-    return "\n".join(lines)
-
-
 def plan_task_row(state: TaskState, sight: TaskSight) -> TaskRow:
     """Return the row of one task."""
     place, attempt = state.place, state.attempt
@@ -154,32 +139,6 @@ def _describe_task(state: TaskState, heard: Heard, sight: TaskSight) -> str:
     if state.state == "checking":
         return state.task.check or "looking at the diff"
     return state.reason
-
-
-def suggest_look(states: Mapping[str, TaskState]) -> str:
-    """Return the commands that show the first task in review and why the first one failed."""
-    lines: dict[str, str] = {}
-    for state in states.values():
-        word = {"review": "Look at it", "failed": "See why", "parked": "See why"}.get(
-            state.state)
-        if word:
-            lines.setdefault(word, f"{word}: {suggest_task_step(state)}")
-    return "\n".join(lines.values())
-
-
-def suggest_retry(states: Mapping[str, TaskState]) -> str:
-    """Return a command for each kind of task that blocks itself or others; or nothing."""
-    stuck = {name for state in states.values() if state.state == "waiting"
-             for name in blockers_of(state, states)}
-    lines: dict[str, str] = {}
-    for state in states.values():
-        word = {"review": "Accept: subagent-fleet task accept"}.get(state.state, "")
-        if (state.state in ("failed", "parked")
-                or state.state == "stopped" and state.name in stuck):
-            word = "Try again: subagent-fleet task retry"
-        if word and not state.wish.forgotten:
-            lines[word] = f"{lines.get(word, word)} {state.name}"
-    return "\n".join(sorted(lines.values()))
 
 
 # The log that says why a task was parked, by its cause. For other causes nothing was started.

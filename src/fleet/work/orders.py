@@ -8,10 +8,11 @@ from fleet.runs.see import see_states
 from fleet.runs.supervisor import Supervisor
 from fleet.start.constants import EXIT_OK, EXIT_PROBLEM
 from fleet.start.record import Record
+from fleet.tasks.hints import plan_hints
 from fleet.tasks.scope import glob_pattern
 from fleet.text.width import width_of
 from fleet.work.backing import load_fleet_for_tasks, load_fleet_if_valid, plan_backing
-from fleet.work.shown import suggest_run, tell_task
+from fleet.work.shown import see_scene, tell_task
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -128,7 +129,6 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, carried:
             word = "not taken"
             text = carried.wait
         tell_task(folder.world, name, word, text, width)
-    advice = suggest_run(see_states(folder)[0]) if starts and not folder.holder() else ""
-    if advice:
-        folder.world.err(f"{advice}\n")
+    scene = see_scene(folder, see_states(folder)[0], names=[name for name, _, _ in rows])
+    folder.world.err("".join(f"{line}\n" for line in plan_hints(scene, *["run"] * starts)))
     return EXIT_PROBLEM if carried.left else EXIT_OK

@@ -21,6 +21,7 @@ from fleet.start.constants import (
 )
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
+from fleet.tasks.hints import RunOptions
 from fleet.tasks.spec import expand_names, is_another
 from fleet.tasks.state import UNREADABLE
 from fleet.text.json import parse_object
@@ -45,7 +46,7 @@ from fleet.workspace.config import look_of
 if TYPE_CHECKING:
     import threading
     from argparse import Namespace
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
     from fleet.config.task_file import TaskSpec
@@ -170,6 +171,24 @@ def refuse_bypass(tasks: Mapping[str, TaskSpec], world: World) -> None:
                          fix="run it as another user, or write `permission: default`")
 
 
+def find_words(only: Collection[str], known: KnownTasks, new: Sequence[TaskSpec]
+               ) -> tuple[str, ...]:
+    """Return the tasks that were meant; none where a plain `run` means no other."""
+    states = known.states
+    names = dict.fromkeys([*states, *(task.name for task in new), *known.plan.tasks])
+    others = [name for name in names if name not in only and (
+        name not in states or not states[name].is_over or states[name].state == "done")]
+    return tuple(name for name in names if name in only) if only and others else ()
+
+
+def note_options(options: Namespace, world: World, words: tuple[str, ...]) -> RunOptions:
+    """Return what a `run` was asked, with paths that are right in every directory."""
+    paths = {key: world.real_path(path) for key in ("task_file", "config", "out")
+             for path in [getattr(options, key)] if path and path != "-"}
+    return RunOptions(words, options.land, options.keep_going, options.everywhere, options.most,
+                 **paths)
+
+
 class RunJob:
     """A repository in which `run` works."""
 
@@ -208,6 +227,7 @@ class RunJob:
         self.only = {*expand_names(only, tasks), *self.typed}  # the tasks to run; none: all
         # The tasks that were over before this run, and when they ended.
         self.over = {name: state.at for name, state in known.states.items() if state.is_over}
+        self.asked = note_options(options, folder.world, find_words(self.only, known, new))
         self.backing = back_run(folder, known, tasks, options)
         if self.orders and not folder.holder():
             tell_dirty(folder)
@@ -254,9 +274,14 @@ class RunJob:
                                      changed=changed)
         for order in self.orders:
             self.supervisor.accept(order["spec"], order["base"], order["origin"])
+        self.folder.note_asked(self.asked)
 
     def leave(self) -> None:
         """Stop supervising, and end the gateway that was started for agents if none is left."""
         if self.supervisor:
+            asked = self.folder.read_asked()  # another `run --max` may have changed it
+            if asked.words:
+                words = dict.fromkeys([*asked.words, *self.supervisor.meant])
+                self.folder.note_asked(replace(asked, words=tuple(words)))
             self.supervisor.leave()
         end_serving(self.folder)

@@ -10,14 +10,14 @@ from fleet.start.constants import EXIT_INTERRUPTED, EXIT_OK, EXIT_PROBLEM
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
 from fleet.tasks.events import Begun
+from fleet.tasks.hints import RunOptions, plan_hints
 from fleet.tasks.ladder import describe_homes, plan_ladder
 from fleet.tasks.next import blockers_of, explain_wait, plan_starts
-from fleet.tasks.rows import suggest_look, suggest_retry
 from fleet.tasks.step import step
 from fleet.text.phrases import count_of, some_of
 from fleet.text.tables import wrap_text
 from fleet.text.width import width_of
-from fleet.work.shown import suggest_merge, tell_task
+from fleet.work.shown import see_scene, tell_task
 from fleet.work.typed import load_tasks
 from fleet.workspace.config import look_of
 
@@ -102,27 +102,20 @@ def tell_starts(job: RunJob) -> None:
     tell(job.folder.world, f"{text}\n")
 
 
-def suggest_after_stop(jobs: Sequence[RunJob]) -> list[str]:
-    """Return what to type if agents continue after the run was stopped."""
-    if not any(state.is_active for job in jobs
-               for state in job.folder.read_states()[0].values()):
-        return []
-    holders = [job.folder.holder() for job in jobs if job.folder.holder()]
-    if holders:
-        return [f"The `run` that was active before (pid {holders[0]}) is working on these tasks "
-                "and continues. `subagent-fleet tasks` shows them."]
-    return ["Agents keep running, but nothing checks them or starts the next task. "
-            "`subagent-fleet run` to watch them again, `subagent-fleet task stop '*'` to "
-            "end them."]
+def suggest_after_stop(job: RunJob) -> list[str]:
+    """Return what to type after a run was stopped, with all that it was asked."""
+    tasks = job.folder.read_states()[0]
+    words = job.folder.read_asked().words
+    scene = see_scene(job.folder, {
+        name: state for name, state in tasks.items()
+        if not words or name in words or state.is_active}, lands=job.asked.land)
+    return plan_hints(scene, "other", "run", "land")
 
 
-def suggest_next(jobs: Sequence[RunJob], meant: Sequence[Mapping[str, TaskState]]) -> list[str]:
-    """Return what to type after a run, a line for each command; "" if there is none."""
-    lines = [line for tasks in meant if tasks
-             for line in (suggest_look(tasks), suggest_retry(tasks))]
-    if len(jobs) == 1 and meant[0]:  # otherwise it would not say in which directory
-        lines.append(suggest_merge(jobs[0].folder, meant[0]))
-    return lines
+def suggest_next(job: RunJob, tasks: Mapping[str, TaskState], *, is_alone: bool) -> list[str]:
+    """Return what to type after a run; of several, nothing that is typed in a directory."""
+    scene = see_scene(job.folder, tasks, lands=job.asked.land)
+    return plan_hints(scene, "look", "retry", *(["land"] if is_alone else []))
 
 
 def tell_homes(job: RunJob, tasks: Mapping[str, TaskState]) -> str:
@@ -162,15 +155,20 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
     words = ["in review" if state.state == "review" else state.state for state in shown]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
     idle = "Nothing to do: " if shown and all(is_idle for _, is_idle in meant) else ""
-    advice = suggest_after_stop(jobs) if stops else suggest_next(jobs, [one for one, _ in meant])
+    advice = [line for job, (tasks, _) in zip(jobs, meant) for line in (
+        suggest_after_stop(job) if stops
+        else suggest_next(job, tasks, is_alone=len(jobs) == 1))]
     homes = [tell_homes(job, tasks) for job, (tasks, _) in zip(jobs, meant)]
     ends = [lander.sum_up() for lander in landers]
     first = f"{'' if stops else idle}{counts}." if counts else tell_none(jobs)
     lines = [first, *filter(None, homes),
-             *(line for lines, _ in ends for line in lines), *filter(None, advice)]
+             *(line for lines, _ in ends for line in lines), *dict.fromkeys(advice)]
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
     good = all(state.state in ("done", "review") for state in shown) \
         and all(has_landed for _, has_landed in ends)
+    for job in jobs if good else ():
+        if job.lock:
+            job.folder.note_asked(RunOptions())
     return EXIT_OK if good else EXIT_PROBLEM

@@ -4,11 +4,13 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from fleet.cli.rows import find_command, type_command
 from fleet.cli.say import check_names
 from fleet.runs.git import git_of
 from fleet.runs.see import see_states, see_tasks
 from fleet.start.errors import FleetError
 from fleet.start.record import replace
+from fleet.tasks.hints import RunOptions, Scene
 from fleet.tasks.rows import plan_task_rows
 from fleet.tasks.state import TERMINAL_STATES, UNREADABLE, freeze
 from fleet.text.phrases import quote_shell, show_span
@@ -31,25 +33,52 @@ if TYPE_CHECKING:
     from fleet.world.world import World
 
 
-def suggest_merge(folder: Folder, states: Mapping[str, TaskState]) -> str:
-    """Return what to type for tasks that are done and not merged into the current branch."""
-    if not any(state.state == "done" for state in states.values()):
-        return ""
-    waiting = git_of(folder).run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
-                                 "--format=%(refname:lstrip=2)",
-                                 "refs/heads").text.split("\n")
-    done = [state for state in states.values()
-            if state.state == "done" and not state.wish.forgotten and state.place.kept
-            and state.place.branch in waiting]
+def see_scene(folder: Folder, tasks: Mapping[str, TaskState], *, lands: bool = False,
+              names: Sequence[str] = (), rows: Sequence[TaskRow] = ()) -> Scene:
+    """Return what the hints for these tasks go by.
+
+    `lands`: landing was asked for by more than the last `run`. The tasks that are named were
+    ordered just now, so that `run` is to do them, too.
+    """
+    states = folder.read_states()[0]
+    asked = folder.read_asked()
+    words = asked.words
+    if words and not any(still_counts(states[name], asked) for name in words if name in states):
+        asked = RunOptions()
+    elif words:
+        asked = replace(asked, words=tuple(dict.fromkeys([*words, *names])))
+    holder = folder.holder()
+    wants_land = lands or asked.land and not holder
+    return Scene(tasks, asked, type_run(folder.world, replace(asked, land=wants_land)), holder,
+                 wants_land, find_unmerged(folder, states), rows)
+
+
+def still_counts(state: TaskState, asked: RunOptions) -> bool:
+    """Tell whether a `run` that meant a task has something left to do with it."""
+    return not state.is_over or asked.land and state.state == "done" and not (
+        state.place.landed or state.wish.forgotten)
+
+
+def type_run(world: World, asked: RunOptions) -> str:
+    """Return the `run` that continues with all that was asked; paths as seen from here."""
+    here = world.real_path(world.directory) + "/"
+    paths = {key: getattr(asked, key).removeprefix(here)
+             for key in ("task_file", "config", "out")}
+    return type_command(find_command("run"), {**vars(asked), "words": [*asked.words], **paths})
+
+
+def find_unmerged(folder: Folder, states: Mapping[str, TaskState]) -> dict[str, str]:
+    """Return {task: what git merges} of tasks that are done and not in what is checked out."""
+    done = {state.place.branch: state.name for state in states.values()
+            if state.state == "done" and state.place.kept and not state.wish.forgotten}
     if not done:
-        return ""
-    look = f"Look at what is done: subagent-fleet task diff {done[0].name}\n"
-    if done[1:]:
-        return f"{look}Merge all {len(done)}, checked as a whole: subagent-fleet task land"
-    branch = done[0].place.branch
-    if git_of(folder).commit_of(f"refs/tags/{branch}"):  # git would take the tag
-        branch = f"refs/heads/{branch}"
-    return f"{look}Merge: git merge {branch}"
+        return {}
+    git = git_of(folder)
+    waiting = git.run("for-each-ref", "--no-merged", "HEAD",  # which may be unborn
+                      "--format=%(refname:lstrip=2)", "refs/heads").text.split("\n")
+    # Of a branch and a tag with one name git would take the tag.
+    return {name: f"refs/heads/{branch}" if git.commit_of(f"refs/tags/{branch}") else branch
+            for branch, name in done.items() if branch in waiting}
 
 
 TASK_ROLES = {"done": "ok", "running": "work", "checking": "work", "waiting": "wait",
@@ -66,7 +95,6 @@ def mark_task(state: str, look: Look) -> Cell:
 
 
 TASK_NOW_WIDTH = 44
-TIDIED_LIMIT = 4  # tidied tasks in a list; with more, `tasks` suggests to forget them
 
 
 def format_tasks(rows: Sequence[TaskRow], look: Look = PLAIN) -> str:
@@ -146,11 +174,3 @@ def find_task(folder: Folder, name: str, command: str) -> TaskState:
                          fix=f"look at it: `less {quote_shell(path)}`")
     return tasks[name]
 
-
-def suggest_run(tasks: Mapping[str, TaskState]) -> str:
-    """Return what to type if no supervisor runs and tasks could continue; or nothing."""
-    if any(state.is_active for state in tasks.values()):
-        return "Agents keep working, but nothing watches them. Continue: subagent-fleet run"
-    if any(state.state == "waiting" for state in tasks.values()):
-        return "Nothing is running. Start: subagent-fleet run"
-    return ""
