@@ -89,6 +89,7 @@ if TYPE_CHECKING:  # what checkers and editors read
     import hashlib
     import hmac
     import ipaddress
+    import itertools
     import json
     import os
     import pwd
@@ -149,6 +150,7 @@ else:
     hashlib = _Late("hashlib")
     hmac = _Late("hmac")
     ipaddress = _Late("ipaddress")
+    itertools = _Late("itertools")
     json = _Late("json")
     os = _Late("os")
     pwd = _Late("pwd")
@@ -693,7 +695,7 @@ def resolve_scalar(text: str) -> object:
     return YAML_CLASH
 
 
-# == text/yaml.py, from line 16 ===============================================
+# == text/yaml.py, from line 17 ===============================================
 #
 # The YAML subset: text to values, with the position of each key.
 
@@ -733,6 +735,7 @@ _GAP = LatePattern(r"(?:[ \n]+|#[^\n]*)*")  # blanks and comments
 _MARKER = LatePattern(r"(?m)^(?:---|\.\.\.)(?=[ \t\n]|\Z)")
 # The lines of a git conflict. They may be text only inside quotes.
 _CONFLICT = LatePattern(r"(?m)^(?:<{7}|\|{7}|>{7})(?: .*)?$|^={7}$")
+_OPENS_TEXT = LatePattern(r": +[|>][+-]? *(#.*)?\n*\Z")
 _DASH = LatePattern(r"-(?=[ \t\n]|\Z)")
 _COLON = LatePattern(r" *:(?=[ \t\n]|\Z)")
 # How plain text begins and ends, in block style and between brackets.
@@ -863,12 +866,19 @@ class Document:
         self.span = None
 
     def check_twin(self, mapping: dict, key: object, start: int) -> None:
-        if key in mapping:
-            first = self.places.get((*self.path[:-1], key))
-            line = f"on line {self.line_of(first[0])}" if first else "above"
-            self.fail(f"the key `{visible(str(key))}` is already {line}",
-                      "remove or rename one of them",
-                      at=start, size=len(str(key)), slug="duplicate")
+        """Refuse a key that a mapping already has; to Python, `true` and `1` are one, too."""
+        if key not in mapping:
+            return
+        first = self.places.get((*self.path[:-1], key))
+        line = f"on line {self.line_of(first[0])}" if first else "above"
+        what = f"the key `{visible(str(key))}` is already {line}"
+        fix = "remove or rename one of them"
+        twin = next(other for other in mapping if other == key)
+        if type(twin) is not type(key):
+            shown = show_value(key)
+            what = f"the keys {show_value(twin)} and {shown} are the same without quotes"
+            fix = f'write `"{shown[1:-1]}":`'
+        self.fail(what, fix, at=start, size=len(str(key)), slug="duplicate")
 
     # -- what is wrong --
 
@@ -893,6 +903,11 @@ class Document:
 
     def fail_line(self, start: int) -> NoReturn:
         """Refuse the line at `start`, which is not a key with a value."""
+        above = self.text[:self.text.rfind("\n", 0, start)]
+        if _OPENS_TEXT.search(above):
+            self.fail("the text below `|` or `>` is not indented",
+                      "put more spaces before it than before the key above",
+                      at=start, size=self.line_end(start) - start)
         self.fail("expected `key: value`",
                   "put `: ` after the key, `#` before a comment, spaces before text of `|`",
                   at=start, size=self.line_end(start) - start)
@@ -2739,7 +2754,8 @@ class TaskFile(Record):
     tasks: dict[str, TaskSpec] = key(words="what to do, by name")
     defaults: TaskDefaults = key(words="keys for every task that doesn't set them",
                                  default=TaskDefaults())
-    max: int | None = key("parallel", "run at most this many agents at once", None)
+    max: int | None = key("parallel", "run at most this many agents at once", None,
+                          others="max_parallel parallel max_agents max_workers concurrency jobs")
     cloud_limit: int = key("cloud limit", "how many tasks a day may move up to a cloud model", 3)
     worktrees: str | None = key("line", "where the worktrees are; default: "
                                 "~/.local/state/subagent-fleet/worktrees", None)
@@ -2817,7 +2833,7 @@ def section_schema(section: type[Record]) -> dict[str, Any]:
     return schema
 
 
-# == config/check.py, from line 30 ============================================
+# == config/check.py, from line 31 ============================================
 #
 # From a parsed fleet file to a Fleet, or to its problems.
 
@@ -2840,6 +2856,7 @@ class Checker:
     def __init__(self, document: Document) -> None:
         self.document = document
         self.findings: list[Finding] = []
+        self.shallow: set[tuple] = set()  # reported already, as too little indented
         self.references: list[tuple[tuple, str]] = []  # where, to which name
 
     def error(self, slug: str, path: tuple, what: str, *, fix: str = "",
@@ -2862,10 +2879,13 @@ class Checker:
         if name_rule(kind):
             values["name"] = path[-1]
         if not isinstance(section, dict):
-            self.error("not-mapping", path, f"must hold keys, not {show_value(section)}",
-                       fix=_suggest_keys(kind, path, section))
+            inside = keys_of(kind).keys()
+            if section is not None or not self.find_shallow(path, inside.__contains__):
+                self.error("not-mapping", path, f"must hold keys, not {show_value(section)}",
+                           fix=_suggest_keys(kind, path, section))
             return kind(**values)
 
+        self.find_shallow_names(kind, path, section)
         spellings = self.spell(kind, path, section)
         for key in keys_of(kind).values():
             name = spellings.get(key.key, key.key)
@@ -2886,6 +2906,33 @@ class Checker:
             values["name_key"] = spellings.get("model", "model")
         return kind(**values)
 
+    def find_shallow_names(self, kind: type[Record], path: tuple, section: dict) -> None:
+        """Report names that stand beside an empty `nodes:` or `tasks:` and belong inside it."""
+        keys = keys_of(kind)
+        for name, key in keys.items():
+            if key.kind.startswith("dict") and section.get(name, "") is None:
+                self.find_shallow((*path, name), lambda other: isinstance(
+                    section[other], dict) and not find_nearest(str(other), keys))
+
+    def find_shallow(self, path: tuple, is_inside: Callable[[Any], bool]) -> bool:
+        """Report entries that stand beside an empty section and belong inside it, if there are any.
+
+        Those are the entries directly below it for which `is_inside` is true.
+        """
+        beside = self.document.value
+        for step in path[:-1]:
+            beside = beside[step]
+        below = [*beside][[*beside].index(path[-1]) + 1:]
+        names = [*itertools.takewhile(is_inside, below)]
+        if names:
+            self.shallow.update({path, *((*path[:-1], name) for name in names)})
+            shown = join_words([f"`{name}:`" for name in names])
+            self.error("not-indented", (*path[:-1], names[0]), key=True,
+                       what=f"{_dotted(path)} is empty: {shown} "
+                            f"{'stands' if len(names) == 1 else 'stand'} beside it, not in it",
+                       fix=f"put more spaces before {shown} than before `{path[-1]}:`")
+        return bool(names)
+
     def spell(self, kind: type[Record], path: tuple, section: dict) -> dict[str, str]:
         """Return {key: its name in the section}; report unknown and repeated keys."""
         keys = keys_of(kind)
@@ -2895,7 +2942,7 @@ class Checker:
             words.update(dict.fromkeys(others, key.key))
         spellings = {name: name for name in keys if name in section}
         for name in section:
-            if name in keys:
+            if name in keys or (*path, name) in self.shallow:
                 continue
             word = str(name).lower()
             meant = words.get(re.sub("[^a-z]", "", word)) or find_nearest(word, keys)
@@ -2950,6 +2997,8 @@ class Checker:
     def named(self, kind: type[_Section], rule: Rule, path: tuple, value: Any
               ) -> dict[str, _Section]:
         """Check a mapping of names to sections; return {name: record}."""
+        if path in self.shallow:
+            return {}
         if not isinstance(value, dict) or not value and kind is not Agent:
             self.error("not-mapping", path,
                        f"must hold {path[0]} by name, not {show_value(value or None)}",
@@ -2957,6 +3006,8 @@ class Checker:
             return {}
         records = {}
         for name, section in value.items():
+            if (*path, name) in self.shallow:
+                continue
             if (kind in PLACES and name in keys_of(FleetFile)
                     and name not in self.document.value):
                 self.error("misplaced-section", (*path, name), key=True,
@@ -2966,10 +3017,14 @@ class Checker:
             is_name = rule.fits(name)
             if not is_name:
                 meant = fix_value(name, rule)
+                why = f"is not a valid name; accepted: {rule.words}"
+                if not isinstance(name, str):
+                    text = "null" if name is None else str(name).lower()
+                    meant = meant or (text if rule.fits(text) else None)
+                    why = "is no text without quotes, and a name is one"
                 fix = f"write `{quote_yaml(str(meant))}:`" if meant else "rename it"
                 self.error("bad-name", (*path, name), key=True, fix=fix,
-                           what=f"{path[0]}: {show_value(name)} is not a valid name; "
-                                f"accepted: {rule.words}")
+                           what=f"{path[0]}: {show_value(name)} {why}")
             if is_name or isinstance(section, dict):
                 records[name] = self.section(kind, (*path, name), section)
         return records
@@ -6537,7 +6592,7 @@ def warn(fleet: Fleet, slug: str, path: tuple[str | int, ...], *, what: str,
     return Finding(slug, "warning", f"{dotted}: {what}", where, excerpt, fix)
 
 
-# == findings/config.py, from line 42 =========================================
+# == findings/config.py, from line 49 =========================================
 #
 # Findings on this machine, and on the fleet file alone.
 
@@ -6605,6 +6660,7 @@ def lint_gateway_host(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 def lint_nodes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Warn of endpoints that are probably wrong, and of machines without work."""
     busy = {model.node for model in fleet.models.values()}
+    owners: dict[object, str] = {}
     for name, node in fleet.nodes.items():
         path = ("nodes", name, "endpoint")
         host = host_of(node.endpoint)
@@ -6622,7 +6678,16 @@ def lint_nodes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                 fix = "write `port: 4000` in project.gateway"
             yield warn(fleet, "endpoint-gateway", path, fix=fix,
                        what=f"{node.endpoint} is this fleet's own gateway, not an Ollama")
-        if name not in busy:
+        place = split_endpoint(node.endpoint)
+        if is_loopback(place.host):  # it has several names
+            place = replace(place, host="localhost")
+        owner = owners.setdefault((place, node.api_key_env), name)
+        if owner != name:
+            yield warn(fleet, "same-machine", path,
+                       what=f"{node.endpoint} is also `{owner}`: its memory and slots count twice",
+                       fix=f"write `endpoint: http://192.168.1.50:{OLLAMA_PORT}`, with the address "
+                           f"of {name}; or remove it, and write `node: {owner}` in its models")
+        elif name not in busy:
             yield warn(fleet, "unused-node", path[:2], what="no model runs on it",
                        fix=FIND_WORK)
 
@@ -32239,11 +32304,27 @@ def describe_outcome(order: Mapping[str, Any], state: TaskState, now: TaskState
 @command("task stop", "stop the tasks' agents and their processes",
          TASK_PATTERNS, group=WORK, examples=("task stop parser", "task stop 'jwt-*'"))
 def cmd_task_stop(options: Namespace, world: World) -> int:
+    folder = open_tasks(open_folder(world))
+    for name in drop_says(folder, [state.name for state in match_tasks(
+            folder, options, "task stop") if state.is_over]):
+        world.err(f"{name} was to start again with what you said; now it does not.\n")
     status = order_tasks("stop", options, world)
-    folder = open_folder(world)
     if not folder.holder() and end_serving(folder):
         world.err("Stopped the gateway that was started for them.\n")
     return status
+
+
+def drop_says(folder: Folder, names: Collection[str]) -> list[str]:
+    """Take back what was said to tasks that are over, before any `run` has heard it."""
+    dropped = []
+    lock = folder.world.hold(folder.place("lock")) if names and folder.run else None
+    if lock:  # else a `run` is active, and takes each order at once
+        for identity, order in folder.read_orders():
+            if order.get("do") == "say" and order.get("task") in names:
+                folder.world.remove(folder.place("inbox", identity))
+                dropped.append(str(order["task"]))
+        lock.release()
+    return [*dict.fromkeys(dropped)]
 
 
 @command("task retry", "try finished tasks again, as the task file describes them now",
@@ -33078,6 +33159,7 @@ words that YAML 1.1 and 1.2 read differently (`yes`, `012`, `1:30`) are refused,
 - `public-endpoint`: a node at a public address over plain http
 - `endpoint-gateway`: an endpoint that is this fleet's own gateway
 - `unused-node`: a node on which no model runs
+- `same-machine`: two nodes with one endpoint: memory and slots would count twice
 - `unused-model`: a model that no agent, tier or fallback uses, nor another of its alias
 - `model-too-large`: a model larger than its node's `memory_gb`: by its name, and in `doctor`
   by its size and context

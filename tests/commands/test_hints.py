@@ -175,3 +175,51 @@ def test_strangers_words_are_not_shown_as_what_was_asked(shop):
     assert shop.type("tasks").err == "Nothing is running. Start: subagent-fleet run --land --config /evil\n"
     (shop.home / "state/subagent-fleet/repositories.json").unlink()
     assert shop.type("tasks").err == "Nothing is running. Start: subagent-fleet run\n"
+
+
+# -- tasks.yaml as people first write it --
+
+@pytest.mark.parametrize("text, what, where, fix", [
+    ("tasks:\n  1: {prompt: x}\n", "tasks: `1` is no text without quotes, and a name is one", "2:3",
+     'write `"1":`'),
+    ("tasks:\n  true: {prompt: x}\n", "tasks: `true` is no text without quotes, and a name is one",
+     "2:3", 'write `"true":`'),
+    ("tasks:\n  1: {prompt: x}\n  true: {prompt: x}\n",
+     "the keys `1` and `true` are the same without quotes", "3:3", 'write `"true":`'),
+    ("tasks:\n  a:\n  prompt: x\n  check: 'true'\n  b: {prompt: y}\n",
+     "tasks.a is empty: `prompt:` and `check:` stand beside it, not in it", "3:3",
+     "put more spaces before `prompt:` and `check:` than before `a:`"),
+    ("tasks:\na:\n  prompt: x\nmax: 2\n", "tasks is empty: `a:` stands beside it, not in it", "2:1",
+     "put more spaces before `a:` than before `tasks:`"),
+    ("tasks:\n  a:\n    prompt: |\n    do this\n", "the text below `|` or `>` is not indented", "4:5",
+     "put more spaces before it than before the key above"),
+    ("max_parallel: 3\ntasks:\n  a: {prompt: x}\n", "unknown key `max_parallel` in the file", "1:1",
+     "did you mean `max`?")])
+def test_a_task_file_gets_one_message_with_its_line(run_cli, tmp_path, text, what, where, fix):
+    (tmp_path / "tasks.yaml").write_text(text)
+    done = run_cli("validate")
+    assert done.returncode == 1
+    assert done.stderr.count("    fix: ") == 1 and f"\n    fix: {fix}\n" in done.stderr, done.stderr
+    assert f"\n  {what}\n    at tasks.yaml:{where}\n" in done.stderr, done.stderr
+
+
+def test_a_machine_under_two_names_is_warned_of(run_cli, tmp_path):
+    (tmp_path / "fleet.yaml").write_text(
+        "project: {name: x}\nnodes:\n  a: {endpoint: 'http://127.0.0.1:9'}\n"
+        "  b: {endpoint: 'http://localhost:9'}\nmodels:\n"
+        "  m: {node: a, model: 'qwen3:8b', alias: m-local, context: 65536, fallback: [n]}\n"
+        "  n: {node: b, model: 'qwen3:8b', alias: n-local, context: 65536}\n"
+        "agents:\n  c: {model: m, description: Does., tools: [Read]}\n")
+    done = run_cli("validate")
+    assert done.returncode == 0
+    assert ("fleet.yaml:4:17: nodes.b.endpoint: http://localhost:9 is also `a`: its memory and slots "
+            "count twice\n") in done.stderr, done.stderr
+
+
+def test_what_was_said_to_a_task_that_is_over_can_be_taken_back(shop):
+    shop.work("t", coder=shell("echo y > y.txt"), check="true")
+    assert "starts again" in shop.type("task", "say", "t", "and more").err
+    done = shop.type("task", "stop", "t")
+    assert done.err == "t was to start again with what you said; now it does not.\n", done
+    assert shop.run().out.startswith("Nothing to do: 1 done.\n") and shop.state() == "done"
+    assert shop.type("task", "stop", "t").err == ""

@@ -36,7 +36,7 @@ from fleet.workspace.config import look_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from typing import Any
 
     from fleet.runs.folder import Folder
@@ -205,11 +205,27 @@ def describe_outcome(order: Mapping[str, Any], state: TaskState, now: TaskState
 @command("task stop", "stop the tasks' agents and their processes",
          TASK_PATTERNS, group=WORK, examples=("task stop parser", "task stop 'jwt-*'"))
 def cmd_task_stop(options: Namespace, world: World) -> int:
+    folder = open_tasks(open_folder(world))
+    for name in drop_says(folder, [state.name for state in match_tasks(
+            folder, options, "task stop") if state.is_over]):
+        world.err(f"{name} was to start again with what you said; now it does not.\n")
     status = order_tasks("stop", options, world)
-    folder = open_folder(world)
     if not folder.holder() and end_serving(folder):
         world.err("Stopped the gateway that was started for them.\n")
     return status
+
+
+def drop_says(folder: Folder, names: Collection[str]) -> list[str]:
+    """Take back what was said to tasks that are over, before any `run` has heard it."""
+    dropped = []
+    lock = folder.world.hold(folder.place("lock")) if names and folder.run else None
+    if lock:  # else a `run` is active, and takes each order at once
+        for identity, order in folder.read_orders():
+            if order.get("do") == "say" and order.get("task") in names:
+                folder.world.remove(folder.place("inbox", identity))
+                dropped.append(str(order["task"]))
+        lock.release()
+    return [*dict.fromkeys(dropped)]
 
 
 @command("task retry", "try finished tasks again, as the task file describes them now",

@@ -1,6 +1,7 @@
 """From a parsed fleet file to a Fleet, or to its problems."""
 from __future__ import annotations
 
+import itertools
 import re
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,11 @@ from fleet.config.sections import Agent, Fleet, FleetFile, Model, Node, Project
 from fleet.start.constants import CONFIG_NAMES, OLLAMA_ENDPOINT, TIERS
 from fleet.start.errors import Finding, FleetError
 from fleet.start.record import REQUIRED, fields, replace
-from fleet.text.phrases import find_nearest, nearest, show_value, some_of
+from fleet.text.phrases import find_nearest, join_words, nearest, show_value, some_of
 from fleet.text.yaml_dump import quote_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any, TypeVar
 
     from fleet.config.rules import Rule
@@ -46,6 +47,7 @@ class Checker:
     def __init__(self, document: Document) -> None:
         self.document = document
         self.findings: list[Finding] = []
+        self.shallow: set[tuple] = set()  # reported already, as too little indented
         self.references: list[tuple[tuple, str]] = []  # where, to which name
 
     def error(self, slug: str, path: tuple, what: str, *, fix: str = "",
@@ -68,10 +70,13 @@ class Checker:
         if name_rule(kind):
             values["name"] = path[-1]
         if not isinstance(section, dict):
-            self.error("not-mapping", path, f"must hold keys, not {show_value(section)}",
-                       fix=_suggest_keys(kind, path, section))
+            inside = keys_of(kind).keys()
+            if section is not None or not self.find_shallow(path, inside.__contains__):
+                self.error("not-mapping", path, f"must hold keys, not {show_value(section)}",
+                           fix=_suggest_keys(kind, path, section))
             return kind(**values)
 
+        self.find_shallow_names(kind, path, section)
         spellings = self.spell(kind, path, section)
         for key in keys_of(kind).values():
             name = spellings.get(key.key, key.key)
@@ -92,6 +97,33 @@ class Checker:
             values["name_key"] = spellings.get("model", "model")
         return kind(**values)
 
+    def find_shallow_names(self, kind: type[Record], path: tuple, section: dict) -> None:
+        """Report names that stand beside an empty `nodes:` or `tasks:` and belong inside it."""
+        keys = keys_of(kind)
+        for name, key in keys.items():
+            if key.kind.startswith("dict") and section.get(name, "") is None:
+                self.find_shallow((*path, name), lambda other: isinstance(
+                    section[other], dict) and not find_nearest(str(other), keys))
+
+    def find_shallow(self, path: tuple, is_inside: Callable[[Any], bool]) -> bool:
+        """Report entries that stand beside an empty section and belong inside it, if there are any.
+
+        Those are the entries directly below it for which `is_inside` is true.
+        """
+        beside = self.document.value
+        for step in path[:-1]:
+            beside = beside[step]
+        below = [*beside][[*beside].index(path[-1]) + 1:]
+        names = [*itertools.takewhile(is_inside, below)]
+        if names:
+            self.shallow.update({path, *((*path[:-1], name) for name in names)})
+            shown = join_words([f"`{name}:`" for name in names])
+            self.error("not-indented", (*path[:-1], names[0]), key=True,
+                       what=f"{_dotted(path)} is empty: {shown} "
+                            f"{'stands' if len(names) == 1 else 'stand'} beside it, not in it",
+                       fix=f"put more spaces before {shown} than before `{path[-1]}:`")
+        return bool(names)
+
     def spell(self, kind: type[Record], path: tuple, section: dict) -> dict[str, str]:
         """Return {key: its name in the section}; report unknown and repeated keys."""
         keys = keys_of(kind)
@@ -101,7 +133,7 @@ class Checker:
             words.update(dict.fromkeys(others, key.key))
         spellings = {name: name for name in keys if name in section}
         for name in section:
-            if name in keys:
+            if name in keys or (*path, name) in self.shallow:
                 continue
             word = str(name).lower()
             meant = words.get(re.sub("[^a-z]", "", word)) or find_nearest(word, keys)
@@ -156,6 +188,8 @@ class Checker:
     def named(self, kind: type[_Section], rule: Rule, path: tuple, value: Any
               ) -> dict[str, _Section]:
         """Check a mapping of names to sections; return {name: record}."""
+        if path in self.shallow:
+            return {}
         if not isinstance(value, dict) or not value and kind is not Agent:
             self.error("not-mapping", path,
                        f"must hold {path[0]} by name, not {show_value(value or None)}",
@@ -163,6 +197,8 @@ class Checker:
             return {}
         records = {}
         for name, section in value.items():
+            if (*path, name) in self.shallow:
+                continue
             if (kind in PLACES and name in keys_of(FleetFile)
                     and name not in self.document.value):
                 self.error("misplaced-section", (*path, name), key=True,
@@ -172,10 +208,14 @@ class Checker:
             is_name = rule.fits(name)
             if not is_name:
                 meant = fix_value(name, rule)
+                why = f"is not a valid name; accepted: {rule.words}"
+                if not isinstance(name, str):
+                    text = "null" if name is None else str(name).lower()
+                    meant = meant or (text if rule.fits(text) else None)
+                    why = "is no text without quotes, and a name is one"
                 fix = f"write `{quote_yaml(str(meant))}:`" if meant else "rename it"
                 self.error("bad-name", (*path, name), key=True, fix=fix,
-                           what=f"{path[0]}: {show_value(name)} is not a valid name; "
-                                f"accepted: {rule.words}")
+                           what=f"{path[0]}: {show_value(name)} {why}")
             if is_name or isinstance(section, dict):
                 records[name] = self.section(kind, (*path, name), section)
         return records

@@ -92,7 +92,8 @@ class TaskFile(Record):
     tasks: dict[str, TaskSpec] = key(words="what to do, by name")
     defaults: TaskDefaults = key(words="keys for every task that doesn't set them",
                                  default=TaskDefaults())
-    max: int | None = key("parallel", "run at most this many agents at once", None)
+    max: int | None = key("parallel", "run at most this many agents at once", None,
+                          others="max_parallel parallel max_agents max_workers concurrency jobs")
     cloud_limit: int = key("cloud limit", "how many tasks a day may move up to a cloud model", 3)
     worktrees: str | None = key("line", "where the worktrees are; default: "
                                 "~/.local/state/subagent-fleet/worktrees", None)

@@ -4,7 +4,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from fleet.config.address import address_kind, host_of, is_gateway_address, is_loopback
+from fleet.config.address import (
+    address_kind,
+    host_of,
+    is_gateway_address,
+    is_loopback,
+    split_endpoint,
+)
 from fleet.config.names import billions, full_model_name, lacks_tools, model_slot, prints_calls
 from fleet.config.node import NODE_KINDS, NodeState
 from fleet.config.sections import Model
@@ -29,6 +35,7 @@ from fleet.plan.roles import (
 from fleet.plan.routes import models_by_alias, plan_tiers
 from fleet.start.constants import ENVIRONMENT_FILE, OLLAMA_PORT
 from fleet.start.errors import Finding
+from fleet.start.record import replace
 from fleet.text.phrases import nearest
 from fleet.text.yaml_dump import quote_yaml
 
@@ -103,6 +110,7 @@ def lint_gateway_host(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
 def lint_nodes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
     """Warn of endpoints that are probably wrong, and of machines without work."""
     busy = {model.node for model in fleet.models.values()}
+    owners: dict[object, str] = {}
     for name, node in fleet.nodes.items():
         path = ("nodes", name, "endpoint")
         host = host_of(node.endpoint)
@@ -120,7 +128,16 @@ def lint_nodes(fleet: Fleet, facts: Facts) -> Iterator[Finding]:
                 fix = "write `port: 4000` in project.gateway"
             yield warn(fleet, "endpoint-gateway", path, fix=fix,
                        what=f"{node.endpoint} is this fleet's own gateway, not an Ollama")
-        if name not in busy:
+        place = split_endpoint(node.endpoint)
+        if is_loopback(place.host):  # it has several names
+            place = replace(place, host="localhost")
+        owner = owners.setdefault((place, node.api_key_env), name)
+        if owner != name:
+            yield warn(fleet, "same-machine", path,
+                       what=f"{node.endpoint} is also `{owner}`: its memory and slots count twice",
+                       fix=f"write `endpoint: http://192.168.1.50:{OLLAMA_PORT}`, with the address "
+                           f"of {name}; or remove it, and write `node: {owner}` in its models")
+        elif name not in busy:
             yield warn(fleet, "unused-node", path[:2], what="no model runs on it",
                        fix=FIND_WORK)
 

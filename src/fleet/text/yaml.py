@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from fleet.start.constants import TEXT_LIMIT_BYTES
 from fleet.start.errors import FleetError
 from fleet.start.gate import LatePattern
+from fleet.text.phrases import show_value
 from fleet.text.width import width_of
 from fleet.text.yaml_scalars import YAML_CLASH, resolve_scalar
 
@@ -49,6 +50,7 @@ _GAP = LatePattern(r"(?:[ \n]+|#[^\n]*)*")  # blanks and comments
 _MARKER = LatePattern(r"(?m)^(?:---|\.\.\.)(?=[ \t\n]|\Z)")
 # The lines of a git conflict. They may be text only inside quotes.
 _CONFLICT = LatePattern(r"(?m)^(?:<{7}|\|{7}|>{7})(?: .*)?$|^={7}$")
+_OPENS_TEXT = LatePattern(r": +[|>][+-]? *(#.*)?\n*\Z")
 _DASH = LatePattern(r"-(?=[ \t\n]|\Z)")
 _COLON = LatePattern(r" *:(?=[ \t\n]|\Z)")
 # How plain text begins and ends, in block style and between brackets.
@@ -179,12 +181,19 @@ class Document:
         self.span = None
 
     def check_twin(self, mapping: dict, key: object, start: int) -> None:
-        if key in mapping:
-            first = self.places.get((*self.path[:-1], key))
-            line = f"on line {self.line_of(first[0])}" if first else "above"
-            self.fail(f"the key `{visible(str(key))}` is already {line}",
-                      "remove or rename one of them",
-                      at=start, size=len(str(key)), slug="duplicate")
+        """Refuse a key that a mapping already has; to Python, `true` and `1` are one, too."""
+        if key not in mapping:
+            return
+        first = self.places.get((*self.path[:-1], key))
+        line = f"on line {self.line_of(first[0])}" if first else "above"
+        what = f"the key `{visible(str(key))}` is already {line}"
+        fix = "remove or rename one of them"
+        twin = next(other for other in mapping if other == key)
+        if type(twin) is not type(key):
+            shown = show_value(key)
+            what = f"the keys {show_value(twin)} and {shown} are the same without quotes"
+            fix = f'write `"{shown[1:-1]}":`'
+        self.fail(what, fix, at=start, size=len(str(key)), slug="duplicate")
 
     # -- what is wrong --
 
@@ -209,6 +218,11 @@ class Document:
 
     def fail_line(self, start: int) -> NoReturn:
         """Refuse the line at `start`, which is not a key with a value."""
+        above = self.text[:self.text.rfind("\n", 0, start)]
+        if _OPENS_TEXT.search(above):
+            self.fail("the text below `|` or `>` is not indented",
+                      "put more spaces before it than before the key above",
+                      at=start, size=self.line_end(start) - start)
         self.fail("expected `key: value`",
                   "put `: ` after the key, `#` before a comment, spaces before text of `|`",
                   at=start, size=self.line_end(start) - start)
