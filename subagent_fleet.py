@@ -131,6 +131,7 @@ if TYPE_CHECKING:  # what checkers and editors read
     _Named = TypeVar("_Named", "NodeModel", "LoadedModel")
     _Section = TypeVar("_Section", bound=Record)
     _Rule = Callable[[Any, "Facts"], Iterator["Finding"]]  # of a Fleet, or None
+    _Seen = TypeVar("_Seen")
 else:
     def dataclass_transform(**rules: bool) -> Callable[[Any], Any]:
         return lambda kind: kind
@@ -26515,9 +26516,9 @@ def exit_status(findings: Iterable[Finding]) -> int:
     return EXIT_PROBLEM if any(found.level == "error" for found in findings) else EXIT_OK
 
 
-# == cli/live.py, from line 14 ================================================
+# == cli/live.py, from line 17 ================================================
 #
-# A line that changes, and a view that is drawn again.
+# A line that changes, a view that is drawn again, and waiting until something is so.
 
 class LiveLine:
     """A line on a terminal that shows progress; elsewhere nothing."""
@@ -26545,13 +26546,25 @@ class LiveLine:
         self.clear()
 
 
-def watch(world: World, seconds: float | None, show: Callable[[str], bool]) -> bool:
+def wait_until(world: World, look: Callable[[], _Seen], *, seconds: float = float("inf"),
+               pause: float = 0.0) -> _Seen:
+    """Look again and again until something is seen or the time is over; return the last look."""
+    until = world.clock() + seconds
+    while True:
+        seen = look()
+        if seen or world.clock() > until:
+            return seen
+        world.sleep(pause or TICK_SECONDS)
+
+
+def watch(world: World, seconds: float | None, show: Callable[[str], bool], *,
+          clears: bool = True) -> bool:
     """Show something, again and again if seconds are given; return what the last look says.
 
     It is handed what clears a terminal: a redraw that does not scroll what stood
     there before.
     """
-    clear = "\x1b[H\x1b[2J" if seconds and world.is_terminal() else ""
+    clear = "\x1b[H\x1b[2J" if clears and seconds and world.is_terminal() else ""
     is_well = show(clear)
     while seconds:
         world.sleep(seconds)
@@ -26783,7 +26796,7 @@ def known_key(workspace: Workspace, fleet: Fleet) -> str:
         return ""
 
 
-# == steps/gateway_start.py, from line 36 =====================================
+# == steps/gateway_start.py, from line 37 =====================================
 #
 # Starting a gateway.
 
@@ -26844,11 +26857,19 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
                                log, log, outlives=False))
     stops.callback(child.stop)
 
-    until = world.clock() + LITELLM_START_SECONDS
-    while who_serves(world, fleet, key, until) != OUR_GATEWAY:
-        if child.exit_code() is not None or world.clock() > until:
-            raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
-        world.sleep(TICK_SECONDS)
+    if not wait_for_gateway(world, fleet, key, child, LITELLM_START_SECONDS):
+        raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
+
+
+def wait_for_gateway(world: World, fleet: Fleet, key: str, child: Child, seconds: float) -> bool:
+    """Wait until a gateway that was started serves the fleet; tell if it does."""
+    until = world.clock() + seconds
+
+    def serves() -> bool:
+        return who_serves(world, fleet, key, until) == OUR_GATEWAY
+
+    wait_until(world, lambda: serves() or child.exit_code() is not None, seconds=seconds)
+    return serves()
 
 
 def open_gateway_port(world: World, fleet: Fleet, key: str) -> Listener:
@@ -27002,7 +27023,7 @@ def choose_models(fleet: Fleet, state: NodeState, names: Sequence[str]) -> list[
     return new
 
 
-# == steps/machines.py, from line 39 ==========================================
+# == steps/machines.py, from line 40 ==========================================
 #
 # Machines as typed, this machine, the first fleet file.
 
@@ -27064,6 +27085,26 @@ def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[N
         raise FleetError("no-model", "no machine that was asked has a model that can do the "
                          f"work; nothing was written: {output} stays",
                          fix="subagent-fleet status")
+
+
+class FirstFleet(Record):
+    """What the machines of a new fleet answered, and the fleet that was planned of them."""
+
+    states: Sequence[NodeState]
+    starter: Starter
+    memory: Mapping[str, float]  # GB for models, where that is known
+
+
+def find_first_fleet(world: World, typed: Mapping[str, Node], output: str, *,
+                     offline: bool = False) -> FirstFleet:
+    """Ask this machine and those that were typed for their models, and plan a fleet."""
+    nodes = with_this_machine(world, typed)
+    states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
+    if not offline:
+        states = ask_machines(world, nodes)
+    measured = read_measurements(Workspace(world, world.parent(output)))
+    return FirstFleet(states, plan_first_fleet(world, states, measured),
+                      with_own_memory(world, {}))
 
 
 def plan_first_fleet(world: World, states: Sequence[NodeState], measured: Sequence[Measurement]
@@ -27180,9 +27221,17 @@ def look_for_servers(world: World, addresses: Sequence[str], seconds: float
     return servers
 
 
-# == steps/words.py, from line 28 =============================================
+# == steps/words.py, from line 30 =============================================
 #
 # Proposals, assignments, routes and machines, as text.
+
+def write_first_fleet(world: World, output: str, first: FirstFleet, look: Look, *,
+                      offline: bool = False) -> str:
+    """Write the fleet file that was planned; return where it is, and who does what and why."""
+    written = write_starter(world, output, first.starter, offline=offline)
+    return wrap_text(written, look) + format_starter(first.starter, first.states, look,
+                                                     first.memory)
+
 
 def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = PLAIN,
                    memory: Mapping[str, float] | None = None) -> str:
@@ -27618,7 +27667,7 @@ def tell_session(workspace: Workspace, began: float, options: Namespace) -> None
 # =============================================================================
 
 
-# == work/backing.py, from line 33 ============================================
+# == work/backing.py, from line 32 ============================================
 #
 # The services for the agents of tasks: the fleet, its key and its gateway.
 
@@ -27718,12 +27767,8 @@ def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
         if hold:
             hold.release()
         world.replace_files([(folder.place("serve.pid"), str(child.number).encode(), 0o600)])
-        until = world.clock() + GATEWAY_START_SECONDS
-        while who_serves(world, fleet, key, until) != OUR_GATEWAY:
-            if child.exit_code() is not None or world.clock() > until:
-                raise FleetError("gateway-failed", "the gateway did not start",
-                                 fix=f"see {log}")
-            world.sleep(0.05)
+        if not wait_for_gateway(world, fleet, key, child, GATEWAY_START_SECONDS):
+            raise FleetError("gateway-failed", "the gateway did not start", fix=f"see {log}")
         world.err(f"Serving {quote_name(fleet)} at {gateway_url(fleet.gateway)} while agents "
                   "work.\n")
 
@@ -28280,7 +28325,7 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, carried:
     return EXIT_PROBLEM if carried.left else EXIT_OK
 
 
-# == work/land.py, from line 23 ===============================================
+# == work/land.py, from line 24 ===============================================
 #
 # Landing, for `task land` and `run --land`.
 
@@ -28302,14 +28347,16 @@ def find_target(folder: Folder, chosen: str) -> str:
 def take_turn(folder: Folder, is_over: Callable[[], bool],
               waits: Callable[[], object]) -> Hold:
     """Return the lock of landing, after waiting for any other landing."""
-    hold = folder.world.hold(folder.place("landing.lock"))
-    if not hold:
-        waits()
-    while not hold:
+    def take() -> Hold | None:
         if is_over():
             raise KeyboardInterrupt
-        folder.world.sleep(0.1)
-        hold = folder.world.hold(folder.place("landing.lock"))
+        return folder.world.hold(folder.place("landing.lock"))
+
+    hold = take()
+    if not hold:
+        waits()
+        hold = wait_until(folder.world, take, pause=0.1)
+    assert hold  # it waits without end
     return hold
 
 
@@ -28603,7 +28650,7 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
     return EXIT_OK if good else EXIT_PROBLEM
 
 
-# == work/run_job.py, from line 62 ============================================
+# == work/run_job.py, from line 63 ============================================
 #
 # One repository that `run` works on.
 
@@ -28788,12 +28835,12 @@ class RunJob:
         """
         world = self.folder.world
         self.folder.make()
-        until = world.clock() + LOCK_SECONDS
-        while not self.lock:
-            self.lock = world.hold(self.folder.place("lock"))
-            if self.lock or world.has_process(self.folder.holder()) or world.clock() > until:
-                break
-            world.sleep(0.02)
+
+        def is_settled() -> bool:
+            self.lock = self.lock or world.hold(self.folder.place("lock"))
+            return bool(self.lock) or world.has_process(self.folder.holder())
+
+        wait_until(world, is_settled, seconds=LOCK_SECONDS, pause=0.02)
         return bool(self.lock)
 
     def hand_in(self, **more: object) -> set[str]:
@@ -29421,7 +29468,7 @@ def listen_for_page(world: World, gateway: Gateway, typed: int | None = None) ->
 # =============================================================================
 
 
-# == commands/up.py, from line 64 =============================================
+# == commands/up.py, from line 53 =============================================
 #
 # `up`: start everything in one step.
 
@@ -29462,8 +29509,7 @@ def cmd_up(options: Namespace, world: World) -> int:
             world.on_stop(signals.append)
             tell(world, f"Claude Code is not on the PATH: `{CLAUDE_INSTALL}`\n"
                  "Serving until Ctrl-C.\n")
-            while not signals:
-                world.sleep(TICK_SECONDS)
+            wait_until(world, lambda: signals)
         after = ask_gateway(world, fleet, key)
         world.err(format_served(before, after, look_of(world, "stderr")))
 
@@ -29493,7 +29539,7 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
         path = find_config(world, options.config)
     except FleetError:
         path = CONFIG_NAMES[0]
-        write_first_fleet(options, world, path)
+        make_first_fleet(options, world, path)
     if path == "-":
         raise FleetError("usage", "up: standard input is Claude Code's, so the config must "
                          "be in a file", status=EXIT_USAGE,
@@ -29501,32 +29547,24 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
 
     config = load_config(world, options.config)
     tell_warnings(config.warnings, world)
-    if is_loopback(config.fleet.gateway.host):  # else `check_key` tells it
-        tell_findings(lint_key(config.fleet, world.environ), world)
     return config.fleet
 
 
-def write_first_fleet(options: Namespace, world: World, path: str) -> None:
+def make_first_fleet(options: Namespace, world: World, path: str) -> None:
     """Write a fleet file from what this machine has; refuse placeholders."""
-    nodes = with_this_machine(world, {})
-    states = ask_machines(world, nodes)
-    measured = read_measurements(Workspace(world, world.parent(path)))
-    starter = plan_first_fleet(world, states, measured)
-    memory = with_own_memory(world, {})
-    if not starter.has_models:
-        answers = [line.strip() for line in format_answers(states).splitlines()]
-        what = "; ".join(filter(None, (*answers, starter.flaw)))
-        start = "" if any(state.online for state in states) else "start Ollama, "
-        room = memory["local"]
+    first = find_first_fleet(world, {}, path)
+    if not first.starter.has_models:
+        answers = [line.strip() for line in format_answers(first.states).splitlines()]
+        what = "; ".join(filter(None, (*answers, first.starter.flaw)))
+        start = "" if any(state.online for state in first.states) else "start Ollama, "
+        room = first.memory["local"]
         fix = f"{start}{tell_pull(room)}, then `{type_again(options)}`"
         if not plan_pull(room):
             what += f"; this machine has about {room:.0f} GB for models: {tell_pull(room)}"
             fix = "with a larger machine: `subagent-fleet init --node mini=192.168.1.50`"
         raise FleetError("no-model", f"no fleet.yaml, and no model to write one with: {what}",
                          fix=fix)
-    look = look_of(world, "stderr")
-    world.err(wrap_text(write_starter(world, path, starter), look)
-              + format_starter(starter, states, look, memory) + "\n")
+    world.err(write_first_fleet(world, path, first, look_of(world, "stderr")) + "\n")
 
 
 def write_unedited(workspace: Workspace, fleet: Fleet) -> None:
@@ -29614,7 +29652,7 @@ def tell_weakness(fleet: Fleet, main: Model, states: Mapping[str, NodeState], wo
                                   look_of(world, "stderr"), memory))
 
 
-# == commands/init.py, from line 53 ===========================================
+# == commands/init.py, from line 49 ===========================================
 #
 # `init`: write a new fleet file; the examples it can write.
 
@@ -29665,34 +29703,25 @@ def cmd_init(options: Namespace, world: World) -> int:
     nodes = parse_nodes(options.node, options, retype)
     typed = [*nodes]
     output = check_output(options, world)
-    nodes = with_this_machine(world, nodes)
-    if options.offline:
-        states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
-    else:
-        states = ask_machines(world, nodes)
-
-    directory = world.split(output)[0]
-    measured = read_measurements(Workspace(world, directory))
-    starter = plan_first_fleet(world, states, measured)
+    first = find_first_fleet(world, nodes, output, offline=options.offline)
+    states, starter = first.states, first.starter
     if options.force and not options.offline:
         refuse_worse(world, output, starter, [state for state in states
                                               if not state.online and state.name != "local"],
                      lambda text: retype(typed.index(text.partition("=")[0]), text))
     if options.hybrid:
         starter = plan_hybrid(starter)
-        nodes["anthropic"] = Node("anthropic", split_endpoint(CLAUDE_ENDPOINT).url,
-                                  provider="anthropic", auth="client")
-    said = wrap_text(write_starter(world, output, starter, offline=options.offline),
-                     look_of(world))
-    memory = with_own_memory(world, {})
-    said += format_starter(starter, states, look_of(world), memory)
-    said += format_flaw(starter.flaw, states, again, look_of(world), memory)
+    look = look_of(world)
+    said = write_first_fleet(world, output, replace(first, starter=starter), look,
+                             offline=options.offline)
+    said += format_flaw(starter.flaw, states, again, look, first.memory)
     if options.hybrid:
-        accepted = plan_node_stakes([nodes["anthropic"]])
+        accepted = plan_node_stakes([Node("anthropic", split_endpoint(CLAUDE_ENDPOINT).url,
+                                          provider="anthropic", auth="client")])
         said += ("With `--hybrid` you accepted:\n"
                  + "".join(f"  {stake.what}\n" for stake in accepted)
                  + "To take it back: subagent-fleet trust --forget\n")
-    said += format_after_init(starter, states, again, look_of(world))
+    said += format_after_init(starter, states, again, look)
     world.out(said)
     return EXIT_OK
 
@@ -30865,7 +30894,7 @@ def report_status(sight: Sight) -> dict[str, list[Any]]:
     return {"models": list(models.values()), "routes": agents}
 
 
-# == commands/ui.py, from line 19 =============================================
+# == commands/ui.py, from line 20 =============================================
 #
 # `ui`: show the dashboard.
 
@@ -30883,11 +30912,15 @@ def cmd_ui(options: Namespace, world: World) -> int:
         world.on_stop(signals.append)
         address = dashboard.invite()
         world.out(f"Dashboard: {address}\nThis link works once. Ctrl-C stops.\n")
-        while not signals:
-            world.sleep(TICK_SECONDS)
+
+        def look() -> list[str]:
+            nonlocal address
             if not dashboard.is_unused(address):
                 address = dashboard.invite()
                 world.out(f"For another browser: {address}\n")
+            return signals
+
+        wait_until(world, look)
     return EXIT_INTERRUPTED if "SIGINT" in signals else EXIT_OK
 
 
@@ -30978,7 +31011,7 @@ def fix_files(workspace: Workspace, facts: Facts) -> list[str]:
     return fixed
 
 
-# == commands/logs.py, from line 40 ===========================================
+# == commands/logs.py, from line 41 ===========================================
 #
 # `logs`: show requests, one on each line.
 
@@ -31007,17 +31040,20 @@ def cmd_logs(options: Namespace, world: World) -> int:
     table = LogTable(requests, look, world.now())
     if requests or options.follow:
         world.out(table.head())
-    while True:
+    def show_new(_: str) -> bool:
+        nonlocal requests
         for request in requests:
             world.out(table.line(request, world.now()))
-        if not options.follow:
-            if look.columns and not options.failed and choose_failed(receipts):
-                tell(world, "\nWhy some failed: `subagent-fleet logs --failed`\n")
-            tell_node_logs(receipts, options, world)
-            return EXIT_OK
-        world.sleep(TICK_SECONDS)
-        receipts = choose_wanted(parse_receipts(coming.lines()), options)
-        requests = report_requests(receipts, names, options)
+        if options.follow:  # for the next look
+            came = choose_wanted(parse_receipts(coming.lines()), options)
+            requests = report_requests(came, names, options)
+        return True
+
+    watch(world, TICK_SECONDS if options.follow else None, show_new, clears=False)
+    if look.columns and not options.failed and choose_failed(receipts):
+        tell(world, "\nWhy some failed: `subagent-fleet logs --failed`\n")
+    tell_node_logs(receipts, options, world)
+    return EXIT_OK
 
 
 def find_latest(workspace: Workspace, options: Namespace) -> tuple[list[Receipt], int]:
@@ -32451,7 +32487,7 @@ def leave_session(folder: Folder, begun: TaskState, options: Namespace) -> None:
         folder.world.err(f"{name} continues by itself.\n")
 
 
-# == commands/task_log.py, from line 31 =======================================
+# == commands/task_log.py, from line 32 =======================================
 #
 # `task log`: show what a task's agent has said and done.
 
@@ -32489,16 +32525,19 @@ def cmd_task_log(options: Namespace, world: World) -> int:
         world.err(f"{clean_line(path)} is empty.{hint}\n")
     log = Tail(world, path)
     most = options.lines
-    while True:
+
+    def show_new(_: str) -> bool:
+        nonlocal most
         came = [*log.lines()]
         if log.rest and not options.follow:
             came.append(log.rest)
         lines = [clean_line(text) for line in came for text in show(line)]
         world.out("".join(f"{line}\n" for line in lines[-most:]))
         most = 0
-        if not options.follow:
-            return EXIT_OK
-        world.sleep(TICK_SECONDS)
+        return True
+
+    watch(world, TICK_SECONDS if options.follow else None, show_new, clears=False)
+    return EXIT_OK
 
 
 def find_log(folder: Folder, state: TaskState, kind: str) -> str:
@@ -34616,7 +34655,7 @@ def tell_error_as_json(error: FleetError, name: str, world: World) -> None:
         "error": error.finding, "findings": error.findings, **error.report})
 
 
-# == program/demo.py, from line 41 ============================================
+# == program/demo.py, from line 42 ============================================
 #
 # `demo`: the whole thing with nothing installed; it types commands.
 
@@ -34661,11 +34700,10 @@ class Tour:
         self.world.out("\n$ subagent-fleet serve --verbose &\n")
         self._serving = threading.Thread(target=run, daemon=True)
         self._serving.start()
-        until = self.world.clock() + PROBE_TIMEOUT_SECONDS
-        while "Serving" not in self.world.said:
-            self.see(self.world.clock() < until and self._serving.is_alive(),
-                     "`serve` does not serve")
-            self.world.sleep(0.01)
+        serving = self._serving
+        wait_until(self.world, lambda: "Serving" in self.world.said or not serving.is_alive(),
+                   seconds=PROBE_TIMEOUT_SECONDS, pause=0.01)
+        self.see("Serving" in self.world.said, "`serve` does not serve")
         self._end_serving = self.world.stop
 
     def stop(self) -> None:

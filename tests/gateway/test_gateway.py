@@ -1632,6 +1632,10 @@ def test_up_does_the_whole_job(project):
     assert options == {"32768"}
 
 
+def test_up_warns_of_a_weak_key_once(project):
+    assert project("up", LITELLM_MASTER_KEY="sk-1234").stderr.count("is weak: ") == 1
+
+
 def test_up_ends_with_the_requests_that_failed_or_fell_back(project):
     (project.place / ".subagent-fleet").mkdir()
     known = {"id": "r", "session": "", "agent": "", "alias": "l", "model": "m", "node": "a",

@@ -21,17 +21,14 @@ from fleet.start.constants import (
 )
 from fleet.start.errors import FleetError
 from fleet.start.gate import asset
+from fleet.start.record import replace
 from fleet.steps.fleet_file import write_fleet
 from fleet.steps.machines import (
-    ask_machines,
+    find_first_fleet,
     parse_nodes,
-    plan_first_fleet,
     refuse_worse,
-    with_own_memory,
-    with_this_machine,
-    write_starter,
 )
-from fleet.steps.words import format_flaw, format_starter
+from fleet.steps.words import format_flaw, write_first_fleet
 from fleet.tasks.starter import describe_guess, render_tasks
 from fleet.text.phrases import some_of
 from fleet.text.tables import format_pairs, format_words, wrap_text
@@ -39,7 +36,6 @@ from fleet.text.terminal import PLAIN, clean_line
 from fleet.work.typed import look_at_project
 from fleet.workspace.config import look_of, search_config
 from fleet.workspace.directory import Workspace
-from fleet.workspace.records import read_measurements
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -97,34 +93,25 @@ def cmd_init(options: Namespace, world: World) -> int:
     nodes = parse_nodes(options.node, options, retype)
     typed = [*nodes]
     output = check_output(options, world)
-    nodes = with_this_machine(world, nodes)
-    if options.offline:
-        states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
-    else:
-        states = ask_machines(world, nodes)
-
-    directory = world.split(output)[0]
-    measured = read_measurements(Workspace(world, directory))
-    starter = plan_first_fleet(world, states, measured)
+    first = find_first_fleet(world, nodes, output, offline=options.offline)
+    states, starter = first.states, first.starter
     if options.force and not options.offline:
         refuse_worse(world, output, starter, [state for state in states
                                               if not state.online and state.name != "local"],
                      lambda text: retype(typed.index(text.partition("=")[0]), text))
     if options.hybrid:
         starter = plan_hybrid(starter)
-        nodes["anthropic"] = Node("anthropic", split_endpoint(CLAUDE_ENDPOINT).url,
-                                  provider="anthropic", auth="client")
-    said = wrap_text(write_starter(world, output, starter, offline=options.offline),
-                     look_of(world))
-    memory = with_own_memory(world, {})
-    said += format_starter(starter, states, look_of(world), memory)
-    said += format_flaw(starter.flaw, states, again, look_of(world), memory)
+    look = look_of(world)
+    said = write_first_fleet(world, output, replace(first, starter=starter), look,
+                             offline=options.offline)
+    said += format_flaw(starter.flaw, states, again, look, first.memory)
     if options.hybrid:
-        accepted = plan_node_stakes([nodes["anthropic"]])
+        accepted = plan_node_stakes([Node("anthropic", split_endpoint(CLAUDE_ENDPOINT).url,
+                                          provider="anthropic", auth="client")])
         said += ("With `--hybrid` you accepted:\n"
                  + "".join(f"  {stake.what}\n" for stake in accepted)
                  + "To take it back: subagent-fleet trust --forget\n")
-    said += format_after_init(starter, states, again, look_of(world))
+    said += format_after_init(starter, states, again, look)
     world.out(said)
     return EXIT_OK
 

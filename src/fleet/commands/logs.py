@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from fleet.cli.live import watch
 from fleet.cli.rows import CONFIG, JSON, LOOK, OUT, Flag, command, parse_count
 from fleet.cli.say import open_workspace, print_report, tell
 from fleet.speech.cloud import backend_of
@@ -62,17 +63,20 @@ def cmd_logs(options: Namespace, world: World) -> int:
     table = LogTable(requests, look, world.now())
     if requests or options.follow:
         world.out(table.head())
-    while True:
+    def show_new(_: str) -> bool:
+        nonlocal requests
         for request in requests:
             world.out(table.line(request, world.now()))
-        if not options.follow:
-            if look.columns and not options.failed and choose_failed(receipts):
-                tell(world, "\nWhy some failed: `subagent-fleet logs --failed`\n")
-            tell_node_logs(receipts, options, world)
-            return EXIT_OK
-        world.sleep(TICK_SECONDS)
-        receipts = choose_wanted(parse_receipts(coming.lines()), options)
-        requests = report_requests(receipts, names, options)
+        if options.follow:  # for the next look
+            came = choose_wanted(parse_receipts(coming.lines()), options)
+            requests = report_requests(came, names, options)
+        return True
+
+    watch(world, TICK_SECONDS if options.follow else None, show_new, clears=False)
+    if look.columns and not options.failed and choose_failed(receipts):
+        tell(world, "\nWhy some failed: `subagent-fleet logs --failed`\n")
+    tell_node_logs(receipts, options, world)
+    return EXIT_OK
 
 
 def find_latest(workspace: Workspace, options: Namespace) -> tuple[list[Receipt], int]:

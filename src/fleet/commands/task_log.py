@@ -5,6 +5,7 @@ import contextlib
 import datetime
 from typing import TYPE_CHECKING
 
+from fleet.cli.live import watch
 from fleet.cli.rows import WORK, Flag, command, parse_count
 from fleet.speech.backend import read_field
 from fleet.speech.claude_stream import question_of, questions_in
@@ -62,16 +63,19 @@ def cmd_task_log(options: Namespace, world: World) -> int:
         world.err(f"{clean_line(path)} is empty.{hint}\n")
     log = Tail(world, path)
     most = options.lines
-    while True:
+
+    def show_new(_: str) -> bool:
+        nonlocal most
         came = [*log.lines()]
         if log.rest and not options.follow:
             came.append(log.rest)
         lines = [clean_line(text) for line in came for text in show(line)]
         world.out("".join(f"{line}\n" for line in lines[-most:]))
         most = 0
-        if not options.follow:
-            return EXIT_OK
-        world.sleep(TICK_SECONDS)
+        return True
+
+    watch(world, TICK_SECONDS if options.follow else None, show_new, clears=False)
+    return EXIT_OK
 
 
 def find_log(folder: Folder, state: TaskState, kind: str) -> str:

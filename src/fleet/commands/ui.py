@@ -4,9 +4,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from fleet.cli.live import wait_until
 from fleet.cli.rows import CONFIG, LOOK, OUT, Flag, command, parse_port
 from fleet.cli.say import open_workspace
-from fleet.start.constants import EXIT_INTERRUPTED, EXIT_OK, TICK_SECONDS
+from fleet.start.constants import EXIT_INTERRUPTED, EXIT_OK
 from fleet.views.lookout import listen_for_page, open_dashboard
 from fleet.workspace.config import load_config
 
@@ -30,9 +31,13 @@ def cmd_ui(options: Namespace, world: World) -> int:
         world.on_stop(signals.append)
         address = dashboard.invite()
         world.out(f"Dashboard: {address}\nThis link works once. Ctrl-C stops.\n")
-        while not signals:
-            world.sleep(TICK_SECONDS)
+
+        def look() -> list[str]:
+            nonlocal address
             if not dashboard.is_unused(address):
                 address = dashboard.invite()
                 world.out(f"For another browser: {address}\n")
+            return signals
+
+        wait_until(world, look)
     return EXIT_INTERRUPTED if "SIGINT" in signals else EXIT_OK

@@ -5,14 +5,13 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from fleet.cli.agree import ask_trust, refuse_home
+from fleet.cli.live import wait_until
 from fleet.cli.rows import CONFIG_FILE, OUT, START, TRUST, Flag, command, type_again
-from fleet.cli.say import open_workspace, paths_that, tell, tell_findings, tell_warnings
-from fleet.config.address import is_loopback
+from fleet.cli.say import open_workspace, paths_that, tell, tell_warnings
 from fleet.config.names import find_models
 from fleet.config.node import NodeState
 from fleet.config.rules import CLAUDE
 from fleet.findings.checks import CLAUDE_INSTALL
-from fleet.findings.config import lint_key
 from fleet.nodes.probe import probe_nodes
 from fleet.nodes.warmup import HUNG_SECONDS
 from fleet.plan.memory import plan_pull, tell_pull
@@ -25,24 +24,15 @@ from fleet.start.constants import (
     EXIT_OK,
     EXIT_USAGE,
     PROBE_TIMEOUT_SECONDS,
-    TICK_SECONDS,
 )
 from fleet.start.errors import FleetError
 from fleet.steps.claude_start import launch_claude, tell_session
 from fleet.steps.gateway_seen import ask_gateway
 from fleet.steps.gateway_start import check_key, start_gateway
-from fleet.steps.machines import (
-    ask_machines,
-    format_answers,
-    plan_first_fleet,
-    with_own_memory,
-    with_this_machine,
-    write_starter,
-)
+from fleet.steps.machines import find_first_fleet, format_answers
 from fleet.steps.warming import Teller, format_share, warm_fleet
-from fleet.steps.words import format_flaw, format_route_state, format_starter
+from fleet.steps.words import format_flaw, format_route_state, write_first_fleet
 from fleet.text.phrases import some_of
-from fleet.text.tables import wrap_text
 from fleet.text.terminal import clean_line
 from fleet.views.lookout import listen_for_page, open_dashboard
 from fleet.views.requests import format_served, list_failures
@@ -50,7 +40,6 @@ from fleet.work.shown import see_scene
 from fleet.work.typed import open_folder
 from fleet.workspace.config import find_config, load_config, look_of
 from fleet.workspace.directory import Workspace
-from fleet.workspace.records import read_measurements
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -98,8 +87,7 @@ def cmd_up(options: Namespace, world: World) -> int:
             world.on_stop(signals.append)
             tell(world, f"Claude Code is not on the PATH: `{CLAUDE_INSTALL}`\n"
                  "Serving until Ctrl-C.\n")
-            while not signals:
-                world.sleep(TICK_SECONDS)
+            wait_until(world, lambda: signals)
         after = ask_gateway(world, fleet, key)
         world.err(format_served(before, after, look_of(world, "stderr")))
 
@@ -129,7 +117,7 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
         path = find_config(world, options.config)
     except FleetError:
         path = CONFIG_NAMES[0]
-        write_first_fleet(options, world, path)
+        make_first_fleet(options, world, path)
     if path == "-":
         raise FleetError("usage", "up: standard input is Claude Code's, so the config must "
                          "be in a file", status=EXIT_USAGE,
@@ -137,32 +125,24 @@ def find_or_write_fleet(options: Namespace, world: World) -> Fleet:
 
     config = load_config(world, options.config)
     tell_warnings(config.warnings, world)
-    if is_loopback(config.fleet.gateway.host):  # else `check_key` tells it
-        tell_findings(lint_key(config.fleet, world.environ), world)
     return config.fleet
 
 
-def write_first_fleet(options: Namespace, world: World, path: str) -> None:
+def make_first_fleet(options: Namespace, world: World, path: str) -> None:
     """Write a fleet file from what this machine has; refuse placeholders."""
-    nodes = with_this_machine(world, {})
-    states = ask_machines(world, nodes)
-    measured = read_measurements(Workspace(world, world.parent(path)))
-    starter = plan_first_fleet(world, states, measured)
-    memory = with_own_memory(world, {})
-    if not starter.has_models:
-        answers = [line.strip() for line in format_answers(states).splitlines()]
-        what = "; ".join(filter(None, (*answers, starter.flaw)))
-        start = "" if any(state.online for state in states) else "start Ollama, "
-        room = memory["local"]
+    first = find_first_fleet(world, {}, path)
+    if not first.starter.has_models:
+        answers = [line.strip() for line in format_answers(first.states).splitlines()]
+        what = "; ".join(filter(None, (*answers, first.starter.flaw)))
+        start = "" if any(state.online for state in first.states) else "start Ollama, "
+        room = first.memory["local"]
         fix = f"{start}{tell_pull(room)}, then `{type_again(options)}`"
         if not plan_pull(room):
             what += f"; this machine has about {room:.0f} GB for models: {tell_pull(room)}"
             fix = "with a larger machine: `subagent-fleet init --node mini=192.168.1.50`"
         raise FleetError("no-model", f"no fleet.yaml, and no model to write one with: {what}",
                          fix=fix)
-    look = look_of(world, "stderr")
-    world.err(wrap_text(write_starter(world, path, starter), look)
-              + format_starter(starter, states, look, memory) + "\n")
+    world.err(write_first_fleet(world, path, first, look_of(world, "stderr")) + "\n")
 
 
 def write_unedited(workspace: Workspace, fleet: Fleet) -> None:

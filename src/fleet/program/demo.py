@@ -6,6 +6,7 @@ import re
 import threading
 from typing import TYPE_CHECKING
 
+from fleet.cli.live import wait_until
 from fleet.cli.rows import SECONDS, START, Flag, command
 from fleet.demo.machines import DEMO_MACHINES, DemoNode, DemoWorld
 from fleet.demo.play import DemoSession, demo_broken, play_session
@@ -79,11 +80,10 @@ class Tour:
         self.world.out("\n$ subagent-fleet serve --verbose &\n")
         self._serving = threading.Thread(target=run, daemon=True)
         self._serving.start()
-        until = self.world.clock() + PROBE_TIMEOUT_SECONDS
-        while "Serving" not in self.world.said:
-            self.see(self.world.clock() < until and self._serving.is_alive(),
-                     "`serve` does not serve")
-            self.world.sleep(0.01)
+        serving = self._serving
+        wait_until(self.world, lambda: "Serving" in self.world.said or not serving.is_alive(),
+                   seconds=PROBE_TIMEOUT_SECONDS, pause=0.01)
+        self.see("Serving" in self.world.said, "`serve` does not serve")
         self._end_serving = self.world.stop
 
     def stop(self) -> None:

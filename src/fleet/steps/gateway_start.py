@@ -4,6 +4,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from fleet.cli.live import wait_until
 from fleet.cli.say import tell, tell_findings
 from fleet.config.address import gateway_url, is_loopback
 from fleet.files.litellm import render_litellm
@@ -16,7 +17,6 @@ from fleet.start.constants import (
     LITELLM_FILE,
     LITELLM_LOG_FILE,
     STATE_DIRECTORY,
-    TICK_SECONDS,
 )
 from fleet.start.errors import FleetError
 from fleet.steps.gateway_seen import find_gateway, name_free_port, who_serves
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import contextlib
 
     from fleet.config.sections import Fleet
+    from fleet.world.child import Child
     from fleet.world.visitor import Listener
     from fleet.world.world import World
 
@@ -90,11 +91,19 @@ def start_litellm(world: World, fleet: Fleet, key: str, *, out: str,
                                log, log, outlives=False))
     stops.callback(child.stop)
 
-    until = world.clock() + LITELLM_START_SECONDS
-    while who_serves(world, fleet, key, until) != OUR_GATEWAY:
-        if child.exit_code() is not None or world.clock() > until:
-            raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
-        world.sleep(TICK_SECONDS)
+    if not wait_for_gateway(world, fleet, key, child, LITELLM_START_SECONDS):
+        raise FleetError("litellm-failed", "LiteLLM did not start", fix=f"see {log}")
+
+
+def wait_for_gateway(world: World, fleet: Fleet, key: str, child: Child, seconds: float) -> bool:
+    """Wait until a gateway that was started serves the fleet; tell if it does."""
+    until = world.clock() + seconds
+
+    def serves() -> bool:
+        return who_serves(world, fleet, key, until) == OUR_GATEWAY
+
+    wait_until(world, lambda: serves() or child.exit_code() is not None, seconds=seconds)
+    return serves()
 
 
 def open_gateway_port(world: World, fleet: Fleet, key: str) -> Listener:

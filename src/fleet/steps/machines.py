@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fleet.config.address import full_endpoint, show_host, split_endpoint
 from fleet.config.names import free_name_of, model_slot
-from fleet.config.node import NODE_KINDS
+from fleet.config.node import NODE_KINDS, NodeState
 from fleet.config.rules import obeys
 from fleet.config.sections import Gateway, Node
 from fleet.files.starter import render_starter
@@ -17,12 +17,14 @@ from fleet.plan.memory import USABLE_SHARE
 from fleet.plan.starter import PLACEHOLDERS_MARK, plan_starter
 from fleet.start.constants import EXIT_USAGE, INIT_TIMEOUT_SECONDS, OLLAMA_ENDPOINT
 from fleet.start.errors import FleetError
-from fleet.start.record import replace
+from fleet.start.record import Record, replace
 from fleet.steps.fleet_file import find_usual_port, write_fleet
 from fleet.steps.gateway_seen import avoid_taken_port
 from fleet.text.phrases import count_of
 from fleet.text.terminal import clean_line
 from fleet.workspace.config import load_config
+from fleet.workspace.directory import Workspace
+from fleet.workspace.records import read_measurements
 from fleet.workspace.trust import is_here, keep_trusted
 
 if TYPE_CHECKING:
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fleet.config.address import Endpoint
-    from fleet.config.node import NodeState
     from fleet.plan.measured import Measurement
     from fleet.plan.starter import Starter
     from fleet.world.world import World
@@ -94,6 +95,26 @@ def refuse_worse(world: World, output: str, starter: Starter, silent: Sequence[N
         raise FleetError("no-model", "no machine that was asked has a model that can do the "
                          f"work; nothing was written: {output} stays",
                          fix="subagent-fleet status")
+
+
+class FirstFleet(Record):
+    """What the machines of a new fleet answered, and the fleet that was planned of them."""
+
+    states: Sequence[NodeState]
+    starter: Starter
+    memory: Mapping[str, float]  # GB for models, where that is known
+
+
+def find_first_fleet(world: World, typed: Mapping[str, Node], output: str, *,
+                     offline: bool = False) -> FirstFleet:
+    """Ask this machine and those that were typed for their models, and plan a fleet."""
+    nodes = with_this_machine(world, typed)
+    states = [NodeState(node.name, node.endpoint, "not asked") for node in nodes.values()]
+    if not offline:
+        states = ask_machines(world, nodes)
+    measured = read_measurements(Workspace(world, world.parent(output)))
+    return FirstFleet(states, plan_first_fleet(world, states, measured),
+                      with_own_memory(world, {}))
 
 
 def plan_first_fleet(world: World, states: Sequence[NodeState], measured: Sequence[Measurement]

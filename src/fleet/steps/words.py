@@ -9,9 +9,9 @@ from fleet.plan.memory import plan_pull, tell_pull
 from fleet.plan.roles import MAIN_JOB
 from fleet.plan.routes import plan_routes, show_machines
 from fleet.start.record import replace
-from fleet.steps.machines import format_answers
+from fleet.steps.machines import format_answers, write_starter
 from fleet.text.phrases import join_words, some_of
-from fleet.text.tables import format_table, format_words
+from fleet.text.tables import format_table, format_words, wrap_text
 from fleet.text.terminal import PLAIN, Cell, clean_line, mark, paint
 from fleet.text.width import width_of
 
@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from fleet.config.sections import Fleet, Model
     from fleet.plan.routes import RouteState
     from fleet.plan.starter import Starter
+    from fleet.steps.machines import FirstFleet
     from fleet.text.terminal import Look
+    from fleet.world.world import World
+
+
+def write_first_fleet(world: World, output: str, first: FirstFleet, look: Look, *,
+                      offline: bool = False) -> str:
+    """Write the fleet file that was planned; return where it is, and who does what and why."""
+    written = write_starter(world, output, first.starter, offline=offline)
+    return wrap_text(written, look) + format_starter(first.starter, first.states, look,
+                                                     first.memory)
 
 
 def format_starter(starter: Starter, states: Sequence[NodeState], look: Look = PLAIN,

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from fleet.config.address import gateway_url
 from fleet.files.harnesses import HARNESSES
-from fleet.findings.checks import OUR_GATEWAY
 from fleet.runs.agent import Backing
 from fleet.start.constants import CONFIG_VARIABLE
 from fleet.start.errors import FleetError
-from fleet.steps.gateway_seen import find_gateway, get_page_with_key, known_key, who_serves
-from fleet.steps.gateway_start import quote_name
+from fleet.steps.gateway_seen import find_gateway, get_page_with_key, known_key
+from fleet.steps.gateway_start import quote_name, wait_for_gateway
 from fleet.text.terminal import clean_line
 from fleet.workspace.config import load_config, search_config
 from fleet.workspace.directory import Workspace
@@ -126,12 +125,8 @@ def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
         if hold:
             hold.release()
         world.replace_files([(folder.place("serve.pid"), str(child.number).encode(), 0o600)])
-        until = world.clock() + GATEWAY_START_SECONDS
-        while who_serves(world, fleet, key, until) != OUR_GATEWAY:
-            if child.exit_code() is not None or world.clock() > until:
-                raise FleetError("gateway-failed", "the gateway did not start",
-                                 fix=f"see {log}")
-            world.sleep(0.05)
+        if not wait_for_gateway(world, fleet, key, child, GATEWAY_START_SECONDS):
+            raise FleetError("gateway-failed", "the gateway did not start", fix=f"see {log}")
         world.err(f"Serving {quote_name(fleet)} at {gateway_url(fleet.gateway)} while agents "
                   "work.\n")
 

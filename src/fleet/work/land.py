@@ -4,6 +4,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from fleet.cli.live import wait_until
 from fleet.runs.landing import LANDED_BRANCH, Landing
 from fleet.start.constants import EXIT_REFUSED
 from fleet.start.errors import FleetError
@@ -38,14 +39,16 @@ def find_target(folder: Folder, chosen: str) -> str:
 def take_turn(folder: Folder, is_over: Callable[[], bool],
               waits: Callable[[], object]) -> Hold:
     """Return the lock of landing, after waiting for any other landing."""
-    hold = folder.world.hold(folder.place("landing.lock"))
-    if not hold:
-        waits()
-    while not hold:
+    def take() -> Hold | None:
         if is_over():
             raise KeyboardInterrupt
-        folder.world.sleep(0.1)
-        hold = folder.world.hold(folder.place("landing.lock"))
+        return folder.world.hold(folder.place("landing.lock"))
+
+    hold = take()
+    if not hold:
+        waits()
+        hold = wait_until(folder.world, take, pause=0.1)
+    assert hold  # it waits without end
     return hold
 
 

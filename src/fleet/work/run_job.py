@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet.cli.agree import ask_trust
+from fleet.cli.live import wait_until
 from fleet.cli.rows import name_of
 from fleet.cli.say import check_names, tell
 from fleet.runs.agent import LOCK_SECONDS
@@ -240,12 +241,12 @@ class RunJob:
         """
         world = self.folder.world
         self.folder.make()
-        until = world.clock() + LOCK_SECONDS
-        while not self.lock:
-            self.lock = world.hold(self.folder.place("lock"))
-            if self.lock or world.has_process(self.folder.holder()) or world.clock() > until:
-                break
-            world.sleep(0.02)
+
+        def is_settled() -> bool:
+            self.lock = self.lock or world.hold(self.folder.place("lock"))
+            return bool(self.lock) or world.has_process(self.folder.holder())
+
+        wait_until(world, is_settled, seconds=LOCK_SECONDS, pause=0.02)
         return bool(self.lock)
 
     def hand_in(self, **more: object) -> set[str]:
