@@ -173,4 +173,3 @@ def find_task(folder: Folder, name: str, command: str) -> TaskState:
         raise FleetError("bad-state", f"{name}: {tasks[name].reason}",
                          fix=f"look at it: `less {quote_shell(path)}`")
     return tasks[name]
-
