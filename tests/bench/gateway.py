@@ -5,9 +5,10 @@ python3 tests/bench/gateway.py --backends            a row a kind of node
 python3 tests/bench/gateway.py --dashboards ROUNDS   what two dashboards cost
 python3 tests/bench/gateway.py --against ROUNDS [--reference COMMIT]
     in turns with the file as it was at a commit of git: what ours takes of what that took
-python3 tests/bench/gateway.py --peer COMMAND        another gateway beside ours: COMMAND starts it,
-    with {port} where it shall listen and {node} as the node's address; it serves `bench-model` of
-    Ollama's model `m` at --peer-path, with the key or without one
+python3 tests/bench/gateway.py --peer NAME=COMMAND [--rounds ROUNDS]
+    other gateways in turns with ours, and LiteLLM if it is on the PATH: COMMAND starts one, with
+    {port} where it shall listen and {node} as the node's address; it serves `bench-model` of
+    Ollama's model `m` in Messages, with the key or without one; --peer again: one more
 """
 import argparse
 import contextlib
@@ -70,10 +71,20 @@ def answer_node(connection):
                                                             "content": "".join(words)}}
             lines = [json.dumps(whole).encode()]
         path = head.split(b" ")[1]
-        if path in SPEECHES:
+        if path.endswith(b"/completions") and not request.get("stream"):
+            message = {"role": "assistant", "content": "".join(words)}
+            lines = [json.dumps({
+                "id": "c", "object": "chat.completion", "created": 0, "model": "m",
+                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": 11, "completion_tokens": count,
+                          "total_tokens": 11 + count}}).encode()]
+        elif path in SPEECHES:
             lines = [SPEECHES[path](part) for part in [None, *words, count]]
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\n"
-                           b"Transfer-Encoding: chunked\r\n\r\n" + chunk(lines[0]))
+        kind = b"application/json" if len(lines) == 1 else b"application/x-ndjson"
+        if path in SPEECHES and len(lines) > 1:
+            kind = b"text/event-stream"
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked"
+                           b"\r\n\r\n" % kind + chunk(lines[0]))
         for line in lines[1:]:  # one write a line, as a real node does
             connection.sendall(chunk(line))
         connection.sendall(b"0\r\n\r\n")
@@ -143,6 +154,7 @@ class Client:
         self.connection = None
 
     def post(self, path, body):
+        """Send a body and read the whole answer; return when its first bytes came."""
         if self.connection is None:
             self.connection = socket.create_connection(("127.0.0.1", self.port), timeout=60)
             self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -155,6 +167,9 @@ class Client:
         head, _, rest = found.partition(b"\r\n\r\n")
         status = int(head.split()[1])
         assert status == 200, (status, rest[:300])
+        while not rest:
+            rest = self.connection.recv(65536)
+        first = time.perf_counter()
         lower = head.lower()
         if b"transfer-encoding: chunked" in lower:
             tail = rest[-7:]
@@ -167,6 +182,7 @@ class Client:
         if b"connection: close" in lower:
             self.connection.close()
             self.connection = None
+        return first
 
 
 def median_ms(port, path, body, *, times=200):
@@ -175,6 +191,15 @@ def median_ms(port, path, body, *, times=200):
         began = time.perf_counter()
         client.post(path, body)
         took.append((time.perf_counter() - began) * 1000)
+    return statistics.median(took)
+
+
+def first_ms(port, path, body, *, times=100):
+    """The milliseconds until the first bytes of an answer's body."""
+    client, took = Client(port), []
+    for _ in range(times):
+        began = time.perf_counter()
+        took.append((client.post(path, body) - began) * 1000)
     return statistics.median(took)
 
 
@@ -264,7 +289,8 @@ def start_peer(directory, node_port, command):
     port = free_port()
     words = shlex.split(command.replace("{port}", str(port)).replace(
         "{node}", f"http://127.0.0.1:{node_port}"))
-    process = subprocess.Popen(words, cwd=str(directory), stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(words, cwd=str(directory), stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
     began = time.perf_counter()
     while time.perf_counter() - began < 60:
         try:
@@ -416,6 +442,10 @@ def look(port, node_port, process):
             - median_ms(node_port, "/api/chat", json.dumps(bare).encode(), times=times)
     # On a busy machine only what the processor did holds still.
     added["us of processor a chunk"] = (processor_us(process.pid) - before) / 500 / times
+    request, bare, _ = asked["500 words"]
+    short = json.dumps({**request, "max_tokens": 16}).encode()
+    added["ms added, first event"] = first_ms(port, "/v1/messages", short) - first_ms(
+        node_port, "/api/chat", json.dumps({**bare, "options": {"num_predict": 16}}).encode())
     before, rates = processor_us(process.pid), rate(port, SMALL, seconds=2.0)
     added["us of processor a request"] = (processor_us(process.pid) - before) / (rates * 2.0)
     added["ms a request, 8 clients"] = 1000 / rates
@@ -450,6 +480,40 @@ def compare_reference(directory, node_port, commit, rounds, started):
             print(f"{what}: {then:.3f} at {commit}, {now:.3f} now: {now / then:.2f}", flush=True)
 
 
+def compare_peers(directory, node_port, commands, rounds, started):
+    """Measure several gateways in turns; print a table of medians, one column a gateway."""
+    begin = {"serve": lambda place: start_serve(place, node_port)}
+    for command in commands:
+        name, _, words = command.partition("=")
+        begin[name] = lambda place, words=words: start_peer(place, node_port, words)
+    program = shutil.which("litellm")
+    if program:
+        begin["litellm"] = lambda place: start_litellm(place, node_port, program)
+    processes, rows = {}, {}
+    for name, start in begin.items():
+        (directory / name).mkdir()
+        process, port, ready = start(directory / name)
+        started.append(process)
+        median_ms(port, "/v1/messages", SMALL, times=20)
+        processes[name] = process, port
+        rows.setdefault("s until ready", {})[name] = [ready]
+        rows.setdefault("MB idle", {})[name] = [memory_mb(process.pid)]
+    for number in range(rounds):
+        for name, (process, port) in processes.items():
+            figures = look(port, node_port, process)
+            for clients in (1, 8, 64):
+                figures[f"requests a second, {clients} clients"] = rate(
+                    port, SMALL, clients=clients, seconds=2.0)
+            figures["MB at work"] = memory_mb(process.pid)
+            for what, value in figures.items():
+                rows.setdefault(what, {}).setdefault(name, []).append(value)
+        print(f"round {number + 1} of {rounds}", file=sys.stderr)
+    print("| | " + " | ".join(processes) + " |\n|---" + "|---:" * len(processes) + "|")
+    for what, found in rows.items():
+        print(f"| {what} | " + " | ".join(
+            f"{statistics.median(found[name]):.4g}" for name in processes) + " |", flush=True)
+
+
 def soak(port, process, count):
     """Send many requests; print what is left of them, and fail when something is."""
     before, began = memory_mb(process.pid), time.perf_counter()
@@ -473,8 +537,9 @@ def main():
                         help="only: what two dashboards cost")
     parser.add_argument("--against", type=int, metavar="ROUNDS", help="only: then and now")
     parser.add_argument("--reference", default="a3c56a7", metavar="COMMIT")
-    parser.add_argument("--peer", metavar="COMMAND", help="only: another gateway beside ours")
-    parser.add_argument("--peer-path", default="/v1/messages", metavar="PATH")
+    parser.add_argument("--peer", metavar="NAME=COMMAND", action="append",
+                        help="only: another gateway in turns with ours")
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     if options.node:
         return run_node(options.node)
@@ -501,19 +566,16 @@ def main():
                 compare_reference(pathlib.Path(place), node_port, options.reference,
                                   options.against, started)
                 return None
+            if options.peer:
+                compare_peers(pathlib.Path(place), node_port, options.peer, options.rounds,
+                              started)
+                return None
             serve, port, ready = start_serve(pathlib.Path(place), node_port)
             started.append(serve)
             if options.dashboards:
                 compare_watched(pathlib.Path(place), port, serve, options.dashboards)
                 return None
             ours = measure("serve", port, serve, direct=direct, ready=ready)
-            if options.peer:
-                peer, port, ready = start_peer(pathlib.Path(place), node_port, options.peer)
-                started.append(peer)
-                theirs = measure("peer", port, peer, direct=direct, ready=ready,
-                                 path=options.peer_path)
-                print(f"serve answers {ours / theirs:.1f} times as many requests a second")
-                return None
             for path in DIALECTS:
                 measure_dialect(port, node_port, path, direct=direct)
             for provider in BACKENDS:

@@ -283,18 +283,24 @@ class Scheduler:
 
     def _give_once(self, now: float) -> bool:
         """Give a free slot to the first request that may have one; tell whether one did."""
+        is_free = any(place.is_free() for place in self.places.values())
+        has_rests = any(rest.until for rest in self._rests.values())
+        if not is_free and not has_rests:  # most of the time where many wait
+            return False
         line = sorted(self._queue.values(), key=lambda ticket: ticket.number)
         # A request that has waited long takes a seat that has lasted, after all before it.
         late = max((ticket.number for ticket in line
-                    if now - ticket.came >= self._patience(ticket)), default=0)
+                    if now - ticket.came >= LEAST_PATIENCE_SECONDS
+                    and now - ticket.came >= self._patience(ticket)), default=0)
         for ticket in line:
             model = None
-            if any(place.is_free() for place in self.places.values()):
+            if is_free:
                 model = self._choose(ticket, now, is_late=ticket.number <= late)
             if model:
                 self._grant(ticket, model, now)
                 return True
-            self._await_rests(ticket, now)
+            if has_rests:
+                self._await_rests(ticket, now)
         return False
 
     def _patience(self, ticket: Ticket) -> float:
@@ -344,7 +350,7 @@ class Scheduler:
             awake = [model for model in there if self.places[model.name].missing.until <= now]
             if awake:
                 free = [model for model in awake if self._admits(model, ticket, now, is_late)]
-                if ticket.kept and not is_late:
+                if ticket.kept and len(free) < len(awake) and not is_late:
                     free = self._without_detours(free, awake, ticket, now)
                 return self._pick(free, ticket)
             missing += there
