@@ -11411,8 +11411,10 @@ class Surroundings:
     # -- signals: only the main thread may take them --
 
     def on_stop(self, callback: Callable[[str], object]) -> None:
-        """Call `stop` with the name of the signal at Ctrl-C or SIGTERM."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        """Call `stop` with the name of the signal at Ctrl-C, SIGTERM, or a terminal's end."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # started by `nohup`
             signal.signal(number, lambda number, _: callback(signal.Signals(number).name))
 
     def _take_signals(self, handlers: Mapping[signal.Signals, Callable[..., object]]
@@ -27747,6 +27749,12 @@ def plan_backing(fleet: Fleet | None, options: Namespace, folder: Folder) -> Bac
 GATEWAY_START_SECONDS = 15.0
 
 
+def is_served(world: World, fleet: Fleet, key: str) -> bool:
+    """Tell whether the fleet's gateway runs; refuse if none does and none can be started."""
+    can_start = fleet.gateway.provider == "builtin" and world.own_program()
+    return find_gateway(world, fleet, key, needed=not can_start)
+
+
 def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
     """Make sure that a gateway serves the fleet; one that is started here lives for the agents.
 
@@ -27755,10 +27763,8 @@ def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
     world = folder.world
     workspace = workspace_of(fleet, options, world)
     key = need_key(workspace, fleet)
-    program = world.own_program()
-    can_start = fleet.gateway.provider == "builtin" and program
     folder.make()
-    if find_gateway(world, fleet, key, needed=not can_start):
+    if is_served(world, fleet, key):
         return
     with world.hold_soon(folder.place("serve.lock"), GATEWAY_START_SECONDS):
         if find_gateway(world, fleet, key):
@@ -27766,7 +27772,7 @@ def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
         log = folder.place("serve.log")
         hold = world.hold(folder.place("serve.alive"))
         source = world.real_path(fleet.document.source)
-        argv = [*program, "serve", "--config", source,
+        argv = [*world.own_program(), "serve", "--config", source,
                 "--out", world.real_path(workspace.out)]
         child = world.spawn(Launch(argv, folder.repository.main, world.environ, log, log,
                                    hold=hold))
@@ -28711,7 +28717,8 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
     if fleet and any(isinstance(task.coder, str) for task in tasks.values()):
         ask_trust(fleet, options, world)
         backing = replace(backing, key=need_key(workspace_of(fleet, options, world), fleet))
-        backing.serve()
+        # The first task starts it: nothing would end it if this was interrupted before.
+        is_served(world, fleet, backing.key)
         return backing
     refuse_keyless_aider(tasks, folder)
     if any(task.talks for task in tasks.values()) and folder.is_news("no fleet"):

@@ -660,6 +660,40 @@ def test_a_run_that_has_no_branch_to_land_on_starts_no_gateway(typist):
     assert not typist.rig.world.is_held(typist.rig.folder.place("serve.alive"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_ends_while_its_gateway_starts_leaves_none_that_nobody_ends(typist, number):
+    child = typist.start("run", "a:@write x y", "--check", "true")
+    pid = typist.rig.repo / ".git/subagent-fleet/run/serve.pid"
+    until = time.monotonic() + 30
+    while not pid.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    child.send_signal(number)
+    child.communicate(timeout=60)
+    typist.run("run")
+    assert [task["state"] for task in typist.json("tasks")["tasks"]] == ["done"]
+    assert not typist.rig.world.is_held(typist.rig.folder.place("serve.alive"))
+
+
+@pytest.mark.slow
+def test_a_terminal_that_closes_stops_a_run_as_sigterm_does_unless_nohup_started_it(typist):
+    child = typist.start("run", "a:@run sleep 100", "--keep-going")
+    child.stdout.readline()
+    child.send_signal(signal.SIGHUP)
+    out, _ = child.communicate(timeout=60)
+    assert child.returncode == 1 and b"1 running." in out
+
+    ignores = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    child = subprocess.Popen([sys.executable, "-c", ignores, sys.executable, PROGRAM, "run", "--keep-going"],
+                             cwd=typist.rig.repo, env=typist.rig.environ, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    child.send_signal(signal.SIGHUP)
+    typist.run("task", "stop", "a")
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate(timeout=60)
+    assert child.returncode == 1 and b"stopped" in out
+
+
 def test_words_with_a_blank_before_a_colon_name_a_task_too(typist):
     assert re.search("fix-login +added +fix login: the form fails",
                      typist.run("task", "add", "fix login: the form fails"))
@@ -845,11 +879,12 @@ def test_a_gateway_that_does_not_start_and_a_session_that_is_not_given_up(typist
     typist.rig.work()
     typist.rig.leave()
     world.own_program = lambda: [sys.executable, "-c", "raise SystemExit('no')"]
-    typist.rig.add("b", "@write x y", after=("nobody",))
+    typist.rig.add("b", "@write x y")
     call = sf.read_call(["run"])
-    with pytest.raises(sf.FleetError) as caught:
-        call.command.run(call.options, world)
-    assert caught.value.slug == "gateway-failed" and "serve.log" in caught.value.fix
+    assert call.command.run(call.options, world) == 1
+    parked = typist.rig.tasks()["b"]
+    assert (parked.state, parked.cause) == ("parked", "gateway-failed")
+    assert "serve.log" in parked.reason
     call = sf.read_call(["task", "attach", "a"])
     typist.rig.folder.write_state(sf.replace(typist.rig.tasks()["a"], state="waiting"))
     with monkeypatch.context() as patch, pytest.raises(sf.FleetError) as caught:

@@ -99,6 +99,12 @@ def plan_backing(fleet: Fleet | None, options: Namespace, folder: Folder) -> Bac
 GATEWAY_START_SECONDS = 15.0
 
 
+def is_served(world: World, fleet: Fleet, key: str) -> bool:
+    """Tell whether the fleet's gateway runs; refuse if none does and none can be started."""
+    can_start = fleet.gateway.provider == "builtin" and world.own_program()
+    return find_gateway(world, fleet, key, needed=not can_start)
+
+
 def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
     """Make sure that a gateway serves the fleet; one that is started here lives for the agents.
 
@@ -107,10 +113,8 @@ def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
     world = folder.world
     workspace = workspace_of(fleet, options, world)
     key = need_key(workspace, fleet)
-    program = world.own_program()
-    can_start = fleet.gateway.provider == "builtin" and program
     folder.make()
-    if find_gateway(world, fleet, key, needed=not can_start):
+    if is_served(world, fleet, key):
         return
     with world.hold_soon(folder.place("serve.lock"), GATEWAY_START_SECONDS):
         if find_gateway(world, fleet, key):
@@ -118,7 +122,7 @@ def serve_for_tasks(folder: Folder, fleet: Fleet, options: Namespace) -> None:
         log = folder.place("serve.log")
         hold = world.hold(folder.place("serve.alive"))
         source = world.real_path(fleet.document.source)
-        argv = [*program, "serve", "--config", source,
+        argv = [*world.own_program(), "serve", "--config", source,
                 "--out", world.real_path(workspace.out)]
         child = world.spawn(Launch(argv, folder.repository.main, world.environ, log, log,
                                    hold=hold))

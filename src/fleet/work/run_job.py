@@ -29,7 +29,7 @@ from fleet.text.json import parse_object
 from fleet.text.phrases import count_of, quote_shell, some_of
 from fleet.text.tables import format_finding
 from fleet.text.terminal import clean_line
-from fleet.work.backing import end_serving, need_key, plan_backing, workspace_of
+from fleet.work.backing import end_serving, is_served, need_key, plan_backing, workspace_of
 from fleet.work.land import find_target
 from fleet.work.run_words import tell_events, watch_tasks
 from fleet.work.typed import (
@@ -111,7 +111,8 @@ def back_run(folder: Folder, known: KnownTasks, tasks: Mapping[str, TaskSpec],
     if fleet and any(isinstance(task.coder, str) for task in tasks.values()):
         ask_trust(fleet, options, world)
         backing = replace(backing, key=need_key(workspace_of(fleet, options, world), fleet))
-        backing.serve()
+        # The first task starts it: nothing would end it if this was interrupted before.
+        is_served(world, fleet, backing.key)
         return backing
     refuse_keyless_aider(tasks, folder)
     if any(task.talks for task in tasks.values()) and folder.is_news("no fleet"):

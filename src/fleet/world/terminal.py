@@ -76,8 +76,10 @@ class Surroundings:
     # -- signals: only the main thread may take them --
 
     def on_stop(self, callback: Callable[[str], object]) -> None:
-        """Call `stop` with the name of the signal at Ctrl-C or SIGTERM."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        """Call `stop` with the name of the signal at Ctrl-C, SIGTERM, or a terminal's end."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # started by `nohup`
             signal.signal(number, lambda number, _: callback(signal.Signals(number).name))
 
     def _take_signals(self, handlers: Mapping[signal.Signals, Callable[..., object]]
