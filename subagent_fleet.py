@@ -28654,12 +28654,13 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
-    good = all(state.state in ("done", "review") for state in shown) \
-        and all(has_landed for _, has_landed in ends)
-    for job in jobs if good else ():
-        if job.lock:
+    has_landed = all(landed for _, landed in ends)
+    good = [has_landed and all(state.state in ("done", "review") for state in tasks.values())
+            for tasks, _ in meant]
+    for job, is_good in zip(jobs, good):
+        if is_good and job.lock:
             job.folder.note_asked(RunOptions())
-    return EXIT_OK if good else EXIT_PROBLEM
+    return EXIT_OK if all(good) else EXIT_PROBLEM
 
 
 # == work/run_job.py, from line 63 ============================================
@@ -31899,6 +31900,15 @@ def prepare_runs(folders: Iterable[Folder], options: Namespace) -> list[RunJob]:
     return jobs
 
 
+def refuse_second(folder: Folder, options: Namespace) -> FleetError:
+    """Return why a `run` that has nothing to hand over does not start beside another one."""
+    fix = f"add work: {ADD_A_TASK}"
+    if options.land and not folder.read_asked().land:
+        fix = "when the tasks are done: subagent-fleet task land"
+    return FleetError("supervised", f"`run` is already active here (pid {folder.holder()})",
+                      status=EXIT_REFUSED, fix=fix)
+
+
 def hand_over(job: RunJob, options: Namespace, world: World) -> int:
     """Hand typed tasks to the running supervisor, and follow them until they end.
 
@@ -31907,9 +31917,7 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
     """
     folder = job.folder
     if not job.typed and (job.only or not options.most):
-        raise FleetError("supervised",
-                         f"`run` is already active here (pid {folder.holder()})",
-                         status=EXIT_REFUSED, fix=f"add work: {ADD_A_TASK}")
+        raise refuse_second(folder, options)
     events = Tail(world, folder.place("events.jsonl"), last_bytes=1)  # what comes from now on
     asked = job.hand_in(handed=True) if job.typed else set()
     if options.most:
@@ -33788,10 +33796,11 @@ the strictest `sandbox`: it writes only what each of them may write. If the chec
 branch without any task, `task land` says so: nothing lands, and no task goes back.
 
 - **Ctrl-C leaves the agents running**, and so does a crash or `kill -9`: the next
-  `subagent-fleet run` takes over where they are. `task stop '*'` ends them. What is known of
-  tasks is below `.git` (`subagent-fleet/run/tasks/NAME`: its state, and for each try the
-  agent's output, the check's, a receipt). The worktrees are in
-  `~/.local/state/subagent-fleet/worktrees`.
+  `subagent-fleet run` takes over where they are. Until all of it is done, the hints of `run`,
+  `tasks` and `task …` say it with what you asked for, such as `--land` and `--max 2`.
+  `task stop '*'` ends them. What is known of tasks is below `.git`
+  (`subagent-fleet/run/tasks/NAME`: its state, and for each try the agent's output, the
+  check's, a receipt). The worktrees are in `~/.local/state/subagent-fleet/worktrees`.
 - **States that need you**: `asking` (`task answer`); `review`: it has no check, or `check:
   none` (`task diff`, then `task accept`, or merge its branch, or `task retry NAME --say
   TEXT`); `failed` (the check, the diff, the deadline, stuck twice); `parked`, with its reason
@@ -34556,7 +34565,6 @@ FORMER_FLAGS = {  # flags that are gone, or that other programs have, and what t
     "task retry --failed": "subagent-fleet tasks  (its last lines name them, to paste)",
     "task stop --all": "subagent-fleet task stop '*'",
     "task tidy --all": "leave it out: it takes every finished task",
-    "task retry --check": "change `check:` in tasks.yaml, then: subagent-fleet task retry NAME",
     "task retry --model": "change `model:` in tasks.yaml, then: subagent-fleet task retry NAME",
     "run --prompt": "subagent-fleet run 'NAME:what to do'",
     "run -p": "subagent-fleet run 'NAME:what to do'",

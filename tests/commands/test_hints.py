@@ -160,6 +160,9 @@ def test_who_hands_over_a_run_that_lands_is_told_how(shop):
     shop.tasks(WORKING, max=2)
     child = shop.begin("run")
     shop.wait(lambda: shop.works("a"))
+    done = shop.run("--land")
+    assert done.code == 3 and done.err.endswith(
+        "  fix: when the tasks are done: subagent-fleet task land\n"), done
     done = shop.run("c:x", "--coder", "[sh, -c, 'echo c > c.txt']", "--check", "true", "--land", "--max", "3")
     assert "It does not land them. When they are done: subagent-fleet task land c\n" in done.err, done
     assert done.out.endswith("Look at what is done: subagent-fleet task diff c\n"

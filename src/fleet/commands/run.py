@@ -108,6 +108,15 @@ def prepare_runs(folders: Iterable[Folder], options: Namespace) -> list[RunJob]:
     return jobs
 
 
+def refuse_second(folder: Folder, options: Namespace) -> FleetError:
+    """Return why a `run` that has nothing to hand over does not start beside another one."""
+    fix = f"add work: {ADD_A_TASK}"
+    if options.land and not folder.read_asked().land:
+        fix = "when the tasks are done: subagent-fleet task land"
+    return FleetError("supervised", f"`run` is already active here (pid {folder.holder()})",
+                      status=EXIT_REFUSED, fix=fix)
+
+
 def hand_over(job: RunJob, options: Namespace, world: World) -> int:
     """Hand typed tasks to the running supervisor, and follow them until they end.
 
@@ -116,9 +125,7 @@ def hand_over(job: RunJob, options: Namespace, world: World) -> int:
     """
     folder = job.folder
     if not job.typed and (job.only or not options.most):
-        raise FleetError("supervised",
-                         f"`run` is already active here (pid {folder.holder()})",
-                         status=EXIT_REFUSED, fix=f"add work: {ADD_A_TASK}")
+        raise refuse_second(folder, options)
     events = Tail(world, folder.place("events.jsonl"), last_bytes=1)  # what comes from now on
     asked = job.hand_in(handed=True) if job.typed else set()
     if options.most:

@@ -199,7 +199,6 @@ FORMER_FLAGS = {  # flags that are gone, or that other programs have, and what t
     "task retry --failed": "subagent-fleet tasks  (its last lines name them, to paste)",
     "task stop --all": "subagent-fleet task stop '*'",
     "task tidy --all": "leave it out: it takes every finished task",
-    "task retry --check": "change `check:` in tasks.yaml, then: subagent-fleet task retry NAME",
     "task retry --model": "change `model:` in tasks.yaml, then: subagent-fleet task retry NAME",
     "run --prompt": "subagent-fleet run 'NAME:what to do'",
     "run -p": "subagent-fleet run 'NAME:what to do'",

@@ -166,9 +166,10 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
     world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
-    good = all(state.state in ("done", "review") for state in shown) \
-        and all(has_landed for _, has_landed in ends)
-    for job in jobs if good else ():
-        if job.lock:
+    has_landed = all(landed for _, landed in ends)
+    good = [has_landed and all(state.state in ("done", "review") for state in tasks.values())
+            for tasks, _ in meant]
+    for job, is_good in zip(jobs, good):
+        if is_good and job.lock:
             job.folder.note_asked(RunOptions())
-    return EXIT_OK if good else EXIT_PROBLEM
+    return EXIT_OK if all(good) else EXIT_PROBLEM
