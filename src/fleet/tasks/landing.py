@@ -79,9 +79,10 @@ def share_command(tasks: Sequence[TaskSpec]) -> TaskSpec:
     """Return the task in whose sandbox, and with whose deadline, a shared command runs.
 
     The tree holds the work of all these tasks. So the sandbox is the strictest: no work may
-    write what its own task forbids because another task allows it. That can fail no command
-    that needs no more than each task allows. The deadline is the longest: a person who gave
-    the command an hour in one task does not call it too slow after a minute.
+    write what its own task forbids, only because another task allows it. Each task's check
+    has passed in its own sandbox, so the same command needs no more than the strictest one.
+    The deadline is the longest: a person who gave the command an hour in one task does not
+    call it too slow after a minute.
     """
     strictest = max(tasks, key=lambda task: SANDBOXES.index(task.sandbox))
     confined = [task for task in tasks if task.sandbox != "off"]
