@@ -23538,7 +23538,10 @@ class Landing:
     def move(self, landed: Landed) -> Landed:
         """Move the person's branch to what has landed, or say why not and what to type."""
         tip, into = landed.tip, self._into
-        again = "subagent-fleet task land"
+        top = self._folder.repository.top
+        home = self._world.run_git(["symbolic-ref", "--quiet", "HEAD"], top).text
+        elsewhere = "" if home == self._ref else f" --into {quote_shell(into)}"
+        again = f"subagent-fleet task land{elsewhere}"
         by_hand = f"git merge --ff-only {LANDED_BRANCH}"
 
         def stay(why: str, step: str) -> Landed:
@@ -23547,9 +23550,7 @@ class Landing:
         if self._main.commit_of(self._ref) == tip:
             return self._drop_landed(landed)
         if self._main.commit_of(self._ref) != landed.begin:
-            return stay(f"{into} has moved meanwhile", again)
-        top = self._folder.repository.top
-        home = self._world.run_git(["symbolic-ref", "--quiet", "HEAD"], top).text
+            return self._tell_moved(landed, again)
         if home == self._ref:
             changed = self._world.run_git(
                 ["status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none"],
@@ -23572,8 +23573,15 @@ class Landing:
             self._main.run("update-ref", "-m", "subagent-fleet: landed", self._ref, tip,
                            landed.begin)
         if self._main.commit_of(self._ref) != tip:
-            return stay(f"{into} has moved meanwhile", again)
+            return self._tell_moved(landed, again)
         return self._drop_landed(landed)
+
+    def _tell_moved(self, landed: Landed, again: str) -> Landed:
+        """Say that the person's branch is no longer where it was, or is gone."""
+        if self._main.commit_of(self._ref):
+            return replace(landed, why_not=f"{self._into} has moved meanwhile", step=again)
+        return replace(landed, why_not=f"{self._into} no longer exists",
+                       step="subagent-fleet task land --into BRANCH")
 
     def _main_at(self, top: str) -> Git:
         """Return git in the checkout where the person typed."""
@@ -28064,7 +28072,7 @@ def free_name(text: str, taken: Collection[str]) -> str:
     stem = "-".join(words)[:40].lower().strip("-") or "task"
     name = stem
     number = 2
-    while name in taken:
+    while find_name(name, taken):
         name = f"{stem}-{number}"
         number += 1
     return name

@@ -694,6 +694,13 @@ def test_a_terminal_that_closes_stops_a_run_as_sigterm_does_unless_nohup_started
     assert child.returncode == 1 and b"stopped" in out
 
 
+def test_a_name_that_differs_in_case_alone_is_taken_and_another_one_is_named(typist):
+    typist.run("task", "add", "Fix-login: x")
+    typist.run("task", "add", "fix-login: y", status=2)
+    assert "already a task `Fix-login`" in typist.err and "name it `fix-login-2`" in typist.err
+    assert re.search("fix-login-2 +added", typist.run("task", "add", "fix login"))
+
+
 def test_words_with_a_blank_before_a_colon_name_a_task_too(typist):
     assert re.search("fix-login +added +fix login: the form fails",
                      typist.run("task", "add", "fix login: the form fails"))

@@ -219,6 +219,22 @@ def test_a_person_who_commits_meanwhile_keeps_their_branch(shop):
     assert shop.files("main") >= {"mine.txt", "b.txt"} and subjects(shop)[0] == "b: Do b"
 
 
+@pytest.mark.parametrize("git, why, step", [
+    (["branch", "-D", "rel"], "rel no longer exists", "--into BRANCH"),
+    (["branch", "-f", "rel", "main~1"], "rel has moved meanwhile", "--into rel")])
+def test_another_branch_that_goes_or_moves_meanwhile_is_named_with_what_to_type(shop, git, why, step):
+    shop.commit(**{"mine.txt": "mine\n"})
+    shop.git("branch", "rel")
+    run_tasks(shop, add_done(shop, "b", "echo b > b.txt",
+                             check=ONLY_LANDING + "touch $HOME/now; sleep 1"))
+    landing = shop.begin("task", "land", "--into", "rel")
+    shop.wait(lambda: (shop.home / "now").exists())
+    shop.git(*git)
+    done = shop.end(landing)
+    assert done.code == 1 and why in done.out, done
+    assert f"Type: subagent-fleet task land {step}" in " ".join(done.out.split())
+
+
 def test_one_lands_and_the_other_waits(shop):
     check = ONLY_LANDING + "[ -d $HOME/alone ] && exit 9; mkdir $HOME/alone; sleep 0.5; rmdir $HOME/alone"
     run_tasks(shop, *(add_done(shop, name, f"echo {name} > {name}.txt", check=check)

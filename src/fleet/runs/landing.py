@@ -457,7 +457,10 @@ class Landing:
     def move(self, landed: Landed) -> Landed:
         """Move the person's branch to what has landed, or say why not and what to type."""
         tip, into = landed.tip, self._into
-        again = "subagent-fleet task land"
+        top = self._folder.repository.top
+        home = self._world.run_git(["symbolic-ref", "--quiet", "HEAD"], top).text
+        elsewhere = "" if home == self._ref else f" --into {quote_shell(into)}"
+        again = f"subagent-fleet task land{elsewhere}"
         by_hand = f"git merge --ff-only {LANDED_BRANCH}"
 
         def stay(why: str, step: str) -> Landed:
@@ -466,9 +469,7 @@ class Landing:
         if self._main.commit_of(self._ref) == tip:
             return self._drop_landed(landed)
         if self._main.commit_of(self._ref) != landed.begin:
-            return stay(f"{into} has moved meanwhile", again)
-        top = self._folder.repository.top
-        home = self._world.run_git(["symbolic-ref", "--quiet", "HEAD"], top).text
+            return self._tell_moved(landed, again)
         if home == self._ref:
             changed = self._world.run_git(
                 ["status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none"],
@@ -491,8 +492,15 @@ class Landing:
             self._main.run("update-ref", "-m", "subagent-fleet: landed", self._ref, tip,
                            landed.begin)
         if self._main.commit_of(self._ref) != tip:
-            return stay(f"{into} has moved meanwhile", again)
+            return self._tell_moved(landed, again)
         return self._drop_landed(landed)
+
+    def _tell_moved(self, landed: Landed, again: str) -> Landed:
+        """Say that the person's branch is no longer where it was, or is gone."""
+        if self._main.commit_of(self._ref):
+            return replace(landed, why_not=f"{self._into} has moved meanwhile", step=again)
+        return replace(landed, why_not=f"{self._into} no longer exists",
+                       step="subagent-fleet task land --into BRANCH")
 
     def _main_at(self, top: str) -> Git:
         """Return git in the checkout where the person typed."""

@@ -311,7 +311,7 @@ def free_name(text: str, taken: Collection[str]) -> str:
     stem = "-".join(words)[:40].lower().strip("-") or "task"
     name = stem
     number = 2
-    while name in taken:
+    while find_name(name, taken):
         name = f"{stem}-{number}"
         number += 1
     return name
