@@ -2930,7 +2930,7 @@ class Checker:
             shown = join_words([f"`{name}:`" for name in names])
             self.error("not-indented", (*path[:-1], names[0]), key=True,
                        what=f"{_dotted(path)} is empty: {shown} "
-                            f"{'stands' if len(names) == 1 else 'stand'} beside it, not in it",
+                            f"{'is' if len(names) == 1 else 'are'} beside it, not inside it",
                        fix=f"put more spaces before {shown} than before `{path[-1]}:`")
         return bool(names)
 
@@ -3022,7 +3022,7 @@ class Checker:
                 if not isinstance(name, str):
                     text = "null" if name is None else str(name).lower()
                     meant = meant or (text if rule.fits(text) else None)
-                    why = "is no text without quotes, and a name is one"
+                    why = "is not text without quotes, and a name is text"
                 fix = f"write `{quote_yaml(str(meant))}:`" if meant else "rename it"
                 self.error("bad-name", (*path, name), key=True, fix=fix,
                            what=f"{path[0]}: {show_value(name)} {why}")
@@ -28085,7 +28085,7 @@ def order_of(task: TaskSpec, folder: Folder, origin: str = "typed", where: str =
             "base": base_of(task, folder, where)}
 
 
-# == work/shown.py, from line 36 ==============================================
+# == work/shown.py, from line 37 ==============================================
 #
 # Tasks as text.
 
@@ -28135,6 +28135,18 @@ def find_unmerged(folder: Folder, states: Mapping[str, TaskState]) -> dict[str, 
     # Of a branch and a tag with one name git would take the tag.
     return {name: f"refs/heads/{branch}" if git.commit_of(f"refs/tags/{branch}") else branch
             for branch, name in done.items() if branch in waiting}
+
+
+def format_hints(lines: Iterable[str], look: Look) -> str:
+    """Return hints as text; a command that is too long for its line gets a line below."""
+    text = ""
+    for line in lines:
+        said, _, typed = line.rpartition(": ")
+        if said and typed.startswith(("subagent-fleet ", "git ")) and \
+                0 < look.columns < width_of(line):
+            line = f"{said}:\n  {typed}"
+        text += wrap_text(f"{line}\n", look)
+    return text
 
 
 TASK_ROLES = {"done": "ok", "running": "work", "checking": "work", "waiting": "wait",
@@ -28231,7 +28243,7 @@ def find_task(folder: Folder, name: str, command: str) -> TaskState:
     return tasks[name]
 
 
-# == work/orders.py, from line 26 =============================================
+# == work/orders.py, from line 27 =============================================
 #
 # Orders for tasks, and waiting until they are carried out.
 
@@ -28342,7 +28354,8 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, carried:
             text = carried.wait
         tell_task(folder.world, name, word, text, width)
     scene = see_scene(folder, see_states(folder)[0], names=[name for name, _, _ in rows])
-    folder.world.err("".join(f"{line}\n" for line in plan_hints(scene, *["run"] * starts)))
+    hints = plan_hints(scene, "run") if starts else []
+    folder.world.err(format_hints(hints, look_of(folder.world, "stderr")))
     return EXIT_PROBLEM if carried.left else EXIT_OK
 
 
@@ -28527,7 +28540,7 @@ class Lander:
         return describe_landing(landed), landed.is_good and not self._has_failed
 
 
-# == work/run_words.py, from line 37 ==========================================
+# == work/run_words.py, from line 36 ==========================================
 #
 # The messages of `run`: what starts, what happens, and what to type next.
 
@@ -28660,7 +28673,7 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
     first = f"{'' if stops else idle}{counts}." if counts else tell_none(jobs)
     lines = [first, *filter(None, homes),
              *(line for lines, _ in ends for line in lines), *dict.fromkeys(advice)]
-    world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
+    world.out(format_hints(lines, look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
     has_landed = all(landed for _, landed in ends)
@@ -32011,7 +32024,7 @@ def step_job(job: RunJob, jobs: list[RunJob]) -> bool:
         return False
 
 
-# == commands/tasks.py, from line 52 ==========================================
+# == commands/tasks.py, from line 53 ==========================================
 #
 # `tasks`: show tasks and their states.
 
@@ -32073,9 +32086,8 @@ def show_sight(folder: Folder, sight: TaskSight, world: World) -> None:
         world.err(f"{count_of(sight.unreadable, 'state file')} could not be read.\n")
     world.out(format_tasks(rows, look) if rows else f"No tasks. Start one: {ADD_A_TASK}\n")
     scene = see_scene(folder, sight.tasks, rows=rows)
-    text = "".join(f"{line}\n" for line in plan_hints(scene, "best", "retry", "run", "forget",
-                                                      "land"))
-    world.err(wrap_text(text, look_of(world, "stderr")))
+    hints = plan_hints(scene, "best", "retry", "run", "forget", "land")
+    world.err(format_hints(hints, look_of(world, "stderr")))
 
 
 def show_group(folder: Folder, options: Namespace) -> bool:
@@ -32099,8 +32111,8 @@ def show_group(folder: Folder, options: Namespace) -> bool:
           show_span(row.total_seconds), f"{tokens[row.name]:,}" if tokens[row.name] else "-",
           f"+{row.plus} -{row.minus}" if row.files else "-", crop(clean_line(row.reason), 40)]
          for row in rows], look=look))
-    lines = plan_hints(Scene(sight.tasks, rows=rows), "best")
-    world.err(wrap_text("".join(f"{line}\n" for line in lines), look_of(world, "stderr")))
+    hints = plan_hints(Scene(sight.tasks, rows=rows), "best")
+    world.err(format_hints(hints, look_of(world, "stderr")))
     return True
 
 
@@ -32687,7 +32699,7 @@ def cmd_task_diff(options: Namespace, world: World) -> int:
     return EXIT_OK
 
 
-# == commands/task_land.py, from line 30 ======================================
+# == commands/task_land.py, from line 29 ======================================
 #
 # `task land`: merge finished work, check it as a whole, move the branch.
 
@@ -32737,7 +32749,7 @@ def cmd_task_land(options: Namespace, world: World) -> int:
     if landed.returned:
         scene = see_scene(folder, folder.read_states()[0], lands=True, names=[*landed.returned])
         lines += plan_hints(scene, "run")
-    world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
+    world.out(format_hints(lines, look_of(world)))
     return EXIT_OK if landed.is_good else EXIT_PROBLEM
 
 
@@ -32784,7 +32796,7 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
     text = format_tidying(plans, look_of(world), is_dry=options.dry_run)
     world.out(text or "Nothing to tidy.\n")
     scene = see_scene(folder, {state.name: state for state in states})
-    world.err("".join(f"{line}\n" for line in plan_hints(scene, "land")))
+    world.err(format_hints(plan_hints(scene, "land"), look_of(world, "stderr")))
     return EXIT_OK
 
 

@@ -171,6 +171,15 @@ def test_who_hands_over_a_run_that_lands_is_told_how(shop):
     assert "Continue: subagent-fleet run --max 3\n" in said, said
 
 
+def test_a_hint_is_never_broken_where_it_is_typed():
+    lines = ["Nothing checks them or starts the next task.", "Continue: subagent-fleet run a b --land --max 2",
+             "End them: subagent-fleet task stop '*'", "Merge: git merge run/a"]
+    assert sf.format_hints(lines, sf.Look(columns=40)).splitlines() == [
+        "Nothing checks them or starts the next", "task.", "Continue:",
+        "  subagent-fleet run a b --land --max 2", *lines[2:]]
+    assert sf.format_hints(lines, sf.PLAIN).splitlines() == lines
+
+
 def test_strangers_words_are_not_shown_as_what_was_asked(shop):
     shop.type("task", "add", "a:x")
     note = shop.repo / ".git/subagent-fleet/run/asked.json"
@@ -183,16 +192,16 @@ def test_strangers_words_are_not_shown_as_what_was_asked(shop):
 # -- tasks.yaml as people first write it --
 
 @pytest.mark.parametrize("text, what, where, fix", [
-    ("tasks:\n  1: {prompt: x}\n", "tasks: `1` is no text without quotes, and a name is one", "2:3",
+    ("tasks:\n  1: {prompt: x}\n", "tasks: `1` is not text without quotes, and a name is text", "2:3",
      'write `"1":`'),
-    ("tasks:\n  true: {prompt: x}\n", "tasks: `true` is no text without quotes, and a name is one",
+    ("tasks:\n  true: {prompt: x}\n", "tasks: `true` is not text without quotes, and a name is text",
      "2:3", 'write `"true":`'),
     ("tasks:\n  1: {prompt: x}\n  true: {prompt: x}\n",
      "the keys `1` and `true` are the same without quotes", "3:3", 'write `"true":`'),
     ("tasks:\n  a:\n  prompt: x\n  check: 'true'\n  b: {prompt: y}\n",
-     "tasks.a is empty: `prompt:` and `check:` stand beside it, not in it", "3:3",
+     "tasks.a is empty: `prompt:` and `check:` are beside it, not inside it", "3:3",
      "put more spaces before `prompt:` and `check:` than before `a:`"),
-    ("tasks:\na:\n  prompt: x\nmax: 2\n", "tasks is empty: `a:` stands beside it, not in it", "2:1",
+    ("tasks:\na:\n  prompt: x\nmax: 2\n", "tasks is empty: `a:` is beside it, not inside it", "2:1",
      "put more spaces before `a:` than before `tasks:`"),
     ("tasks:\n  a:\n    prompt: |\n    do this\n", "the text below `|` or `>` is not indented", "4:5",
      "put more spaces before it than before the key above"),

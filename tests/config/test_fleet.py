@@ -81,7 +81,7 @@ ERRORS = [
     ("tags: [heavy]", "tags: heavy", "bad-value", "nodes.mini.tags is `\"heavy\"`", "10:11"),
     ("tags: [heavy]", "memory_gb: lots", "bad-value", "nodes.mini.memory_gb is", "10:16"),
     ("  mini:\n", "  mi ni:\n", "bad-name", "nodes: `mi ni` is not", "8:3"),
-    ("  mini:\n", "  17:\n", "bad-name", "nodes: `17` is no text without quotes", "8:3"),
+    ("  mini:\n", "  17:\n", "bad-name", "nodes: `17` is not text without quotes", "8:3"),
     ("node: mini", "node: mni", "unknown-node",
      "models.heavy-coder.node references unknown node: mni", "15:11"),
     ("context: 65536", "context: 12", "bad-value", "models.heavy-coder.context is `12`", "18:14"),

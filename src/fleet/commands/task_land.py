@@ -10,11 +10,10 @@ from fleet.start.constants import EXIT_OK, EXIT_PROBLEM
 from fleet.start.errors import FleetError
 from fleet.tasks.hints import plan_hints
 from fleet.tasks.spec import expand_names
-from fleet.text.tables import wrap_text
 from fleet.work.backing import load_fleet_if_valid
 from fleet.work.land import describe_landing, find_target, land, take_turn
 from fleet.work.orders import carry_out
-from fleet.work.shown import see_scene, tell_task
+from fleet.work.shown import format_hints, see_scene, tell_task
 from fleet.work.typed import ADD_A_TASK, TASK_FILE, know_tasks, open_folder, open_tasks
 from fleet.workspace.config import look_of
 
@@ -73,7 +72,7 @@ def cmd_task_land(options: Namespace, world: World) -> int:
     if landed.returned:
         scene = see_scene(folder, folder.read_states()[0], lands=True, names=[*landed.returned])
         lines += plan_hints(scene, "run")
-    world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
+    world.out(format_hints(lines, look_of(world)))
     return EXIT_OK if landed.is_good else EXIT_PROBLEM
 
 

@@ -14,7 +14,7 @@ from fleet.text.phrases import count_of
 from fleet.text.terminal import PLAIN
 from fleet.text.width import width_of
 from fleet.work.orders import carry_out, match_tasks
-from fleet.work.shown import format_task_event, see_scene
+from fleet.work.shown import format_hints, format_task_event, see_scene
 from fleet.work.typed import TASK_PATTERNS, open_folder, open_tasks
 from fleet.workspace.config import look_of
 
@@ -52,7 +52,7 @@ def cmd_task_tidy(options: Namespace, world: World) -> int:
     text = format_tidying(plans, look_of(world), is_dry=options.dry_run)
     world.out(text or "Nothing to tidy.\n")
     scene = see_scene(folder, {state.name: state for state in states})
-    world.err("".join(f"{line}\n" for line in plan_hints(scene, "land")))
+    world.err(format_hints(plan_hints(scene, "land"), look_of(world, "stderr")))
     return EXIT_OK
 
 

@@ -18,10 +18,11 @@ from fleet.tasks.hints import Scene, plan_hints
 from fleet.tasks.rows import find_best, plan_task_row, plan_task_rows
 from fleet.tasks.state import TERMINAL_STATES, freeze
 from fleet.text.phrases import count_of, show_span, some_of
-from fleet.text.tables import format_pairs, format_table, wrap_text
+from fleet.text.tables import format_pairs, format_table
 from fleet.text.terminal import PLAIN, clean_line, crop
 from fleet.work.shown import (
     find_task,
+    format_hints,
     format_tasks,
     mark_task,
     see_folder,
@@ -107,9 +108,8 @@ def show_sight(folder: Folder, sight: TaskSight, world: World) -> None:
         world.err(f"{count_of(sight.unreadable, 'state file')} could not be read.\n")
     world.out(format_tasks(rows, look) if rows else f"No tasks. Start one: {ADD_A_TASK}\n")
     scene = see_scene(folder, sight.tasks, rows=rows)
-    text = "".join(f"{line}\n" for line in plan_hints(scene, "best", "retry", "run", "forget",
-                                                      "land"))
-    world.err(wrap_text(text, look_of(world, "stderr")))
+    hints = plan_hints(scene, "best", "retry", "run", "forget", "land")
+    world.err(format_hints(hints, look_of(world, "stderr")))
 
 
 def show_group(folder: Folder, options: Namespace) -> bool:
@@ -133,8 +133,8 @@ def show_group(folder: Folder, options: Namespace) -> bool:
           show_span(row.total_seconds), f"{tokens[row.name]:,}" if tokens[row.name] else "-",
           f"+{row.plus} -{row.minus}" if row.files else "-", crop(clean_line(row.reason), 40)]
          for row in rows], look=look))
-    lines = plan_hints(Scene(sight.tasks, rows=rows), "best")
-    world.err(wrap_text("".join(f"{line}\n" for line in lines), look_of(world, "stderr")))
+    hints = plan_hints(Scene(sight.tasks, rows=rows), "best")
+    world.err(format_hints(hints, look_of(world, "stderr")))
     return True
 
 

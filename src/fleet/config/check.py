@@ -120,7 +120,7 @@ class Checker:
             shown = join_words([f"`{name}:`" for name in names])
             self.error("not-indented", (*path[:-1], names[0]), key=True,
                        what=f"{_dotted(path)} is empty: {shown} "
-                            f"{'stands' if len(names) == 1 else 'stand'} beside it, not in it",
+                            f"{'is' if len(names) == 1 else 'are'} beside it, not inside it",
                        fix=f"put more spaces before {shown} than before `{path[-1]}:`")
         return bool(names)
 
@@ -212,7 +212,7 @@ class Checker:
                 if not isinstance(name, str):
                     text = "null" if name is None else str(name).lower()
                     meant = meant or (text if rule.fits(text) else None)
-                    why = "is no text without quotes, and a name is one"
+                    why = "is not text without quotes, and a name is text"
                 fix = f"write `{quote_yaml(str(meant))}:`" if meant else "rename it"
                 self.error("bad-name", (*path, name), key=True, fix=fix,
                            what=f"{path[0]}: {show_value(name)} {why}")

@@ -12,7 +12,8 @@ from fleet.tasks.hints import plan_hints
 from fleet.tasks.scope import glob_pattern
 from fleet.text.width import width_of
 from fleet.work.backing import load_fleet_for_tasks, load_fleet_if_valid, plan_backing
-from fleet.work.shown import see_scene, tell_task
+from fleet.work.shown import format_hints, see_scene, tell_task
+from fleet.workspace.config import look_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -130,5 +131,6 @@ def tell_outcomes(rows: Sequence[tuple[str, str, str]], folder: Folder, carried:
             text = carried.wait
         tell_task(folder.world, name, word, text, width)
     scene = see_scene(folder, see_states(folder)[0], names=[name for name, _, _ in rows])
-    folder.world.err("".join(f"{line}\n" for line in plan_hints(scene, *["run"] * starts)))
+    hints = plan_hints(scene, "run") if starts else []
+    folder.world.err(format_hints(hints, look_of(folder.world, "stderr")))
     return EXIT_PROBLEM if carried.left else EXIT_OK

@@ -15,9 +15,8 @@ from fleet.tasks.ladder import describe_homes, plan_ladder
 from fleet.tasks.next import blockers_of, explain_wait, plan_starts
 from fleet.tasks.step import step
 from fleet.text.phrases import count_of, some_of
-from fleet.text.tables import wrap_text
 from fleet.text.width import width_of
-from fleet.work.shown import see_scene, tell_task
+from fleet.work.shown import format_hints, see_scene, tell_task
 from fleet.work.typed import load_tasks
 from fleet.workspace.config import look_of
 
@@ -163,7 +162,7 @@ def sum_up_run(jobs: Sequence[RunJob], stops: Sequence[str], world: World,
     first = f"{'' if stops else idle}{counts}." if counts else tell_none(jobs)
     lines = [first, *filter(None, homes),
              *(line for lines, _ in ends for line in lines), *dict.fromkeys(advice)]
-    world.out(wrap_text("".join(f"{line}\n" for line in lines), look_of(world)))
+    world.out(format_hints(lines, look_of(world)))
     if stops:
         return EXIT_INTERRUPTED if stops[0] == "SIGINT" else EXIT_PROBLEM
     has_landed = all(landed for _, landed in ends)

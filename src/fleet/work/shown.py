@@ -14,15 +14,16 @@ from fleet.tasks.hints import RunOptions, Scene
 from fleet.tasks.rows import plan_task_rows
 from fleet.tasks.state import TERMINAL_STATES, UNREADABLE, freeze
 from fleet.text.phrases import quote_shell, show_span
-from fleet.text.tables import format_entry, format_pairs, format_table
+from fleet.text.tables import format_entry, format_pairs, format_table, wrap_text
 from fleet.text.terminal import MARKS, PLAIN, Cell, clean_line, crop
+from fleet.text.width import width_of
 from fleet.work.backing import load_fleet_if_valid, plan_backing
 from fleet.work.typed import find_task_file, load_tasks, open_folder
 from fleet.workspace.config import look_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fleet.config.sections import Fleet
     from fleet.config.task_file import TaskSpec
@@ -79,6 +80,18 @@ def find_unmerged(folder: Folder, states: Mapping[str, TaskState]) -> dict[str, 
     # Of a branch and a tag with one name git would take the tag.
     return {name: f"refs/heads/{branch}" if git.commit_of(f"refs/tags/{branch}") else branch
             for branch, name in done.items() if branch in waiting}
+
+
+def format_hints(lines: Iterable[str], look: Look) -> str:
+    """Return hints as text; a command that is too long for its line gets a line below."""
+    text = ""
+    for line in lines:
+        said, _, typed = line.rpartition(": ")
+        if said and typed.startswith(("subagent-fleet ", "git ")) and \
+                0 < look.columns < width_of(line):
+            line = f"{said}:\n  {typed}"
+        text += wrap_text(f"{line}\n", look)
+    return text
 
 
 TASK_ROLES = {"done": "ok", "running": "work", "checking": "work", "waiting": "wait",
