@@ -17917,7 +17917,10 @@ class TaskState(Record):
         until = attempt.ended if attempt.ended >= attempt.began else self.at
         if attempt.open and not self.is_over:
             until = now
-        return attempt.spent + (max(until - attempt.began, 0.0) if attempt.began else 0.0)
+        if not attempt.began:
+            return attempt.spent
+        # The clock may have been set back meanwhile, but this long its agent has worked.
+        return attempt.spent + max(until - attempt.began, attempt.worked)
 
     @property
     def asleep(self) -> bool:
@@ -22672,7 +22675,7 @@ class TaskWork(TaskPlace, TaskAgent):
                                   ruling.ended),
                    "served": sum_served(served, state.attempt.session), "verdict": ruling.to,
                    "reason": ruling.reason, "cause": ruling.cause,
-                   "seconds": round(now - (state.attempt.began or now), 1)}
+                   "seconds": round(state.total_at(now) - state.attempt.spent, 1)}
         if agent:
             receipt["not_writable"] = self._find_refused(state)
         if agent and not state.task.talks:

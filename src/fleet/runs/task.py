@@ -285,7 +285,7 @@ class TaskWork(TaskPlace, TaskAgent):
                                   ruling.ended),
                    "served": sum_served(served, state.attempt.session), "verdict": ruling.to,
                    "reason": ruling.reason, "cause": ruling.cause,
-                   "seconds": round(now - (state.attempt.began or now), 1)}
+                   "seconds": round(state.total_at(now) - state.attempt.spent, 1)}
         if agent:
             receipt["not_writable"] = self._find_refused(state)
         if agent and not state.task.talks:

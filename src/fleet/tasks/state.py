@@ -150,7 +150,10 @@ class TaskState(Record):
         until = attempt.ended if attempt.ended >= attempt.began else self.at
         if attempt.open and not self.is_over:
             until = now
-        return attempt.spent + (max(until - attempt.began, 0.0) if attempt.began else 0.0)
+        if not attempt.began:
+            return attempt.spent
+        # The clock may have been set back meanwhile, but this long its agent has worked.
+        return attempt.spent + max(until - attempt.began, attempt.worked)
 
     @property
     def asleep(self) -> bool:
