@@ -1,5 +1,7 @@
 """How the program starts: what lives long does so from bytecode, and stays small."""
 import contextlib
+import http.client
+import json
 import marshal
 import os
 import re
@@ -13,6 +15,7 @@ import time
 import pytest
 
 import subagent_fleet as sf
+from gateway_rig import Node, says
 from tools import PROC, SCRIPT, clean_environment, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="exec as POSIX has it")]
@@ -81,6 +84,28 @@ def test_serve_is_small_however_it_was_started(project, tmp_path):
                 megabytes = resident_megabytes(process)
         assert megabytes <= 30 or "-m" in command, (command, megabytes)
         # A module's bytecode is Python's own to keep, and the tests forbid that.
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_large_request_leaves_no_memory_behind(project):
+    node = Node(says("seen"))
+    text = (project / "fleet.yaml").read_text().replace("http://127.0.0.1:9", node.endpoint)
+    (project / "fleet.yaml").write_text(text)
+    (key_file,) = project.glob(".env*")
+    key = re.search("sk-[0-9A-Za-z]+", key_file.read_text())[0]
+    port = int(re.search("port: ([0-9]+)", text)[1])
+    image = {"type": "base64", "media_type": "image/png", "data": "iVBO" * (5 * 1024 * 1024)}
+    body = json.dumps({"model": "x", "max_tokens": 9, "messages": [
+        {"role": "user", "content": [{"type": "image", "source": image}]}]})
+    with serving(project, sys.executable, SCRIPT) as process:
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        client.request("POST", "/v1/messages", body, {"Authorization": f"Bearer {key}"})
+        answer = client.getresponse()
+        assert answer.status == 200 and b"seen" in answer.read()
+        time.sleep(3)
+        assert resident_megabytes(process) <= 40
+        client.close()
+    node.close()
 
 
 def test_bytecode_is_only_its_owners_and_made_once(project):

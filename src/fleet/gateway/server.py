@@ -95,6 +95,7 @@ class Server(Reception):
             with contextlib.suppress(FleetError):
                 listener = self.world.listen(self.fleet.gateway.host, self.fleet.gateway.port)
         if listener:
+            self.world.return_memory()
             threading.Thread(target=self._ask_rested, daemon=True).start()
             self.serve(listener)
         self._end_visits()
