@@ -18052,7 +18052,7 @@ def plan_first_words(state: TaskState) -> str:
     return "\n\n".join([state.task.prompt or "", *notes])
 
 
-# == tasks/verdict.py, from line 20 ===========================================
+# == tasks/verdict.py, from line 21 ===========================================
 #
 # The verdict on a task's work: a ruling, a receipt and its flags.
 
@@ -18091,6 +18091,7 @@ class Ruling(Record):
     climbs: str = ""  # the rung on which it failed, if it moves up
     leaves: bool = False  # it leaves the house by moving up
     ended: str = "result"  # how its process ended, for the receipt
+    said: str = ""  # by the check that failed, for people: its last line
 
 
 def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ruling:
@@ -18112,7 +18113,7 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
         if problem.cause == "diff" and not work.changed:
             hint = " (if it should only answer, write `changes: none`)"
         failure = after_failure(state, problem.reason + hint, problem.cause)
-        return replace(failure, feedback=problem.feedback)
+        return replace(failure, feedback=problem.feedback, said=problem.said)
     return Ruling("done" if task.check else "review")
 
 
@@ -18127,7 +18128,8 @@ def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str)
         return Ruling("", f"check failed (exit {code})", (
             f"The check of this task failed (exit {code}): {task.check}\n\n"
             f"{quote_output(output)}\n\n"
-            "Fix that. The check runs again when you end."), "check")
+            "Fix that. The check runs again when you end."), "check",
+            said=clean_line(output.rstrip().rpartition("\n")[2].strip())[:100])
     if work.error:
         return Ruling("", f"ended with an error: {work.error}", (
             f"You were ended by an error before you had finished: {work.error}. Look at what "
@@ -18758,7 +18760,7 @@ def read_order(order: Mapping[str, Any], identity: str) -> Order | None:
     return read(kind, {**order, "id": identity}) if kind else None
 
 
-# == tasks/step.py, from line 84 ==============================================
+# == tasks/step.py, from line 83 ==============================================
 #
 # What comes next in a task: the function `step` and its table of arrows.
 
@@ -18996,9 +18998,8 @@ def _judge(state: TaskState, event: Checked, now: float) -> Step:
     seconds = f" after {state.attempt.check_seconds:.1f} s" if ruling.cause == "check" else ""
     text = (f"{ruling.reason}{seconds}: sent back to the agent (round {number} of "
             f"{state.task.rounds})")
-    said = clean_line(event.output.rstrip().rpartition("\n")[2].strip())[:100]
-    if said and ruling.cause == "check":
-        text += f". The check said: {said}"
+    if ruling.said:
+        text += f". The check said: {ruling.said}"
     state = _move(state, "running", now, prompt=ruling.feedback, reason=ruling.reason, lost=0,
                   round=number)
     return Step(state, FEED_BACK, (("retrying", text),))
@@ -22674,6 +22675,8 @@ class TaskWork(TaskPlace, TaskAgent):
         words = ruling.reason
         if ruling.to in ("done", "review"):
             words = self._sum_up(receipt)
+        elif ruling.said:
+            words += f". The check said: {ruling.said}"
         elif ruling.cause == "diff" and work.said:
             words += f". It said: {shorten(work.said)}"
         left = f"{ended_now.left}{saved}" if ended_now.left else ""
@@ -28078,8 +28081,11 @@ def refuse_name(name: str, taken: Collection[str], known: KnownTasks) -> FleetEr
     what = ("there is already a task" if name in known.names
             else "two of these tasks are named")
     fix = f"name it `{free_name(name, taken)}`"
-    if name in known.states and known.states[name].state in ("parked", "stopped", "failed"):
+    state = known.states[name].state if name in known.states else ""
+    if state in ("parked", "stopped", "failed"):
         fix = f"try it again: `subagent-fleet task retry {name}`, or {fix}"
+    elif state and state not in TERMINAL_STATES:  # such as the same line after a Ctrl-C
+        fix = f"`subagent-fleet run {name}` continues it; for another task, {fix}"
     return FleetError("task-taken", f"{what} `{name}`", status=EXIT_USAGE, fix=fix)
 
 
@@ -28390,7 +28396,8 @@ def find_target(folder: Folder, chosen: str) -> str:
     if not branch or branch in taken or branch == LANDED_BRANCH:
         where = f"on `{branch}`" if branch else "on no branch"
         raise FleetError("no-target", f"your checkout is {where}, where nothing can land",
-                         fix="--into BRANCH, or `git switch` to the branch you mean",
+                         fix="`git switch` to the branch you mean, or, when they are done: "
+                             "subagent-fleet task land --into BRANCH",
                          status=EXIT_REFUSED)
     return branch
 

@@ -701,6 +701,26 @@ def test_a_name_that_differs_in_case_alone_is_taken_and_another_one_is_named(typ
     assert re.search("fix-login-2 +added", typist.run("task", "add", "fix login"))
 
 
+def test_the_same_line_again_is_told_what_continues_its_task(typist):
+    line = ("run", "a:x", "--coder", "[sh, -c, 'echo y > z']", "--check", "true")
+    typist.run("task", "add", *line[1:])
+    typist.run(*line, status=2)
+    assert "already a task `a`" in typist.err
+    assert "`subagent-fleet run a` continues it; for another task, name it `a-2`" in " ".join(typist.err.split())
+    assert re.search("a +done", typist.run("run", "a"))
+    typist.run(*line, status=2)
+    assert "fix: name it `a-2`\n" in typist.err
+
+
+def test_why_a_check_failed_is_said_for_each_kind_of_coder(typist):
+    typist.run("run", "a:x", "--coder", "[sh, -c, 'echo y > z']", "--check",
+               "echo one; echo No module named pytest; exit 3", status=1)
+    out = typist.run("task", "log")
+    assert re.search(r"a +failed +check failed \(exit 3\). The check said: No module named pytest", out), out
+    receipt = typist.rig.receipt("a")
+    assert receipt["reason"] == "check failed (exit 3)"  # a receipt holds nobody's words
+
+
 def test_words_with_a_blank_before_a_colon_name_a_task_too(typist):
     assert re.search("fix-login +added +fix login: the form fails",
                      typist.run("task", "add", "fix login: the form fails"))

@@ -471,6 +471,7 @@ def test_what_cannot_land_is_refused_with_what_to_type(shop):
     shop.git("checkout", "-q", "--detach")
     refused = shop.type("run", "--land", "x:do it")
     assert refused.code == 3 and "on no branch" in refused.err and set(shop.rows()) == {"b"}
+    assert "task land --into BRANCH" in " ".join(refused.err.split())  # `run` has no --into
     assert "on no branch" in shop.type("task", "land").err  # "no-target"
     shop.git("checkout", "-q", "main")
     shop.git("branch", "run/landed")

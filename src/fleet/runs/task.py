@@ -270,6 +270,8 @@ class TaskWork(TaskPlace, TaskAgent):
         words = ruling.reason
         if ruling.to in ("done", "review"):
             words = self._sum_up(receipt)
+        elif ruling.said:
+            words += f". The check said: {ruling.said}"
         elif ruling.cause == "diff" and work.said:
             words += f". It said: {shorten(work.said)}"
         left = f"{ended_now.left}{saved}" if ended_now.left else ""

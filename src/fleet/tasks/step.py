@@ -73,7 +73,6 @@ from fleet.tasks.state import (
 )
 from fleet.tasks.verdict import Ruling, after_failure, judge
 from fleet.text.phrases import show_span
-from fleet.text.terminal import clean_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -315,9 +314,8 @@ def _judge(state: TaskState, event: Checked, now: float) -> Step:
     seconds = f" after {state.attempt.check_seconds:.1f} s" if ruling.cause == "check" else ""
     text = (f"{ruling.reason}{seconds}: sent back to the agent (round {number} of "
             f"{state.task.rounds})")
-    said = clean_line(event.output.rstrip().rpartition("\n")[2].strip())[:100]
-    if said and ruling.cause == "check":
-        text += f". The check said: {said}"
+    if ruling.said:
+        text += f". The check said: {ruling.said}"
     state = _move(state, "running", now, prompt=ruling.feedback, reason=ruling.reason, lost=0,
                   round=number)
     return Step(state, FEED_BACK, (("retrying", text),))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from fleet.start.record import Record, replace
 from fleet.tasks.scope import describe_scope
 from fleet.text.phrases import some_of
+from fleet.text.terminal import clean_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,6 +53,7 @@ class Ruling(Record):
     climbs: str = ""  # the rung on which it failed, if it moves up
     leaves: bool = False  # it leaves the house by moving up
     ended: str = "result"  # how its process ended, for the receipt
+    said: str = ""  # by the check that failed, for people: its last line
 
 
 def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ruling:
@@ -73,7 +75,7 @@ def judge(state: TaskState, work: WorkDone, code: int | None, output: str) -> Ru
         if problem.cause == "diff" and not work.changed:
             hint = " (if it should only answer, write `changes: none`)"
         failure = after_failure(state, problem.reason + hint, problem.cause)
-        return replace(failure, feedback=problem.feedback)
+        return replace(failure, feedback=problem.feedback, said=problem.said)
     return Ruling("done" if task.check else "review")
 
 
@@ -88,7 +90,8 @@ def _find_problem(task: TaskSpec, work: WorkDone, code: int | None, output: str)
         return Ruling("", f"check failed (exit {code})", (
             f"The check of this task failed (exit {code}): {task.check}\n\n"
             f"{quote_output(output)}\n\n"
-            "Fix that. The check runs again when you end."), "check")
+            "Fix that. The check runs again when you end."), "check",
+            said=clean_line(output.rstrip().rpartition("\n")[2].strip())[:100])
     if work.error:
         return Ruling("", f"ended with an error: {work.error}", (
             f"You were ended by an error before you had finished: {work.error}. Look at what "

@@ -31,7 +31,8 @@ def find_target(folder: Folder, chosen: str) -> str:
     if not branch or branch in taken or branch == LANDED_BRANCH:
         where = f"on `{branch}`" if branch else "on no branch"
         raise FleetError("no-target", f"your checkout is {where}, where nothing can land",
-                         fix="--into BRANCH, or `git switch` to the branch you mean",
+                         fix="`git switch` to the branch you mean, or, when they are done: "
+                             "subagent-fleet task land --into BRANCH",
                          status=EXIT_REFUSED)
     return branch
 

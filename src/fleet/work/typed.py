@@ -31,7 +31,7 @@ from fleet.tasks.starter import (
     PYTHON_TEST,
     guess_project,
 )
-from fleet.tasks.state import freeze
+from fleet.tasks.state import TERMINAL_STATES, freeze
 from fleet.text.phrases import nearest, quote_shell
 from fleet.text.terminal import clean_line
 from fleet.text.yaml import Document
@@ -300,8 +300,11 @@ def refuse_name(name: str, taken: Collection[str], known: KnownTasks) -> FleetEr
     what = ("there is already a task" if name in known.names
             else "two of these tasks are named")
     fix = f"name it `{free_name(name, taken)}`"
-    if name in known.states and known.states[name].state in ("parked", "stopped", "failed"):
+    state = known.states[name].state if name in known.states else ""
+    if state in ("parked", "stopped", "failed"):
         fix = f"try it again: `subagent-fleet task retry {name}`, or {fix}"
+    elif state and state not in TERMINAL_STATES:  # such as the same line after a Ctrl-C
+        fix = f"`subagent-fleet run {name}` continues it; for another task, {fix}"
     return FleetError("task-taken", f"{what} `{name}`", status=EXIT_USAGE, fix=fix)
 
 
