@@ -923,13 +923,13 @@ def test_no_gateway_is_left_behind(shop):
     shop.wait(lambda: not shop.processes(), 10)
 
 
-def test_no_gateway_is_left_behind_by_a_run_that_ends_with_an_error(shop):
+def test_a_run_that_ends_with_an_error_before_any_task_begins_starts_no_gateway(shop):
     shop.use_claude()
     (shop.repo / ".git/subagent-fleet/run").mkdir(parents=True)
     (shop.repo / ".git/subagent-fleet/run/tasks").write_text("in the way")
     done = shop.run("t:@write x y")
-    assert done.code == 1 and "Serving" in done.err and "error: cannot" in done.err, done
-    shop.wait(lambda: not shop.processes(), 10)
+    assert done.code == 1 and "Serving" not in done.err and "error: cannot" in done.err, done
+    assert not shop.processes()
 
 
 def test_the_deadline_holds_without_a_supervisor(shop):
