@@ -374,7 +374,7 @@ def test_a_client_killed_in_mid_answer_frees_the_node_at_once(warm, tmp_path):
         lambda: next((each for each in mini.chats(mark) if len(each.answer) > 2000), None),
         seconds=60, what="the node to talk")
     process.kill()
-    rig.wait_until(lambda: chat.closed_by, seconds=5, what="the node's request to end")
+    rig.wait_until(lambda: chat.closed_by, seconds=15, what="the node's request to end")
     assert chat.closed_by == "client"
     # 300,000 tokens take minutes: whoever is answered now found the engine free
     status, body = rig.get_json(mini.direct + "/api/chat", timeout=20, body={

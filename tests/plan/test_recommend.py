@@ -399,6 +399,8 @@ def test_placeholders_that_nobody_touched_are_replaced(quick, tmp_path, fake_nod
     env = {"HOME": str(tmp_path), "OLLAMA_HOST": f"127.0.0.1:{here.port}"}
     far = f"other=http://127.0.0.1:{other.port}"
     quick("init", "--offline", "--node", far, env=env)
+    file = tmp_path / "fleet.yaml"  # another test may serve at the usual port
+    file.write_text(file.read_text(encoding="utf-8").replace("port: 4000", f"port: {free_port()}"), encoding="utf-8")
     fix = "`subagent-fleet recommend --write` uses the models that other has"
     assert f"fix: {fix}" in quick("warmup", env=env).stdout
     assert f"Next: {fix}" in quick("status", env=env).stdout

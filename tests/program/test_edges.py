@@ -278,7 +278,7 @@ def ended(child):
 def test_status_names_the_cure_of_a_missing_model_before_warmup(quick, tmp_path, fake_node):
     one, two = fake_node({"qwen3:8b": {}}), fake_node({"devstral:24b": {}})
     (tmp_path / "fleet.yaml").write_text(f"""\
-project: {{name: x}}
+project: {{name: x, gateway: {{port: {free_port()}}}}}
 nodes: {{mini: {{endpoint: "{one.endpoint}"}}, gpu: {{endpoint: "{two.endpoint}"}}}}
 models:
   small: {{node: mini, model: "qwen3:9b", alias: a, context: 32768, fallback: [big]}}
