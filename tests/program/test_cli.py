@@ -575,7 +575,7 @@ def test_no_words_is_usage(run_cli):
     (("task", "stop", "-a"), "subagent-fleet task stop '*'"),
     (("task", "stop"), "name tasks as `subagent-fleet tasks` shows them, or '*' for all of them"),
     (("task", "say", "jwt"), "subagent-fleet task say jwt TEXT"),
-    (("task", "tidy", "--all"), "leave it out: it takes every finished task"),
+    (("task", "tidy", "--all"), "leave out --all: it takes every finished task"),
     (("task", "retry", "--failed"),
      "subagent-fleet tasks  (its last lines name them, to paste)"),
     (("tasks", "--failed"), "subagent-fleet tasks | grep failed"),

@@ -71,9 +71,9 @@ def parse_arguments(row: Command, words: list[str]) -> Namespace:
     parser = make_parser(row, own)
     try:
         typed, unknown = parser.parse_known_intermixed_args(own)
-    except FleetError as error:
+    except MissingWords:
         unknown = find_unknown(row, own)
-        if unknown and "it needs" in error.what:  # it may stand for what is missing
+        if unknown:  # it may stand for what is missing
             raise refuse(unknown) from None
         raise
     if unknown:
@@ -103,6 +103,10 @@ def check_combination(row: Command, parser: argparse.ArgumentParser, typed: Name
                              fix=f"leave out {flags[other]}")
 
 
+class MissingWords(FleetError):
+    """Words that a command needs were not typed."""
+
+
 def suggest_missing(row: Command, own: Sequence[str], missing: str) -> str:
     """Return what to type where words of a command are missing: an example, or the rest."""
     if own:
@@ -116,15 +120,16 @@ def make_parser(row: Command, own: Sequence[str] = ()) -> argparse.ArgumentParse
     """Return an argparse parser with this program's own errors."""
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
+            missing = message.removeprefix("the following arguments are required: ")
+            if missing != message:
+                raise MissingWords("usage", f"{row.name}: it needs {missing}", status=EXIT_USAGE,
+                                   fix=suggest_missing(row, own, missing))
             for theirs, ours in (("argument ", ""),
                                  ("expected one argument", "expected a value"),
-                                 ("the following arguments are required:", "it needs"),
                                  ("ignored explicit argument", "it takes no value, not")):
                 message = message.replace(theirs, ours, 1)
-            fix = f"subagent-fleet {row.name} --help"
-            if message.startswith("it needs"):
-                fix = suggest_missing(row, own, message.removeprefix("it needs").strip())
-            raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE, fix=fix)
+            raise FleetError("usage", f"{row.name}: {message}", status=EXIT_USAGE,
+                             fix=f"subagent-fleet {row.name} --help")
 
     class Once(argparse.Action):
         """Takes one value: a second one would replace the first without a word."""
@@ -191,14 +196,14 @@ FORMER_FLAGS = {  # flags that are gone, or that other programs have, and what t
     "run --branch": "write `branch:` in tasks.yaml: subagent-fleet help runs",
     "run --dry-run": "subagent-fleet validate",
     "run --watch": "subagent-fleet tasks --watch",
-    "task land --all": "leave it out: it takes every finished task",
+    "task land --all": "leave out --all: it takes every finished task",
     "task land --dry-run": "subagent-fleet tasks",
     "task accept --all": "subagent-fleet task accept '*'",
     "task forget --all": "subagent-fleet task forget '*'",
     "task retry --all": "subagent-fleet task retry '*'",
     "task retry --failed": "subagent-fleet tasks  (its last lines name them, to paste)",
     "task stop --all": "subagent-fleet task stop '*'",
-    "task tidy --all": "leave it out: it takes every finished task",
+    "task tidy --all": "leave out --all: it takes every finished task",
     "task retry --model": "change `model:` in tasks.yaml, then: subagent-fleet task retry NAME",
     "run --prompt": "subagent-fleet run 'NAME:what to do'",
     "run -p": "subagent-fleet run 'NAME:what to do'",
